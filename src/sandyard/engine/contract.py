@@ -1,0 +1,164 @@
+"""What a driver is: every verb the engine needs from the place where sandboxes run.
+
+*Where* a sandbox runs is a driver's business; *what happens in it* is the guest agent's. The agent speaks the envd
+protocol on port 49983, so exec, streams and files are not verbs here: they travel through `connect`. A driver makes no
+policy: it keeps no timeouts, names and keys, and it knows nothing the engine did not tell it but what it finds on its host.
+
+Rules that hold for every driver and every verb:
+- A `Handle` is plain JSON. Any later engine process can hand it to a new driver object and go on.
+- Whatever is on the host and not named to `open` is garbage of a crash, and `open` removes it.
+- Verbs raise only `sandyard.kit.errors`. A verb that fails leaves what it found; a failed `create` or `fork` leaves nothing.
+- Verbs on different sandboxes may run at the same time. Verbs on one sandbox are serialised by the engine.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+AGENT_PORT = 49983
+
+Layers = tuple[str, ...]
+"""A root file system: opaque names of read-only layers, topmost first. Templates and `snapshot` make them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    memory_mb: int = 512
+    cpu_count: int = 2
+    pids: int = 1024
+    disk_mb: int = 10240
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPolicy:
+    """`allow_out` wins over `deny_out`; entries are addresses, CIDRs or (allow only) domain names, `*.example.com` too.
+    The host, other sandboxes and link-local addresses stay out of reach whatever is listed."""
+
+    allow_internet: bool = True
+    allow_out: tuple[str, ...] = ()
+    deny_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    id: str
+    layers: Layers
+    limits: Limits = Limits()
+    network: NetworkPolicy = NetworkPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """All that is needed to find a sandbox again. `data` belongs to the driver; the engine stores it and looks away."""
+
+    id: str
+    driver: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Condition(enum.StrEnum):
+    """What a driver saw, never what it hopes."""
+
+    RUNNING = "running"
+    FROZEN = "frozen"  # processes are stopped, memory is kept in RAM
+    SUSPENDED = "suspended"  # memory is on disk
+    STOPPED = "stopped"  # only the file system is left
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    cpu_seconds: float
+    cpu_count: int
+    memory_used: int
+    memory_cache: int
+    memory_total: int
+    disk_used: int
+    disk_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this driver can do on this machine, and for each thing it can't, why and what would help."""
+
+    freeze: bool
+    suspend: bool  # memory to disk
+    live_copy: str  # how a running sandbox is copied: "cow" or "copy"
+    limits: frozenset[str]  # of "memory", "cpu", "pids", "disk"
+    egress: bool  # sandboxes reach the internet, by policy
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class Driver(Protocol):
+    name: str
+    capabilities: Capabilities  # known after `open`
+
+    async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
+        """Take over the host: adopt the sandboxes in `keep`, remove everything else this driver ever made in its data
+        directory. Says in what condition each kept sandbox was found. Idempotent."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the host. Sandboxes live on."""
+        ...
+
+    async def create(self, spec: Spec) -> Handle:
+        """A new running sandbox whose agent accepts connections. Raises FullError naming what is full."""
+        ...
+
+    async def boot(self, handle: Handle, spec: Spec) -> Handle:
+        """Start a STOPPED sandbox anew on its file system; memory and processes are new."""
+        ...
+
+    async def condition(self, handle: Handle) -> Condition: ...
+
+    async def exited(self, handle: Handle) -> str:
+        """Return, with the reason, when a running or frozen sandbox has ended by itself or from outside. Cancellable."""
+        ...
+
+    async def connect(self, handle: Handle, port: int) -> socket.socket:
+        """A connected non-blocking stream socket to a TCP port of the sandbox's loopback, or to its agent. Raises
+        UnreachableError when nothing listens there. Never wakes a sandbox."""
+        ...
+
+    async def freeze(self, handle: Handle) -> None: ...
+
+    async def thaw(self, handle: Handle) -> None: ...
+
+    async def suspend(self, handle: Handle) -> Handle:
+        """Move a frozen sandbox's memory to disk. UnsupportedError where `capabilities.suspend` is false."""
+        ...
+
+    async def restore(self, handle: Handle) -> Handle:
+        """Bring a suspended sandbox's very processes back, running."""
+        ...
+
+    async def stop(self, handle: Handle) -> Handle:
+        """End all processes, keep the file system. Idempotent."""
+        ...
+
+    async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
+        """The file system as of now, as layers for new sandboxes. The sandbox goes on in the condition it was in."""
+        ...
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Idempotent. The engine calls it only when no sandbox stands on it."""
+        ...
+
+    async def fork(self, handle: Handle, spec: Spec) -> Handle:
+        """A new running sandbox with a copy of this one's file system, taken at one instant. The original goes on."""
+        ...
+
+    async def kill(self, handle: Handle) -> None:
+        """End it and remove every trace. Idempotent; works from every condition."""
+        ...
+
+    async def stats(self, handle: Handle) -> Stats: ...
+
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        """Replace the egress policy, live. Established connections that are no longer allowed are cut."""
+        ...

@@ -1,0 +1,1 @@
+"""Small things every part may use. No product nouns live here."""
