@@ -1,0 +1,95 @@
+"""`make bench`: measure, print the table, write JSON beside it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from bench import measures
+from bench.processes import engine, floor
+from bench.report import Row, machine, median, percentile, table, write
+
+
+def say(text: str) -> None:
+    print(f"  … {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, 100 idle sandboxes instead of 1,000")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/engine.json"))
+    options = parser.parse_args()
+    rounds, many = (40, 100) if options.quick else (200, 1000)
+    low = measure_floor(rounds)
+    rows = measure_engine(rounds, many, low)
+    print(f"\nthe engine, on {machine()}\n\n{table(rows)}\n")
+    write(rows, options.out)
+    print(f"written to {options.out}")
+    return 0
+
+
+def measure_floor(rounds: int) -> dict[str, float]:
+    """The same code against a server that does nothing."""
+    say("floors: a bare spawn; the SDK against a server that does nothing")
+    low = {"spawn": median(measures.spawn(rounds))}
+    with floor() as endpoint:
+        endpoint.use()
+        sequential = measures.create_to_output(rounds)
+        low["create"], low["create99"] = median(sequential), percentile(sequential, 0.99)
+        low["burst99"] = percentile(asyncio.run(measures.burst(100)), 0.99)
+        sandbox = measures.Sandbox.create()
+        low["exec"] = median(measures.execs(sandbox, rounds))
+        pauses, resumes = measures.pause_resume(sandbox, rounds)
+        low["pause"], low["resume"] = median(pauses), median(resumes)
+        low["fork"] = median(measures.fork_to_output(sandbox, rounds))
+        up, down = measures.transfer(sandbox, 5)
+        low["up"], low["down"] = median(up), median(down)
+    return low
+
+
+def measure_engine(rounds: int, many: int, low: dict[str, float]) -> list[Row]:
+    rows: list[Row] = []
+    with engine() as endpoint:
+        endpoint.use()
+        measures.create_to_output(5)
+        say("create → first output")
+        sequential = measures.create_to_output(rounds)
+        rows.append(Row("create → first output, p50", median(sequential), "ms", low["create"], 8))
+        rows.append(Row("create → first output, p99", percentile(sequential, 0.99), "ms", low["create99"], 40))
+        say("100 at once")
+        rows.append(
+            Row("100 at once, p99", percentile(asyncio.run(measures.burst(100)), 0.99), "ms", low["burst99"], 500)
+        )
+        sandbox = measures.Sandbox.create(timeout=600)
+        say("exec, pause, resume")
+        rows.append(Row("exec of true, p50", median(measures.execs(sandbox, rounds)), "ms", low["exec"], 3))
+        pauses, resumes = measures.pause_resume(sandbox, rounds)
+        rows.append(Row("pause, p50", median(pauses), "ms", low["pause"], 5))
+        rows.append(Row("resume, p50", median(resumes), "ms", low["resume"], 5))
+        say("fork with 200 MB changed")
+        measures.change_200_mb(sandbox)
+        rows.append(
+            Row(
+                "fork → first output, p50", median(measures.fork_to_output(sandbox, rounds // 4)), "ms", low["fork"], 20
+            )
+        )
+        say("100 MB up and down")
+        up, down = measures.transfer(sandbox, 5)
+        rows.append(Row("upload, 100 MB", median(up), "MB/s", low["up"], 300, more_is_better=True))
+        rows.append(Row("download, 100 MB", median(down), "MB/s", low["down"], 300, more_is_better=True))
+        sandbox.kill()
+        say(f"{many} idle sandboxes")
+        seconds, private, each = measures.idle(endpoint, many)
+        rows.append(Row("private memory of an idle sandbox", private, "MB", None, 4))
+        rows.append(
+            Row(f"{many} idle sandboxes, memory each", each, "MB", None, None, note="all of it, kernel included")
+        )
+        rows.append(Row(f"{many} idle sandboxes, made in", seconds, "s", None, None))
+    rows.append(Row("a bare spawn of echo on the host", low["spawn"], "ms", None, None))
+    return rows
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,122 @@
+"""The processes a bench run stands on: the engine, the floor, and what /proc says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    url: str
+    key: str
+    pid: int
+
+    def use(self) -> None:
+        """Point the SDKs of this process here, as a user's environment would."""
+        os.environ.update(E2B_API_URL=self.url, E2B_SANDBOX_URL=self.url, E2B_API_KEY=self.key)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def floor() -> Iterator[Endpoint]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "bench.floor"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin
+    assert child.stdout
+    try:
+        yield Endpoint(f"http://127.0.0.1:{int(child.stdout.readline())}", "floor", child.pid)
+    finally:
+        child.stdin.close()
+        child.wait()
+
+
+@contextlib.contextmanager
+def engine(*options: str) -> Iterator[Endpoint]:
+    """An engine of its own on a fresh data directory; everything is gone afterwards."""
+    data = Path(tempfile.mkdtemp(prefix="sandyard-bench-", dir=os.environ.get("SANDYARD_BENCH_DIR", "/var/tmp")))
+    port, key = free_port(), secrets.token_hex(16)
+    log = (data / "engine.log").open("wb")
+    where = ["--host", "127.0.0.1", "--port", str(port), "--data-dir", str(data / "data"), "--api-key", key]
+    child = subprocess.Popen([sys.executable, "-m", "sandyard", "engine", *where, *options], stdout=log, stderr=log)
+    endpoint = Endpoint(f"http://127.0.0.1:{port}", key, child.pid)
+    try:
+        wait_ready(endpoint, child, data / "engine.log")
+        yield endpoint
+    finally:
+        with contextlib.suppress(Exception):
+            destroy_all(endpoint)
+        child.terminate()
+        child.wait(60)
+        log.close()
+        if os.path.ismount(data / "data" / "store"):
+            subprocess.run(["umount", str(data / "data" / "store")], check=False)
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def wait_ready(endpoint: Endpoint, child: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            raise SystemExit(f"the engine ended at once:\n{log.read_text()[-2000:]}")
+        with contextlib.suppress(OSError):
+            if urllib.request.urlopen(f"{endpoint.url}/health", timeout=1).status == 204:
+                return
+        time.sleep(0.05)
+    raise SystemExit(f"the engine did not become ready in a minute:\n{log.read_text()[-2000:]}")
+
+
+def destroy_all(endpoint: Endpoint) -> None:
+    from e2b import Sandbox  # noqa: PLC0415 - the SDK reads its environment at import
+
+    endpoint.use()
+    pages = Sandbox.list(limit=100)
+    while pages.has_next:
+        for info in pages.next_items():
+            Sandbox.kill(info.sandbox_id)
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below `pid`, by /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text()
+                children.setdefault(int(stat.rsplit(") ", 1)[1].split()[1]), []).append(int(entry.name))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        fresh = [child for child in children.get(todo.pop(), ()) if child not in found]
+        found.update(fresh)
+        todo.extend(fresh)
+    return found
+
+
+def private_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+
+
+def available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no MemAvailable in /proc/meminfo")

@@ -1,0 +1,1 @@
+"""What a user does, and what must never happen to them."""
