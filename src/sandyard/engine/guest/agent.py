@@ -1,0 +1,146 @@
+"""The guest agent, put together: everything it serves, and how its process begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from sandyard.engine.guest import kernel
+from sandyard.engine.guest.config import GuestConfig
+from sandyard.engine.guest.files.download import Downloads
+from sandyard.engine.guest.files.service import FilesystemService
+from sandyard.engine.guest.files.upload import Uploads
+from sandyard.engine.guest.files.watchers import Watchers
+from sandyard.engine.guest.host import Host
+from sandyard.engine.guest.loop import Loop
+from sandyard.engine.guest.process.launcher import Launcher
+from sandyard.engine.guest.process.registry import Registry
+from sandyard.engine.guest.process.service import ProcessService
+from sandyard.engine.guest.process.spawn import FileLimits, raise_file_limit, same_file_limit
+from sandyard.engine.guest.reaper import Reaper, Waiter
+from sandyard.engine.guest.rehearsal import OwnChildren, rehearse
+from sandyard.engine.guest.sandbox import Sandbox
+from sandyard.engine.guest.server import Server
+
+_GRACE = 2.0
+
+
+def prepare() -> None:
+    """Everything that can be done once for all agents, in the process they will be forked from (or in the one that will
+    be an agent). Starts a few short programs; to be called while this process has one thread."""
+    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    loop = Loop()
+    try:
+        # A root that is not called "/", so that everybody's account is the caller's.
+        sandbox = Sandbox(GuestConfig(root="/usr/.."))
+        rehearse(loop, build(loop, sandbox, OwnChildren(loop), same_file_limit()).converse)
+    finally:
+        loop.close()
+        os.fchdir(here)
+        os.close(here)
+    gc.collect()
+    gc.freeze()  # so that collections in a forked agent leave the pages it shares alone
+
+
+def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
+    """Serve until the end of this process, which is all that remains of the caller. To be called in a process of its own
+    (forked, or pid 1 of a namespace), single-threaded, after everything about it has been set up."""
+    os.umask(0o022)
+    os.chdir("/")
+    _close_inherited({listen_socket.fileno(), *config.keep_fds})
+    if os.getpid() == 1:
+        kernel.set_undumpable()
+    # A loop of our own: one made before the fork would be shared with the parent.
+    loop = Loop()
+    stop = asyncio.Event()
+    server = build(loop, Sandbox(config), Reaper(loop, stop.set), raise_file_limit())
+    server.listen(loop, listen_socket)
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # little here is cyclic; looking for it less often is cheaper
+    try:
+        loop.run(_until(stop))
+    except BaseException:  # whatever it is, this process must not go on as its parent
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+async def _until(stop: asyncio.Event) -> None:
+    """Serve, then ask what runs here to end, and give it a moment. As pid 1 this is everybody, and the kernel ends the rest."""
+    await stop.wait()
+    if os.getpid() != 1:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(-1, signal.SIGTERM)
+    for _ in range(int(_GRACE * 50)):
+        await asyncio.sleep(0.02)
+        try:
+            os.kill(-1, 0)
+        except OSError:
+            return
+
+
+def build(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits) -> Server:
+    """The agent's services and where they are reached."""
+    host = Host(loop, sandbox)
+    downloads, uploads = Downloads(sandbox), Uploads(sandbox)
+    files, watchers = FilesystemService(sandbox), Watchers(loop, sandbox)
+    registry = Registry(loop)
+    processes = ProcessService(sandbox, registry, Launcher(loop, sandbox, registry, waiter, file_limits))
+    return Server(
+        sandbox,
+        http={
+            ("GET", "/health"): host.health,
+            ("GET", "/envs"): host.envs,
+            ("GET", "/metrics"): host.metrics,
+            ("POST", "/init"): host.init,
+            ("GET", "/_sandyard/dial"): host.dial,
+            ("GET", "/files"): downloads.get,
+            ("HEAD", "/files"): downloads.get,
+            ("POST", "/files"): uploads.post,
+            ("POST", "/files/compose"): uploads.compose,
+        },
+        unary={
+            "/process.Process/List": processes.list,
+            "/process.Process/Update": processes.update,
+            "/process.Process/SendInput": processes.send_input,
+            "/process.Process/SendSignal": processes.send_signal,
+            "/process.Process/CloseStdin": processes.close_stdin,
+            "/filesystem.Filesystem/Stat": files.stat,
+            "/filesystem.Filesystem/MakeDir": files.make_dir,
+            "/filesystem.Filesystem/Move": files.move,
+            "/filesystem.Filesystem/ListDir": files.list_dir,
+            "/filesystem.Filesystem/Remove": files.remove,
+            "/filesystem.Filesystem/CreateWatcher": watchers.create,
+            "/filesystem.Filesystem/GetWatcherEvents": watchers.events,
+            "/filesystem.Filesystem/RemoveWatcher": watchers.remove,
+        },
+        server_streams={
+            "/process.Process/Start": processes.start,
+            "/process.Process/Connect": processes.connect,
+            "/filesystem.Filesystem/WatchDir": watchers.watch_dir,
+        },
+        client_streams={"/process.Process/StreamInput": processes.stream_input},
+    )
+
+
+def _close_inherited(keep: set[int]) -> None:
+    """Whatever this process inherited from those who set it up is no business of the sandbox."""
+    highest = max(keep | {2})
+    for fd in range(3, highest):
+        if fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    os.closerange(highest + 1, 1 << 20)
+    for fd in keep:
+        os.set_inheritable(fd, False)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)

@@ -1,0 +1,1 @@
+"""The sandbox's files: the Filesystem service, uploads and downloads."""

@@ -1,0 +1,160 @@
+"""`GET /files`: a file from the page cache, in part or whole, with the headers of Go's http.ServeContent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+import re
+import zlib
+from email.utils import formatdate, parsedate_to_datetime
+from urllib.parse import quote
+
+from sandyard.engine.guest.files import encoding
+from sandyard.engine.guest.files.media import media_type
+from sandyard.engine.guest.sandbox import NotAFileError, PathError, Sandbox
+from sandyard.engine.guest.wire.connection import PeerGoneError
+from sandyard.engine.guest.wire.http1 import Exchange, HttpError, Request
+
+_RANGE = re.compile(r"bytes=\s*(\d*)\s*-\s*(\d*)\s*")
+_CONDITIONS = ("range", "if-modified-since", "if-none-match", "if-range")
+_VIRTUAL_LIMIT = 1 << 20  # of files that have content but no size, like those of /proc
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+class Downloads:
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    async def get(self, exchange: Exchange) -> None:
+        request = exchange.request
+        user = self._sandbox.file_user(request.query("username"))
+        asked = request.query("path") or ""
+        try:
+            path = self._sandbox.resolve(asked, user)
+        except PathError as error:
+            raise HttpError(400, f"error expanding and resolving path '{asked}': {error}") from None
+        fd = self._open(path)
+        try:
+            whole = not any(name in request.headers for name in _CONDITIONS)
+            coding = encoding.preferred(request.headers, whole=whole)
+            headers = {
+                "Content-Disposition": _disposition(posixpath.basename(path)),
+                "Vary": "Accept-Encoding",
+            }
+            if coding == encoding.GZIP:
+                await _send_gzip(exchange, fd, path, headers)
+            else:
+                await _send_plain(exchange, fd, path, headers)
+        finally:
+            os.close(fd)
+
+    def _open(self, path: str) -> int:
+        try:
+            return self._sandbox.open_file(self._sandbox.host(path), os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise HttpError(404, f"path '{path}' does not exist") from None
+        except IsADirectoryError:
+            raise HttpError(400, f"path '{path}' is a directory") from None
+        except NotAFileError:
+            raise HttpError(400, f"path '{path}' is not a regular file") from None
+        except OSError as error:
+            raise HttpError(500, f"error opening file '{path}': {error.strerror}") from None
+
+
+async def _send_gzip(exchange: Exchange, fd: int, path: str, headers: dict[str, str]) -> None:
+    kind = media_type(path, None)
+    headers = {**headers, "Content-Encoding": encoding.GZIP, "Content-Type": kind}
+    if exchange.request.method == "HEAD":
+        await exchange.reply_head(200, headers)
+        return
+    await exchange.start(200, headers)
+    deflate = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    while data := os.read(fd, 256 << 10):
+        piece = deflate.compress(data)
+        if piece:
+            await exchange.write(piece)
+        await asyncio.sleep(0)
+    await exchange.write(deflate.flush(), last=True)
+
+
+async def _send_plain(exchange: Exchange, fd: int, path: str, headers: dict[str, str]) -> None:
+    request = exchange.request
+    status = os.fstat(fd)
+    size = status.st_size
+    try:
+        start = os.pread(fd, 512, 0)
+        virtual = os.pread(fd, _VIRTUAL_LIMIT, 0) if start and not size else None
+    except OSError as error:
+        raise HttpError(500, f"error reading file '{path}': {error.strerror}") from None
+    if virtual is not None:
+        size = len(virtual)
+    headers["Last-Modified"] = formatdate(status.st_mtime, usegmt=True)
+    answer = _precondition(request, int(status.st_mtime))
+    if answer is not None:
+        await exchange.reply(answer, headers=headers)
+        return
+    headers["Content-Type"] = media_type(path, start)
+    headers["Accept-Ranges"] = "bytes"
+    offset, count, code = 0, size, 200
+    wanted = _range(request, size, int(status.st_mtime))
+    if wanted is not None:
+        offset, count = wanted
+        code = 206
+        if count <= 0:
+            headers |= {"Content-Range": f"bytes */{size}", "Content-Type": "text/plain; charset=utf-8"}
+            await exchange.reply(416, b"invalid range: failed to overlap\n", headers)
+            return
+        headers["Content-Range"] = f"bytes {offset}-{offset + count - 1}/{size}"
+    if virtual is not None:
+        await exchange.reply(code, virtual[offset : offset + count], headers)
+        return
+    await exchange.reply_head(code, {**headers, "Content-Length": str(count)})
+    if request.method == "GET" and await exchange.conn.send_file(fd, offset, count) < count:
+        raise PeerGoneError  # the file got shorter: the promised length cannot be kept
+
+
+def _precondition(request: Request, modified: int) -> int | None:
+    """304 or 412 when a condition on the time of change says so. There are no entity tags."""
+    unmodified_since = _time(request.headers.get("if-unmodified-since"))
+    if unmodified_since is not None and modified > unmodified_since:
+        return 412
+    since = _time(request.headers.get("if-modified-since"))
+    if since is not None and "if-none-match" not in request.headers and modified <= since:
+        return 304
+    return None
+
+
+def _range(request: Request, size: int, modified: int) -> tuple[int, int] | None:
+    """(offset, count) of a single requested range; a count of 0 when it lies outside. Several ranges get the whole file."""
+    match = _RANGE.fullmatch(request.headers.get("range", ""))
+    if match is None or match.group() == "bytes=-":
+        return None
+    if "if-range" in request.headers and _time(request.headers["if-range"]) != modified:
+        return None
+    first, last = match.groups()
+    if not first:
+        count = min(int(last), size)
+        return size - count, count
+    offset = int(first)
+    if offset >= size or (last and int(last) < offset):
+        return offset, 0
+    return offset, min(int(last), size - 1) - offset + 1 if last else size - offset
+
+
+def _time(header: str | None) -> int | None:
+    if not header:
+        return None
+    try:
+        return int(parsedate_to_datetime(header).timestamp())
+    except (ValueError, OverflowError):
+        return None
+
+
+def _disposition(name: str) -> str:
+    if _TOKEN.fullmatch(name):
+        return f"inline; filename={name}"
+    if name.isascii() and name.isprintable():
+        escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+        return f'inline; filename="{escaped}"'
+    return f"inline; filename*=utf-8''{quote(os.fsencode(name), safe='')}"

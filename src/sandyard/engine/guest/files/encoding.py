@@ -1,0 +1,101 @@
+"""Content codings of uploads and downloads: gzip or none."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Mapping
+from typing import Protocol
+
+from sandyard.engine.guest.wire.http1 import Body, BodyError, HttpError
+
+GZIP, IDENTITY = "gzip", "identity"
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+
+
+class Source(Protocol):
+    """Something bytes come from."""
+
+    async def read_into(self, view: memoryview) -> int:
+        """Put some bytes into `view`; 0 at the end."""
+        ...
+
+
+class Gunzip:
+    """The decompressed form of a gzip source, made in pieces no larger than asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._inflate = zlib.decompressobj(_GZIP_WINDOW)
+        self._waiting = b""
+        self._scratch: memoryview | None = None
+        self._finished = False
+
+    async def read_into(self, view: memoryview) -> int:
+        while not self._finished:
+            if self._inflate.eof:
+                self._waiting = self._inflate.unused_data + self._waiting
+                if not self._waiting and not await self._refill():
+                    self._finished = True
+                    break
+                self._inflate = zlib.decompressobj(_GZIP_WINDOW)  # another member follows
+            elif not self._waiting and not await self._refill():
+                raise BodyError("error decompressing request body: unexpected end")
+            try:
+                data = self._inflate.decompress(self._waiting, len(view))
+            except zlib.error as error:
+                raise BodyError(f"error decompressing request body: {error}") from None
+            self._waiting = self._inflate.unconsumed_tail
+            if data:
+                view[: len(data)] = data
+                return len(data)
+        return 0
+
+    async def _refill(self) -> bool:
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(128 << 10))
+        count = await self._source.read_into(self._scratch)
+        self._waiting = bytes(self._scratch[:count])
+        return bool(count)
+
+
+def decoded(body: Body, headers: Mapping[str, str]) -> Source:
+    """The body as the client meant it. HttpError 400 for a coding nobody here knows."""
+    header = headers.get("content-encoding", "")
+    coding = header.partition(";")[0].strip().lower()
+    if coding in ("", IDENTITY):
+        return body
+    if coding == GZIP:
+        return Gunzip(body)
+    reason = f"unsupported Content-Encoding: {header}, supported: [{GZIP}]"
+    raise HttpError(400, f"error decompressing request body: {reason}")
+
+
+def preferred(headers: Mapping[str, str], *, whole: bool = True) -> str:
+    """The coding for a response: gzip only for a whole file, and only for a client that asks for nothing else or likes it
+    better than none. Others list it because their library can undo it, and would just wait longer for their file.
+    HttpError 406 when nothing will do."""
+    qualities = _qualities(headers.get("accept-encoding", ""))
+    others = qualities.get("*")
+    gzip = qualities.get(GZIP, others or 0.0)
+    identity = qualities.get(IDENTITY, others)
+    if whole and gzip > 0 and (list(qualities) == [GZIP] or (identity is not None and identity < gzip)):
+        return GZIP
+    if identity == 0:
+        raise HttpError(406, "error parsing Accept-Encoding: no acceptable encoding found, supported: [identity, gzip]")
+    return IDENTITY
+
+
+def _qualities(header: str) -> dict[str, float]:
+    qualities: dict[str, float] = {}
+    for item in header.split(","):
+        name, _, parameters = item.partition(";")
+        quality = 1.0
+        for parameter in parameters.split(";"):
+            key, _, value = parameter.strip().partition("=")
+            if key.lower() == "q":
+                with contextlib.suppress(ValueError):
+                    quality = float(value)
+        if name.strip():
+            qualities[name.strip().lower()] = quality
+    return qualities

@@ -1,0 +1,93 @@
+"""`EntryInfo`: what the protocol tells of a file, a directory or whatever else has a name."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from typing import Any
+
+from sandyard.engine.guest.files import metadata
+from sandyard.engine.guest.sandbox import Sandbox
+from sandyard.engine.guest.wire import protojson
+
+_FILE, _DIRECTORY, _UNSPECIFIED = "FILE_TYPE_FILE", "FILE_TYPE_DIRECTORY", "FILE_TYPE_UNSPECIFIED"
+
+
+def describe(sandbox: Sandbox, path: str) -> dict[str, Any]:
+    """EntryInfo of an absolute path of the sandbox. OSError when there is nothing."""
+    return describe_status(sandbox, path, os.lstat(sandbox.host(path)))
+
+
+def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict[str, Any]:
+    """A symbolic link has the type and mode of what it leads to, and its own everything else."""
+    host = sandbox.host(path)
+    mode = status.st_mode
+    is_link = stat.S_ISLNK(mode)
+    kind, bits = _kind(mode), mode & 0o777
+    target: str | None = None
+    if is_link:
+        target = _link_target(sandbox, path)
+        try:
+            followed = os.stat(host).st_mode
+        except OSError:
+            kind, bits = _UNSPECIFIED, 0
+        else:
+            kind, bits = _kind(followed), followed & 0o777
+    entry: dict[str, Any] = {
+        "name": protojson.printable(posixpath.basename(path.rstrip("/")) or "/"),
+        "type": kind,
+        "path": protojson.printable(path),
+        "size": str(status.st_size),
+        "mode": bits,
+        "permissions": permissions(mode),
+        "owner": sandbox.accounts.user_name(status.st_uid),
+        "group": sandbox.accounts.group_name(status.st_gid),
+        "modifiedTime": protojson.timestamp(status.st_mtime_ns),
+    }
+    if target is not None:
+        entry["symlinkTarget"] = protojson.printable(target)
+        entry["isSymlink"] = True
+    if kind in (_FILE, _DIRECTORY):
+        stored = metadata.read(host)
+        if stored:
+            entry["metadata"] = stored
+    return entry
+
+
+def _link_target(sandbox: Sandbox, path: str) -> str:
+    """Where a link leads in the end; the link itself when that is nowhere."""
+    try:
+        return sandbox.guest(os.path.realpath(sandbox.host(path), strict=True))
+    except OSError:
+        return path
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return _FILE
+    return _DIRECTORY if stat.S_ISDIR(mode) else _UNSPECIFIED
+
+
+def permissions(mode: int) -> str:
+    """Go's FileMode.String: letters for what is special, then nine for rwx."""
+    letters = ""
+    if stat.S_ISDIR(mode):
+        letters += "d"
+    if stat.S_ISLNK(mode):
+        letters += "L"
+    if stat.S_ISBLK(mode) or stat.S_ISCHR(mode):
+        letters += "D"
+    if stat.S_ISFIFO(mode):
+        letters += "p"
+    if stat.S_ISSOCK(mode):
+        letters += "S"
+    for bit, letter in ((stat.S_ISUID, "u"), (stat.S_ISGID, "g")):
+        if mode & bit:
+            letters += letter
+    if stat.S_ISCHR(mode):
+        letters += "c"
+    if mode & stat.S_ISVTX:
+        letters += "t"
+    rights = "".join(letter if mode & (0o400 >> place) else "-" for place, letter in enumerate("rwxrwxrwx"))
+    return (letters or "-") + rights

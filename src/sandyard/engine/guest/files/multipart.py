@@ -1,0 +1,127 @@
+"""multipart/form-data, read in place: each byte is received into one buffer and written from there, whatever its size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from urllib.parse import unquote_to_bytes
+
+from sandyard.engine.guest.files.encoding import Source
+from sandyard.engine.guest.wire.http1 import BodyError
+
+BUFFER_SIZE = 1 << 20
+_HEADER_LIMIT = 16 << 10
+_PARAMETER = re.compile(r';\s*([^\s=;]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;]*))')
+_ESCAPE = re.compile(r'\\([()<>@,;:\\"/\[\]?=])')
+
+
+def boundary_of(content_type: str) -> str | None:
+    return _parameters(content_type).get("boundary")
+
+
+def _parameters(header: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for match in _PARAMETER.finditer(header):
+        name, quoted, plain = match.groups()
+        # A backslash counts only before what must be quoted: some clients send Windows paths as they are.
+        found[name.lower()] = _ESCAPE.sub(r"\1", quoted) if quoted is not None else plain.strip()
+    return found
+
+
+class Part:
+    """The head of a part. `name` is the form field's; `filename` keeps its directories."""
+
+    __slots__ = ("filename", "name")
+
+    def __init__(self, headers: str) -> None:
+        disposition = ""
+        for line in headers.split("\r\n"):
+            key, _, value = line.partition(":")
+            if key.strip().lower() == "content-disposition":
+                disposition = value.strip()
+        parameters = _parameters(";" + disposition.partition(";")[2]) if ";" in disposition else {}
+        self.name = parameters.get("name", "")
+        self.filename: str | None = None
+        if "filename" in parameters:
+            self.filename = parameters["filename"].encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+        extended = parameters.get("filename*", "")
+        if extended.lower().startswith("utf-8'"):
+            self.filename = unquote_to_bytes(extended.split("'", 2)[-1]).decode("utf-8", "replace")
+
+
+class MultipartReader:
+    """`next_part`, then either `read_part` or `next_part` again, which skips what was not read."""
+
+    def __init__(self, source: Source, boundary: str) -> None:
+        self._source = source
+        self._mark = b"\r\n--" + boundary.encode("latin-1", "replace")
+        self._buffer = bytearray(BUFFER_SIZE)
+        self._view = memoryview(self._buffer)
+        # The first boundary has no line before it; pretending there is one makes all of them look the same.
+        self._buffer[:2] = b"\r\n"
+        self._start, self._end = 0, 2
+        self._in_part = True  # what comes before the first boundary is a part nobody reads
+
+    async def next_part(self) -> Part | None:
+        """The next part's head, None after the last."""
+        if self._in_part:
+            await self.read_part(_ignore)
+        await self._need(2)
+        if self._buffer[self._start : self._start + 2] == b"--":
+            return None
+        line = await self._take_until(b"\r\n")
+        if line.strip():
+            raise BodyError("error reading form: malformed boundary")
+        self._in_part = True
+        if self._buffer.startswith(b"\r\n", self._start, self._end):
+            self._start += 2
+            return Part("")
+        return Part((await self._take_until(b"\r\n\r\n")).decode("latin-1"))
+
+    async def read_part(self, sink: Callable[[memoryview], None]) -> None:
+        """Give the rest of the part to `sink`, piece by piece. A piece is valid only during the call."""
+        mark = self._mark
+        while True:
+            found = -1
+            # Nearly always there is none, and looking from the end finds that out twice as fast.
+            if self._buffer.rfind(mark, self._start, self._end) >= 0:
+                found = self._buffer.find(mark, self._start, self._end)
+            if found >= 0:
+                if found > self._start:
+                    sink(self._view[self._start : found])
+                self._start = found + len(mark)
+                self._in_part = False
+                return
+            safe = self._end - len(mark) + 1  # from here on a boundary may have begun
+            if safe > self._start:
+                sink(self._view[self._start : safe])
+                self._start = safe
+            await self._receive()
+
+    async def _receive(self) -> None:
+        size = self._end - self._start
+        self._view[:size] = self._view[self._start : self._end]
+        self._start, self._end = 0, size
+        count = await self._source.read_into(self._view[size:])
+        if not count:
+            raise BodyError("error reading form: multipart: NextPart: EOF")
+        self._end += count
+
+    async def _need(self, count: int) -> None:
+        while self._end - self._start < count:
+            await self._receive()
+
+    async def _take_until(self, mark: bytes) -> bytes:
+        while True:
+            found = self._buffer.find(mark, self._start, self._end)
+            if found >= 0:
+                data = bytes(self._view[self._start : found])
+                self._start = found + len(mark)
+                return data
+            if self._end - self._start > _HEADER_LIMIT:
+                raise BodyError("error reading form: the head of a part is too long")
+            await self._receive()
+
+
+def _ignore(_piece: memoryview) -> None:
+    pass

@@ -1,0 +1,122 @@
+"""A file being uploaded. It is written where it will be, as envd does: those who watch see it change, a file that was there
+keeps its inode, its mode and its links, and a full disk can still be overwritten with less. What fails leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import posixpath
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from sandyard.engine.guest.files import metadata
+from sandyard.engine.guest.sandbox import NotAFileError, Sandbox
+from sandyard.engine.guest.users import User
+from sandyard.engine.guest.wire.http1 import HttpError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_RANGE_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_BAD_PATH = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO})
+
+
+class Target:
+    """Use it as a context: leaving it with an exception removes the file. `announced` is the request's length, if known."""
+
+    def __init__(
+        self, sandbox: Sandbox, path: str, user: User, stored: Mapping[str, str], announced: int | None
+    ) -> None:
+        self._path = path
+        self._host = sandbox.host(path)
+        self._stored = stored
+        self._announced = announced
+        self._fresh = False
+        try:
+            sandbox.ensure_directory(posixpath.dirname(self._host) or "/", user)
+        except OSError as error:
+            raise self._failure(error, "error ensuring directories") from None
+        self._fd = self._open(sandbox)
+        try:
+            sandbox.give(self._fd, user)
+            if not self._fresh:
+                os.ftruncate(self._fd, 0)
+            metadata.replace(self._fd, stored, fresh=self._fresh)
+        except OSError as error:
+            self._discard()
+            raise self._failure(error, "error preparing file") from None
+
+    def _open(self, sandbox: Sandbox) -> int:
+        try:
+            try:
+                return sandbox.open_file(self._host, os.O_WRONLY)
+            except FileNotFoundError:
+                self._fresh = True
+                return sandbox.open_file(self._host, os.O_WRONLY | os.O_CREAT)
+        except IsADirectoryError:
+            raise HttpError(400, f"path is a directory: {self._path}") from None
+        except NotAFileError:
+            raise HttpError(400, f"path is not a regular file: {self._path}") from None
+        except OSError as error:
+            if error.errno in _FULL:
+                raise HttpError(507, f"not enough inodes available: {error.strerror}") from None
+            raise self._failure(error, "error opening file") from None
+
+    def write(self, data: memoryview) -> None:
+        """All of it, or HttpError 507."""
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            raise self._failure(error, "error writing file") from None
+
+    def copy_from(self, fd: int, count: int) -> int:
+        """Append the next bytes of an open file inside the kernel. 0 at its end."""
+        try:
+            try:
+                return os.copy_file_range(fd, self._fd, count)
+            except OSError as error:
+                if error.errno not in _NO_RANGE_COPY:
+                    raise
+            data = os.read(fd, min(count, 1 << 20))
+        except OSError as error:
+            raise self._failure(error, "error composing file") from None
+        self.write(memoryview(data))
+        return len(data)
+
+    def info(self) -> dict[str, Any]:
+        """What the client is told of it."""
+        info: dict[str, Any] = {"path": self._path, "name": posixpath.basename(self._path), "type": "file"}
+        if self._stored:
+            info["metadata"] = dict(self._stored)
+        return info
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._discard()
+            return
+        try:
+            os.close(self._fd)
+        except OSError as error:
+            raise self._failure(error, "error writing file") from None
+
+    def _discard(self) -> None:
+        """Nothing half-written stays. A name that leads elsewhere (a link) keeps leading there, to an empty file."""
+        with contextlib.suppress(OSError):
+            ours, there = os.fstat(self._fd), os.lstat(self._host)
+            if (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):
+                os.unlink(self._host)
+            else:
+                os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+    def _failure(self, error: OSError, what: str) -> HttpError:
+        if error.errno in _FULL:
+            announced = f"attempted to write {self._announced} bytes: " if self._announced else ""
+            return HttpError(507, f"{announced}not enough disk space available")
+        return HttpError(400 if error.errno in _BAD_PATH else 500, f"{what}: {error.strerror}: {self._path}")

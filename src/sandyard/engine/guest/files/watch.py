@@ -1,0 +1,170 @@
+"""Watching a directory with inotify, on its own or with everything below it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+from sandyard.engine.guest import kernel
+from sandyard.engine.guest.files import entries
+from sandyard.engine.guest.loop import Loop
+from sandyard.engine.guest.sandbox import Sandbox
+from sandyard.engine.guest.wire import protojson
+
+_MASK = (
+    kernel.IN_CREATE | kernel.IN_MODIFY | kernel.IN_ATTRIB | kernel.IN_DELETE | kernel.IN_DELETE_SELF
+    | kernel.IN_MOVED_FROM | kernel.IN_MOVED_TO | kernel.IN_MOVE_SELF | kernel.IN_ONLYDIR
+)  # fmt: skip
+
+# One inotify record may mean several events; the order is envd's.
+_TYPES = (
+    (kernel.IN_CREATE | kernel.IN_MOVED_TO, "EVENT_TYPE_CREATE"),
+    (kernel.IN_MOVED_FROM | kernel.IN_MOVE_SELF, "EVENT_TYPE_RENAME"),
+    (kernel.IN_ATTRIB, "EVENT_TYPE_CHMOD"),
+    (kernel.IN_MODIFY, "EVENT_TYPE_WRITE"),
+    (kernel.IN_DELETE | kernel.IN_DELETE_SELF, "EVENT_TYPE_REMOVE"),
+)
+_WITH_ENTRY = frozenset({"EVENT_TYPE_CREATE", "EVENT_TYPE_CHMOD", "EVENT_TYPE_WRITE"})
+
+Event = dict[str, Any]
+
+
+class Watch:
+    """Events of one directory, as FilesystemEvent messages with paths relative to it, to `on_event` in their order.
+
+    `on_error` is called once, when events got lost or the kernel has no room for more watches; then it is over.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sandbox: Sandbox,
+        path: str,
+        *,
+        recursive: bool,
+        include_entry: bool,
+        on_event: Callable[[Event], None],
+        on_error: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._sandbox = sandbox
+        self._path = path.rstrip("/")
+        self._recursive = recursive
+        self._include_entry = include_entry
+        self._on_event = on_event
+        self._on_error = on_error
+        self._folders: dict[int, str] = {}  # watch descriptor to path below the watched directory, "" for itself
+        self._told: set[str] = set()  # found by looking, before their inotify record was read
+        self._fd = kernel.inotify_init()
+        try:
+            self._add("", tell=False)
+        except OSError:
+            os.close(self._fd)
+            raise
+        loop.add_reader(self._fd, self._read)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _add(self, below: str, *, tell: bool) -> None:
+        """Watch a directory. With `tell` what is in it already is told as created: it came before the watch."""
+        folder = f"{self._path}/{below}" if below else self._path or "/"
+        self._folders[kernel.inotify_add_watch(self._fd, self._sandbox.host(folder), _MASK)] = below
+        if not self._recursive:
+            return
+        try:
+            found = sorted(os.scandir(self._sandbox.host(folder)), key=lambda entry: entry.name)
+        except OSError:
+            return
+        for entry in found:
+            child = f"{below}/{entry.name}" if below else entry.name
+            if tell:
+                self._told.add(child)
+                self._tell(child, "EVENT_TYPE_CREATE")
+            if entry.is_dir(follow_symlinks=False):
+                self._add_quietly(child, tell=tell)
+            elif tell and entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size:
+                self._tell(child, "EVENT_TYPE_WRITE")
+
+    def _add_quietly(self, below: str, *, tell: bool) -> None:
+        """A directory may be gone again before it is watched."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            self._add(below, tell=tell)
+
+    def _read(self) -> None:
+        try:
+            records = os.read(self._fd, 64 << 10)
+        except BlockingIOError:
+            return
+        position = 0
+        try:
+            while position < len(records):
+                watch, mask, _cookie, size = kernel.INOTIFY_EVENT.unpack_from(records, position)
+                position += kernel.INOTIFY_EVENT.size
+                name = os.fsdecode(records[position : position + size].rstrip(b"\0"))
+                position += size
+                self._handle(watch, mask, name)
+                if self._fd < 0:
+                    return
+        except OSError as error:
+            self._fail(f"watcher error: {error.strerror}")
+            return
+        if len(records) < 32 << 10:
+            self._told.clear()  # nothing older than the last look is waiting
+
+    def _handle(self, watch: int, mask: int, name: str) -> None:
+        if mask & kernel.IN_Q_OVERFLOW:
+            self._fail("watcher error: fsnotify: queue or buffer overflow")
+            return
+        if mask & kernel.IN_IGNORED:
+            self._folders.pop(watch, None)
+            return
+        folder = self._folders.get(watch)
+        if folder is None:
+            return
+        if not name and folder:
+            return  # a directory below tells its own end and attributes; its parent has told them already
+        path = f"{folder}/{name}" if folder and name else folder or name
+        if mask & kernel.IN_CREATE and path in self._told:
+            self._told.discard(path)
+            mask &= ~kernel.IN_CREATE
+        for bits, kind in _TYPES:
+            if mask & bits:
+                self._tell(path or ".", kind)
+        if self._recursive and mask & kernel.IN_ISDIR:
+            if mask & (kernel.IN_CREATE | kernel.IN_MOVED_TO):
+                self._add_quietly(path, tell=True)
+            elif mask & kernel.IN_MOVED_FROM:
+                self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        """Stop watching a directory that was moved away, and what is below it."""
+        for watch, folder in list(self._folders.items()):
+            if folder == path or folder.startswith(path + "/"):
+                del self._folders[watch]
+                with contextlib.suppress(OSError):
+                    kernel.inotify_rm_watch(self._fd, watch)
+
+    def _tell(self, path: str, kind: str) -> None:
+        event: Event = {"name": protojson.printable(path), "type": kind}
+        if self._include_entry and kind in _WITH_ENTRY:
+            full = self._path if path == "." else f"{self._path}/{path}"
+            with contextlib.suppress(OSError):
+                event["entry"] = entries.describe(self._sandbox, full or "/")
+        self._on_event(event)
+
+    def _fail(self, reason: str) -> None:
+        self.close()
+        self._on_error(reason)
+
+
+def is_directory(path: str) -> bool:
+    """OSError when there is nothing."""
+    return stat.S_ISDIR(os.stat(path).st_mode)

@@ -1,0 +1,154 @@
+"""The agent's plain endpoints beside files: health, environment, metrics, `/init` and the engine's way to ports inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import time
+
+from sandyard.engine.guest.loop import Loop
+from sandyard.engine.guest.sandbox import Sandbox
+from sandyard.engine.guest.wire import protojson
+from sandyard.engine.guest.wire.http1 import Exchange, HttpError
+
+_DIAL_PATIENCE = 5.0
+_NO_STORE = {"Cache-Control": "no-store"}
+
+
+class Host:
+    def __init__(self, loop: Loop, sandbox: Sandbox) -> None:
+        self._loop = loop
+        self._sandbox = sandbox
+        self._last_cpu = (time.monotonic(), 0.0)
+
+    async def health(self, exchange: Exchange) -> None:
+        await exchange.reply(204, headers=_NO_STORE)
+
+    async def envs(self, exchange: Exchange) -> None:
+        await exchange.reply_json(200, self._sandbox.defaults.env, _NO_STORE)
+
+    async def init(self, exchange: Exchange) -> None:
+        """Set defaults for what is started from now on. Variables are added to those there are."""
+        try:
+            message = protojson.parse(await exchange.request.body.read_all(16 << 20))
+            env = protojson.text_map(message, "envVars")
+            user = protojson.text(message, "defaultUser")
+            workdir = protojson.text(message, "defaultWorkdir")
+        except protojson.FieldError as error:
+            raise HttpError(400, f"invalid request body: {error}") from None
+        if any(not key or "=" in key or "\0" in key + value for key, value in env.items()):
+            raise HttpError(400, "invalid request body: not an environment variable")
+        defaults = self._sandbox.defaults
+        defaults.env.update(env)
+        defaults.user = user or defaults.user
+        defaults.workdir = workdir or defaults.workdir
+        await exchange.reply(204, headers=_NO_STORE)
+
+    async def metrics(self, exchange: Exchange) -> None:
+        config = self._sandbox.config
+        now, used = time.monotonic(), _cpu_seconds()
+        before, used_before = self._last_cpu
+        cores = config.cpu_count or os.cpu_count() or 1
+        share = (used - used_before) / max(now - before, 0.001) / cores * 100
+        if now - before >= 1:
+            self._last_cpu = (now, used)
+        memory = _memory_info()
+        disk = os.statvfs(self._sandbox.host("/"))
+        disk_used = (disk.f_blocks - disk.f_bavail) * disk.f_frsize
+        values = {
+            "ts": int(time.time()),
+            "cpu_count": cores,
+            "cpu_used_pct": round(min(max(share, 0.0), 100.0), 2),
+            "mem_total": config.memory_bytes or memory["MemTotal"],
+            "mem_used": _resident_bytes(),
+            "mem_cache": memory["Cached"] if config.memory_bytes is None else 0,
+            "disk_used": disk_used,
+            "disk_total": config.disk_bytes or disk.f_blocks * disk.f_frsize,
+        }
+        await exchange.reply_json(200, values, _NO_STORE)
+
+    async def dial(self, exchange: Exchange) -> None:
+        """A TCP connection to a port of this network namespace's loopback, as a descriptor beside the answer's first byte."""
+        port = exchange.request.query("port") or ""
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise HttpError(400, "port: not a port number")
+        if not exchange.conn.passes_fds:
+            raise HttpError(400, "this connection cannot carry descriptors")
+        peer = await self._dial(int(port))
+        if peer is None:
+            raise HttpError(502, f"port {port} is not open")
+        with peer:
+            exchange.started = True
+            exchange.conn.send_with_fd(exchange.head(200, {"Content-Length": "0"}), peer.fileno())
+
+    async def _dial(self, port: int) -> socket.socket | None:
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            try:
+                peer = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            except OSError:
+                continue
+            try:
+                async with asyncio.timeout(_DIAL_PATIENCE):
+                    await self._connect(peer, (address, port))
+            except (OSError, TimeoutError):
+                peer.close()
+            else:
+                return peer
+        return None
+
+    async def _connect(self, peer: socket.socket, address: tuple[str, int]) -> None:
+        try:
+            peer.connect(address)
+        except BlockingIOError:
+            connected = asyncio.Event()
+            self._loop.add_writer(peer.fileno(), connected.set)
+            try:
+                await connected.wait()
+            finally:
+                self._loop.remove_writer(peer.fileno())
+            code = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code)) from None
+
+
+def _cpu_seconds() -> float:
+    """Of all processes here: the living ones, and those that were waited for."""
+    gone = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = gone.ru_utime + gone.ru_stime
+    tick = os.sysconf("SC_CLK_TCK")
+    for pid in _pids():
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+def _resident_bytes() -> int:
+    """What the processes here have in memory for themselves; pages they share with files are not theirs."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for pid in _pids():
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
+            fields = file.read().split()
+            total += (int(fields[1]) - int(fields[2])) * page
+    return total
+
+
+def _pids() -> list[str]:
+    try:
+        return [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _memory_info() -> dict[str, int]:
+    values = {"MemTotal": 0, "Cached": 0}
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name in values:
+                values[name] = int(rest.split()[0]) * 1024
+    return values

@@ -1,0 +1,204 @@
+"""The agent's event loop: just what coroutines, timers and non-blocking descriptors need, in one epoll.
+
+asyncio's own loop would do, but its selector objects, handles and contexts are most of the work of running a short command
+(a registration costs ten times as much), and merely creating it makes a megabyte of a forked agent's memory private.
+Tasks, futures, `asyncio.timeout`, `asyncio.Event` and `asyncio.sleep` are asyncio's and work as usual. Callbacks run in no
+particular context: nothing here uses context variables. There are no threads, so nothing is thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import select
+import sys
+import time
+import traceback
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+Callback = Callable[..., object]
+_T = TypeVar("_T")
+_READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
+_TIDY = 256  # timers, above which those that were cancelled long before their time are looked for
+
+
+class Timer:
+    """A call that is due, now or later."""
+
+    __slots__ = ("_args", "_callback")
+
+    def __init__(self, callback: Callback, args: tuple[Any, ...]) -> None:
+        self._callback: Callback | None = callback
+        self._args = args
+
+    def cancel(self) -> None:
+        """Idempotent; also when the call has been made."""
+        self._callback = None
+        self._args = ()
+
+    def cancelled(self) -> bool:
+        return self._callback is None
+
+    def run(self) -> None:
+        callback = self._callback
+        if callback is None:
+            return
+        try:
+            callback(*self._args)
+        except Exception:
+            # Whatever it is, one callback has failed and not the agent.
+            report()
+
+
+class Loop:
+    """A descriptor has at most one callback for reading and one for writing; remove both before closing it."""
+
+    def __init__(self) -> None:
+        # What asyncio needs of a loop is here; most of what its base class promises is not.
+        self._for_asyncio: Any = self
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callback] = {}
+        self._writers: dict[int, Callback] = {}
+        self._soon: deque[Timer] = deque()
+        self._later: list[tuple[float, int, Timer]] = []
+        self._count = 0
+        self._tidy_at = _TIDY
+
+    # descriptors -----------------------------------------------------------------------------------------------------
+
+    def add_reader(self, fd: int, callback: Callback) -> None:
+        """Call when `fd` can be read, or its other end is gone. A callback that was there is replaced."""
+        if fd in self._readers:
+            pass
+        elif fd in self._writers:
+            self._epoll.modify(fd, _READ | _WRITE)
+        else:
+            self._epoll.register(fd, _READ)
+        self._readers[fd] = callback
+
+    def remove_reader(self, fd: int) -> bool:
+        """Idempotent."""
+        if self._readers.pop(fd, None) is None:
+            return False
+        if fd in self._writers:
+            self._epoll.modify(fd, _WRITE)
+        else:
+            self._epoll.unregister(fd)
+        return True
+
+    def add_writer(self, fd: int, callback: Callback) -> None:
+        """Call when `fd` can be written, or its other end is gone. A callback that was there is replaced."""
+        if fd in self._writers:
+            pass
+        elif fd in self._readers:
+            self._epoll.modify(fd, _READ | _WRITE)
+        else:
+            self._epoll.register(fd, _WRITE)
+        self._writers[fd] = callback
+
+    def remove_writer(self, fd: int) -> bool:
+        """Idempotent."""
+        if self._writers.pop(fd, None) is None:
+            return False
+        if fd in self._readers:
+            self._epoll.modify(fd, _READ)
+        else:
+            self._epoll.unregister(fd)
+        return True
+
+    # calls -----------------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return time.monotonic()
+
+    def call_soon(self, callback: Callback, *args: Any, context: object = None) -> Timer:
+        timer = Timer(callback, args)
+        self._soon.append(timer)
+        return timer
+
+    def call_later(self, delay: float, callback: Callback, *args: Any, context: object = None) -> Timer:
+        return self.call_at(time.monotonic() + delay, callback, *args)
+
+    def call_at(self, when: float, callback: Callback, *args: Any, context: object = None) -> Timer:
+        timer = Timer(callback, args)
+        self._count += 1
+        heapq.heappush(self._later, (when, self._count, timer))
+        return timer
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self._for_asyncio)
+
+    def create_task(self, coro: Coroutine[Any, Any, _T], **_options: Any) -> asyncio.Task[_T]:
+        return asyncio.Task(coro, loop=self._for_asyncio)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        sys.stderr.write(f"{context.get('message')}: {context.get('exception')!r}\n")
+
+    # running ---------------------------------------------------------------------------------------------------------
+
+    def run(self, main: Coroutine[Any, Any, _T]) -> _T:
+        """Run until `main` is done."""
+        events._set_running_loop(self._for_asyncio)
+        try:
+            task = self.create_task(main)
+            while not task.done():
+                self._turn()
+            return task.result()
+        finally:
+            events._set_running_loop(None)
+
+    def close(self) -> None:
+        self._epoll.close()
+
+    def _turn(self) -> None:
+        """Wait for something to do, and do all of it once."""
+        later, soon = self._later, self._soon
+        while later and later[0][2].cancelled():
+            heapq.heappop(later)
+        if len(later) > self._tidy_at:
+            later[:] = [entry for entry in later if not entry[2].cancelled()]
+            heapq.heapify(later)
+            self._tidy_at = max(_TIDY, 2 * len(later))
+        wait = -1.0
+        if soon:
+            wait = 0.0
+        elif later:
+            wait = max(0.0, later[0][0] - time.monotonic())
+        for fd, happened in self._epoll.poll(wait, 64):
+            # An error or a hang-up is for whoever waits: the call they are about to make will tell them.
+            if happened & ~_WRITE:
+                self._call(self._readers.get(fd))
+            if happened & ~_READ:
+                self._call(self._writers.get(fd))
+        if later:
+            now = time.monotonic()
+            while later and later[0][0] <= now:
+                heapq.heappop(later)[2].run()
+        for _ in range(len(soon)):
+            soon.popleft().run()
+
+    def _call(self, callback: Callback | None) -> None:
+        if callback is None:
+            return
+        try:
+            callback()
+        except Exception:
+            report()
+
+
+def report() -> None:
+    """A fault of the agent itself, with its traceback, to the log the driver gave it."""
+    sys.stderr.write(traceback.format_exc())
+    sys.stderr.flush()

@@ -1,0 +1,95 @@
+"""What a client writes to a process: its stdin, or its terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+
+from sandyard.engine.guest.loop import Loop
+
+QUEUE_LIMIT = 64 << 20
+
+
+class InputClosedError(Exception):
+    """The process does not take input any more."""
+
+
+class InputFullError(Exception):
+    """The process reads too slowly: too much input is waiting already."""
+
+
+class Input:
+    """The write end of a pipe, or a terminal's master, which it owns. Writes are kept in order and wait for the process to read."""
+
+    __slots__ = ("_loop", "_queue", "_queued", "fd")
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._loop = loop
+        self.fd = fd
+        self._queue: deque[tuple[memoryview, asyncio.Future[None]]] = deque()
+        self._queued = 0
+
+    @property
+    def closed(self) -> bool:
+        return self.fd < 0
+
+    async def write(self, data: bytes) -> None:
+        """Returns when the kernel has taken all of it. Going away earlier does not take the data back."""
+        if self.closed:
+            raise InputClosedError
+        view = memoryview(data)
+        if not self._queue:
+            view = view[self._write(view) :]
+        if not view:
+            return
+        if self._queued + len(view) > QUEUE_LIMIT:
+            raise InputFullError
+        done: asyncio.Future[None] = self._loop.create_future()
+        if not self._queue:
+            self._loop.add_writer(self.fd, self._flush)
+        self._queue.append((view, done))
+        self._queued += len(view)
+        await done
+
+    def close(self) -> None:
+        """The end of input, also for what still waits. Idempotent."""
+        if self.closed:
+            return
+        self._loop.remove_writer(self.fd)
+        os.close(self.fd)
+        self.fd = -1
+        for _, done in self._queue:
+            if not done.done():
+                done.set_exception(InputClosedError())
+                done.exception()  # nobody may be waiting any more
+        self._queue.clear()
+
+    def _write(self, view: memoryview) -> int:
+        try:
+            return os.write(self.fd, view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise InputClosedError from error
+
+    def _flush(self) -> None:
+        while self._queue:
+            view, done = self._queue[0]
+            try:
+                count = self._write(view)
+            except InputClosedError:
+                self.close()
+                return
+            self._queued -= count
+            if count < len(view):
+                self._queue[0] = (view[count:], done)
+                if not count:
+                    return
+                continue
+            self._queue.popleft()
+            with contextlib.suppress(asyncio.InvalidStateError):
+                done.set_result(None)
+        self._loop.remove_writer(self.fd)

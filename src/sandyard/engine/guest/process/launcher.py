@@ -1,0 +1,165 @@
+"""From a `StartRequest` to a running process: environment, directory, pipes or terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+from dataclasses import dataclass
+from typing import Any
+
+from sandyard.engine.guest.config import DEFAULT_PATH
+from sandyard.engine.guest.loop import Loop
+from sandyard.engine.guest.process.input import Input
+from sandyard.engine.guest.process.output import Budget
+from sandyard.engine.guest.process.process import Process
+from sandyard.engine.guest.process.registry import Registry
+from sandyard.engine.guest.process.spawn import FileLimits, NoDirectoryError, Program, Spawner, SpawnError
+from sandyard.engine.guest.reaper import Waiter
+from sandyard.engine.guest.sandbox import PathError, Sandbox
+from sandyard.engine.guest.users import User
+from sandyard.engine.guest.wire import protojson
+from sandyard.engine.guest.wire.connect import RpcError
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What a client asks for. `terminal` is (columns, rows) of a PTY."""
+
+    command: str
+    args: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    tag: str | None
+    stdin: bool
+    terminal: tuple[int, int] | None
+
+    @classmethod
+    def parse(cls, message: protojson.Message) -> StartRequest:
+        process = protojson.nested(message, "process") or {}
+        pty = protojson.nested(message, "pty")
+        size = (protojson.nested(pty, "size") or {}) if pty is not None else None
+        command = protojson.text(process, "cmd")
+        if not command:
+            raise RpcError("invalid_argument", "the request names no command")
+        return cls(
+            command=command,
+            args=tuple(protojson.texts(process, "args")),
+            env=protojson.text_map(process, "envs"),
+            cwd=protojson.text(process, "cwd"),
+            tag=None if protojson.value(message, "tag") is None else protojson.text(message, "tag"),
+            stdin=protojson.value(message, "stdin") is None or protojson.flag(message, "stdin"),
+            terminal=None if size is None else (protojson.uint32(size, "cols"), protojson.uint32(size, "rows")),
+        )
+
+    def config(self) -> dict[str, Any]:
+        """As `List` shows it."""
+        config: dict[str, Any] = {"cmd": self.command}
+        if self.args:
+            config["args"] = list(self.args)
+        if self.env:
+            config["envs"] = self.env
+        if self.cwd:
+            config["cwd"] = self.cwd
+        return config
+
+
+class Launcher:
+    def __init__(
+        self, loop: Loop, sandbox: Sandbox, registry: Registry, waiter: Waiter, file_limits: FileLimits
+    ) -> None:
+        self._loop = loop
+        self._sandbox = sandbox
+        self._registry = registry
+        self._waiter = waiter
+        self._spawner = Spawner(switch_user=sandbox.is_root, file_limits=file_limits)
+        self._budget = Budget()
+
+    def start(self, request: StartRequest, user: User) -> Process:
+        """A running process, known to the registry and waited for. RpcError when it cannot be."""
+        try:
+            cwd = self._sandbox.resolve(request.cwd, user)
+        except PathError as error:
+            raise RpcError("invalid_argument", str(error)) from None
+        program = Program((request.command, *request.args), self._environment(request, user), self._sandbox.host(cwd))
+        try:
+            if request.terminal is None:
+                return self._with_pipes(request, program, user)
+            return self._with_terminal(request, program, user, request.terminal)
+        except NoDirectoryError:
+            raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist") from None
+        except SpawnError as error:
+            raise RpcError("resource_exhausted" if error.exhausted else "invalid_argument", str(error)) from None
+        except OSError as error:
+            raise RpcError("resource_exhausted", f"error starting process: {error.strerror}") from None
+
+    def _environment(self, request: StartRequest, user: User) -> dict[str, str]:
+        """Nothing of the agent's own environment goes into it."""
+        env = {
+            "PATH": DEFAULT_PATH,
+            "HOME": self._sandbox.host(user.home),
+            "USER": user.name,
+            "LOGNAME": user.name,
+            "SHELL": user.shell,
+        }
+        env.update(self._sandbox.defaults.env)
+        if request.terminal is not None:
+            env.setdefault("TERM", "xterm-256color")
+        env.update(request.env)
+        return env
+
+    def _with_pipes(self, request: StartRequest, program: Program, user: User) -> Process:
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            stdin = 0  # the agent's own: /dev/null
+            for _ in ("stdout", "stderr"):
+                read, write = os.pipe2(os.O_CLOEXEC)
+                ours.append(read)
+                theirs.append(write)
+            if request.stdin:
+                stdin, write = os.pipe2(os.O_CLOEXEC)
+                ours.append(write)
+                theirs.append(stdin)
+            pid = self._spawner.spawn(program, user, (stdin, theirs[0], theirs[1]))
+        except BaseException:
+            _close_all(ours)
+            raise
+        finally:
+            _close_all(theirs)
+        process = self._register(pid, request)
+        process.pump(ours[0], "stdout")
+        process.pump(ours[1], "stderr")
+        if request.stdin:
+            process.stdin = Input(self._loop, ours[2])
+        return process
+
+    def _with_terminal(self, request: StartRequest, program: Program, user: User, size: tuple[int, int]) -> Process:
+        columns, rows = size
+        master, slave = os.openpty()
+        ours = [master]
+        try:
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0))
+            ours.append(os.dup(master))
+            pid = self._spawner.spawn_on_terminal(program, user, slave)
+        except BaseException:
+            _close_all(ours)
+            raise
+        finally:
+            os.close(slave)
+        process = self._register(pid, request)
+        process.terminal = Input(self._loop, ours[1])
+        process.pump(master, "pty")
+        return process
+
+    def _register(self, pid: int, request: StartRequest) -> Process:
+        process = Process(self._loop, pid, request.config(), request.tag, self._budget, self._registry.ended)
+        self._registry.add(process)
+        self._waiter.expect(pid, process.exited)
+        return process
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

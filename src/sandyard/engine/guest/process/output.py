@@ -1,0 +1,169 @@
+"""What a process wrote, on its way to its readers.
+
+A reader that is attached loses nothing: when it is slow the process is made to wait. While nobody is attached the newest
+output is kept, up to a bound, and goes to the next one who attaches, first of all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+HIGH_WATER = 256 << 10
+LOW_WATER = 64 << 10
+BACKLOG_LIMIT = 1 << 20
+BACKLOG_TAIL = 64 << 10
+_OVERHEAD = 128  # what a chunk costs beside its bytes, so that a million tiny ones count
+_MERGE_LIMIT = 4096
+
+Chunk = tuple[str, bytes]  # "stdout", "stderr" or "pty", and what was written
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a process ended, in the words of Go's os.ProcessState, as envd reports it."""
+
+    exit_code: int
+    exited: bool
+    status: str
+    error: str | None = None
+
+    def render(self) -> dict[str, Any]:
+        event: dict[str, Any] = {"exitCode": self.exit_code, "exited": self.exited, "status": self.status}
+        if self.error is not None:
+            event["error"] = self.error
+        return event
+
+
+class Budget:
+    """What all processes together keep for readers to come. When it is used up each keeps only the tail of its output."""
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int = 16 << 20) -> None:
+        self.limit = limit
+        self.used = 0
+
+
+class Reader:
+    """One attached client. `wake` is called when there is something to take, or the end has come."""
+
+    __slots__ = ("_output", "_wake", "chunks", "size")
+
+    def __init__(self, output: Output, wake: Callable[[], None]) -> None:
+        self._output = output
+        self._wake = wake
+        self.chunks: deque[Chunk] = deque()
+        self.size = 0
+
+    def push(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.size += len(chunk[1]) + _OVERHEAD
+        self._wake()
+
+    def wake(self) -> None:
+        self._wake()
+
+    def take(self) -> Chunk | None:
+        """The next chunk; what is taken counts as delivered."""
+        if not self.chunks:
+            return None
+        chunk = self.chunks.popleft()
+        before, self.size = self.size, self.size - len(chunk[1]) - _OVERHEAD
+        if before > LOW_WATER >= self.size:
+            self._output.relieved()
+        return chunk
+
+    def give_back(self, chunks: list[Chunk]) -> None:
+        """Undo taking the chunks taken last: they could not be delivered."""
+        self.chunks.extendleft(reversed(chunks))
+        self.size += sum(len(data) + _OVERHEAD for _, data in chunks)
+
+    @property
+    def end(self) -> End | None:
+        """The end, once everything before it has been taken."""
+        return None if self.chunks else self._output.end
+
+
+class Output:
+    """`on_room` is called when readers that were congested no longer are."""
+
+    __slots__ = ("_backlog", "_backlog_size", "_budget", "_on_room", "_readers", "end")
+
+    def __init__(self, budget: Budget, on_room: Callable[[], None]) -> None:
+        self._budget = budget
+        self._on_room = on_room
+        self._readers: list[Reader] = []
+        self._backlog: deque[Chunk] = deque()
+        self._backlog_size = 0
+        self.end: End | None = None
+
+    @property
+    def congested(self) -> bool:
+        """Whether some reader has more than it can take for now: then nothing more should be read from the process."""
+        return any(reader.size >= HIGH_WATER for reader in self._readers)
+
+    @property
+    def attended(self) -> bool:
+        return bool(self._readers)
+
+    def feed(self, kind: str, data: bytes) -> None:
+        chunk = (kind, data)
+        if not self._readers:
+            self._keep(chunk)
+        for reader in self._readers:
+            reader.push(chunk)
+
+    def finish(self, end: End) -> None:
+        self.end = end
+        for reader in self._readers:
+            reader.wake()
+
+    def attach(self, wake: Callable[[], None]) -> Reader:
+        reader = Reader(self, wake)
+        if not self._readers:
+            reader.chunks, self._backlog = self._backlog, reader.chunks
+            reader.size = self._backlog_size
+            self._count(-self._backlog_size)
+        self._readers.append(reader)
+        return reader
+
+    def detach(self, reader: Reader) -> None:
+        """Forget a reader. What the last one had not taken is kept for the next."""
+        if reader not in self._readers:
+            return
+        self._readers.remove(reader)
+        if not self._readers:
+            for chunk in reader.chunks:
+                self._keep(chunk)
+        reader.chunks = deque()
+        self.relieved()
+
+    def drop(self) -> None:
+        """Forget what is kept."""
+        self._backlog.clear()
+        self._count(-self._backlog_size)
+
+    def relieved(self) -> None:
+        if not self.congested:
+            self._on_room()
+
+    def _keep(self, chunk: Chunk) -> None:
+        kind, data = chunk
+        if self._backlog:
+            last_kind, last = self._backlog[-1]
+            if last_kind == kind and len(last) + len(data) <= _MERGE_LIMIT:
+                self._backlog[-1] = (kind, last + data)
+                self._count(len(data))
+                return
+        self._backlog.append(chunk)
+        self._count(len(data) + _OVERHEAD)
+        limit = BACKLOG_LIMIT if self._budget.used <= self._budget.limit else BACKLOG_TAIL
+        while self._backlog_size > limit and len(self._backlog) > 1:
+            self._count(-len(self._backlog.popleft()[1]) - _OVERHEAD)
+
+    def _count(self, change: int) -> None:
+        self._backlog_size += change
+        self._budget.used += change

@@ -1,0 +1,227 @@
+"""One process that a client started: its pipes or terminal, its deadline and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+import termios
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from sandyard.engine.guest.loop import Loop, Timer
+from sandyard.engine.guest.process.input import Input
+from sandyard.engine.guest.process.output import Budget, End, Output
+
+CHUNK = 64 << 10
+_PIPE_CAPACITY = 64 << 10
+# A process that has ended may leave children behind that keep its output open. What they still write at once is part of
+# the output; then the end is told. They may go on writing, to nobody, without being stopped by a closed pipe.
+LINGER_QUIET = 0.25
+LINGER_LONGEST = 2.0
+_DISCARD_PAUSE = 0.01
+
+
+class Process:
+    def __init__(
+        self,
+        loop: Loop,
+        pid: int,
+        config: dict[str, Any],
+        tag: str | None,
+        budget: Budget,
+        on_end: Callable[[Process], None],
+    ) -> None:
+        self.pid = pid
+        self.config = config
+        self.tag = tag
+        self.output = Output(budget, self._resume)
+        self.stdin: Input | None = None
+        self.terminal: Input | None = None
+        self.ended = asyncio.Event()
+        self._loop = loop
+        self._on_end = on_end
+        self._pumps: dict[int, str] = {}
+        self._paused = False
+        self._status: int | None = None
+        self._read_since_exit = 0
+        self._terminated = False
+        self._deadline: Timer | None = None
+        self._linger: Timer | None = None
+
+    # set up by whoever started it ------------------------------------------------------------------------------------
+
+    def pump(self, fd: int, kind: str) -> None:
+        """Read the process's output from `fd`, which from now on belongs to this object."""
+        os.set_blocking(fd, False)
+        self._pumps[fd] = kind
+        self._loop.add_reader(fd, partial(self._read, fd, kind))
+
+    def expire_after(self, seconds: float) -> None:
+        """Kill the process and its group when it is still there after that time, whether or not anybody is listening."""
+        self._deadline = self._loop.call_later(seconds, self._expire)
+
+    # verbs -----------------------------------------------------------------------------------------------------------
+
+    def send_signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal. ProcessLookupError if it has ended."""
+        if self._status is not None:
+            raise ProcessLookupError
+        if group:
+            os.killpg(self.pid, number)
+        else:
+            os.kill(self.pid, number)
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self._terminated = True
+
+    def resize(self, columns: int, rows: int) -> None:
+        if self.terminal is not None:
+            size = struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0)
+            fcntl.ioctl(self.terminal.fd, termios.TIOCSWINSZ, size)
+
+    def exited(self, status: int) -> None:
+        """To be called with the wait status when the process has been waited for."""
+        self._status = status
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._settle()
+
+    # output ----------------------------------------------------------------------------------------------------------
+
+    def _read(self, fd: int, kind: str) -> None:
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""  # EIO: nobody has the terminal open any more
+        if not data:
+            self._close_pump(fd)
+            self._settle()
+            return
+        self._read_since_exit += len(data)
+        self.output.feed(kind, data)
+        if self.output.congested:
+            self._pause()
+
+    def _pause(self) -> None:
+        self._paused = True
+        for fd in self._pumps:
+            self._loop.remove_reader(fd)
+
+    def _resume(self) -> None:
+        if not self._paused:
+            return
+        self._paused = False
+        for fd, kind in self._pumps.items():
+            self._loop.add_reader(fd, partial(self._read, fd, kind))
+        self._settle()
+
+    def _close_pump(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        del self._pumps[fd]
+        os.close(fd)
+
+    def _expire(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL, group=True)
+
+    # the end ---------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Tell the end, if the process has ended and its output is complete."""
+        if self._status is None or self.output.end is not None or self._paused:
+            return
+        if not self._pumps:
+            self._finish(self._status)
+        elif self._terminated:
+            self._drain()
+            self._finish(self._status)
+        elif self._linger is None:
+            self._read_since_exit = 0
+            self._linger = self._loop.call_later(LINGER_QUIET, self._lingered, self._status, 0, LINGER_QUIET)
+
+    def _lingered(self, status: int, seen: int, elapsed: float) -> None:
+        if self.output.end is not None:
+            return
+        quiet = self._read_since_exit == seen and not self._paused
+        if quiet or (elapsed >= LINGER_LONGEST and not self._paused):
+            self._finish(status)
+            return
+        args = (status, self._read_since_exit, elapsed + LINGER_QUIET)
+        self._linger = self._loop.call_later(LINGER_QUIET, self._lingered, *args)
+
+    def _drain(self) -> None:
+        """Take what the ended process itself has written: no more than a pipe holds."""
+        for fd, kind in list(self._pumps.items()):
+            left = _PIPE_CAPACITY
+            while left > 0:
+                try:
+                    data = os.read(fd, left)
+                except OSError:
+                    break
+                if not data:
+                    self._close_pump(fd)
+                    break
+                left -= len(data)
+                self.output.feed(kind, data)
+
+    def _finish(self, status: int) -> None:
+        for fd in list(self._pumps):
+            self._loop.remove_reader(fd)
+            if self.terminal is None:
+                _Discard(self._loop, fd)
+            else:
+                os.close(fd)
+        self._pumps.clear()
+        for channel in (self.stdin, self.terminal):
+            if channel is not None:
+                channel.close()
+        if self._linger is not None:
+            self._linger.cancel()
+        self.output.finish(describe(status))
+        self.ended.set()
+        self._on_end(self)
+
+
+class _Discard:
+    """Throws away what the left-behind children of an ended process write, so that they neither block nor die of it."""
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._listen()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._fd, self._read)
+
+    def _read(self) -> None:
+        self._loop.remove_reader(self._fd)
+        with contextlib.suppress(BlockingIOError):
+            try:
+                open_end = bool(os.read(self._fd, CHUNK))
+            except BlockingIOError:
+                raise
+            except OSError:
+                open_end = False
+            if not open_end:
+                os.close(self._fd)
+                return
+        self._loop.call_later(_DISCARD_PAUSE, self._listen)
+
+
+def describe(status: int) -> End:
+    """A wait status in Go's words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        words = f"signal: {(signal.strsignal(number) or f'signal {number}').lower()}"
+        if os.WCOREDUMP(status):
+            words += " (core dumped)"
+        return End(-1, False, words, words)
+    code = os.WEXITSTATUS(status)
+    words = f"exit status {code}"
+    return End(code, True, words, words if code else None)

@@ -1,0 +1,107 @@
+"""The processes clients started: the living ones, and for a while the ends that nobody has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sandyard.engine.guest.loop import Loop
+from sandyard.engine.guest.process.output import Output
+from sandyard.engine.guest.process.process import Process
+from sandyard.engine.guest.wire import protojson
+from sandyard.engine.guest.wire.connect import RpcError
+
+KEEP_UNSEEN = 600.0
+KEEP_SEEN = 30.0
+KEEP_AT_MOST = 128
+
+
+class Ended:
+    """What is left of a process: its end, and the output nobody has read."""
+
+    __slots__ = ("expiry", "output", "pid", "tag")
+
+    def __init__(self, process: Process, expiry: float) -> None:
+        self.pid = process.pid
+        self.tag = process.tag
+        self.output = process.output
+        self.expiry = expiry
+
+
+class Registry:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._live: dict[int, Process] = {}
+        self._ended: dict[int, Ended] = {}
+        self._sweeping = False
+
+    def add(self, process: Process) -> None:
+        """A new process takes its pid and its tag over from any that ended before."""
+        self._forget(process.pid)
+        if process.tag is not None:
+            for pid in [ended.pid for ended in self._ended.values() if ended.tag == process.tag]:
+                self._forget(pid)
+        self._live[process.pid] = process
+
+    def ended(self, process: Process) -> None:
+        """Keep the end, and the output nobody read, for a late `Connect`."""
+        if self._live.get(process.pid) is not process:
+            return
+        del self._live[process.pid]
+        while len(self._ended) >= KEEP_AT_MOST:
+            self._forget(next(iter(self._ended)))
+        self._ended[process.pid] = Ended(process, self._loop.time() + KEEP_UNSEEN)
+        if not self._sweeping:
+            self._sweeping = True
+            self._loop.call_later(KEEP_SEEN, self._sweep)
+
+    def seen(self, pid: int, output: Output) -> None:
+        """A client has got the end."""
+        ended = self._ended.get(pid)
+        if ended is not None and ended.output is output:
+            ended.expiry = self._loop.time() + KEEP_SEEN
+            output.drop()
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(list(self._live.values()))
+
+    def find(self, message: protojson.Message) -> Process:
+        """The living process a request selects by pid or tag."""
+        selector = protojson.nested(message, "process") or {}
+        if protojson.value(selector, "pid") is not None:
+            pid = protojson.uint32(selector, "pid")
+            process = self._live.get(pid)
+            what = f"pid {pid}"
+        elif protojson.value(selector, "tag") is not None:
+            tag = protojson.text(selector, "tag")
+            process = next((candidate for candidate in self._live.values() if candidate.tag == tag), None)
+            what = f"tag {tag}"
+        else:
+            raise RpcError("invalid_argument", "the process is selected neither by pid nor by tag")
+        if process is None:
+            raise RpcError("not_found", f"process with {what} not found")
+        return process
+
+    def find_followable(self, message: protojson.Message) -> Process | Ended:
+        """The same, or what is left of one that has ended."""
+        try:
+            return self.find(message)
+        except RpcError as error:
+            selector = protojson.nested(message, "process") or {}
+            pid, tag = protojson.value(selector, "pid"), protojson.value(selector, "tag")
+            for ended in self._ended.values():
+                if str(ended.pid) == str(pid) or (pid is None and tag is not None and ended.tag == tag):
+                    return ended
+            raise error from None
+
+    def _forget(self, pid: int) -> None:
+        ended = self._ended.pop(pid, None)
+        if ended is not None:
+            ended.output.drop()
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for pid in [ended.pid for ended in self._ended.values() if ended.expiry <= now]:
+            self._forget(pid)
+        self._sweeping = bool(self._ended)
+        if self._sweeping:
+            self._loop.call_later(KEEP_SEEN, self._sweep)

@@ -1,0 +1,213 @@
+"""The Connect service `process.Process`."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import contextlib
+import signal
+from typing import Any
+
+from sandyard.engine.guest.process.input import InputClosedError, InputFullError
+from sandyard.engine.guest.process.launcher import Launcher, StartRequest
+from sandyard.engine.guest.process.output import Chunk, Reader
+from sandyard.engine.guest.process.process import Process
+from sandyard.engine.guest.process.registry import Ended, Registry
+from sandyard.engine.guest.sandbox import Sandbox
+from sandyard.engine.guest.wire import connect, protojson
+from sandyard.engine.guest.wire.connect import RpcError, ServerStream, envelope
+from sandyard.engine.guest.wire.connection import PeerGoneError
+from sandyard.engine.guest.wire.http1 import Exchange, Request
+
+_KEEPALIVE = b'{"event":{"keepalive":{}}}'
+_BATCH = 256 << 10
+_CHUNK_HEADER = 8  # about what HTTP puts before the events
+_KILL_PATIENCE = 0.2
+# Telling the start at once wakes everybody on the way to the client while a short command wants the same cores.
+_START_PATIENCE = 0.003
+_SIGNALS = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM, 9: signal.SIGKILL, 15: signal.SIGTERM}
+
+Message = protojson.Message
+
+
+class ProcessService:
+    def __init__(self, sandbox: Sandbox, registry: Registry, launcher: Launcher) -> None:
+        self._sandbox = sandbox
+        self._registry = registry
+        self._launcher = launcher
+
+    # server streams --------------------------------------------------------------------------------------------------
+
+    async def start(self, exchange: Exchange, message: Message) -> None:
+        """Start a process and follow it. It is killed at the call's deadline, not when the client leaves."""
+        user = self._sandbox.rpc_user(exchange.request)
+        limit = connect.timeout(exchange.request)
+        process = self._launcher.start(StartRequest.parse(message), user)
+        if limit is not None:
+            process.expire_after(limit)
+        await self._follow(exchange, process, limit)
+
+    async def connect(self, exchange: Exchange, message: Message) -> None:
+        """Follow a process, from the first byte nobody has read."""
+        limit = connect.timeout(exchange.request)
+        await self._follow(exchange, self._registry.find_followable(message), limit)
+
+    async def _follow(self, exchange: Exchange, process: Process | Ended, limit: float | None) -> None:
+        pid, output = process.pid, process.output
+        del process
+        stream = ServerStream(exchange, _KEEPALIVE, limit)
+        reader = output.attach(stream.wake)
+        try:
+            await stream.begin(b'{"event":{"start":{"pid":%d}}}' % pid, _START_PATIENCE)
+            while True:
+                stream.check()
+                chunks = _take(reader)
+                events = [_render(chunk) for chunk in chunks]
+                end = reader.end
+                try:
+                    if end is not None:
+                        events.append(envelope(protojson.render({"event": {"end": end.render()}})))
+                        await stream.end(b"".join(events))
+                        self._registry.seen(pid, output)
+                        return
+                    if events:
+                        await stream.send(b"".join(events))
+                except PeerGoneError as gone:
+                    reader.give_back(_undelivered(chunks, events, gone.sent))
+                    raise
+                if not events:
+                    await stream.wait()
+        finally:
+            output.detach(reader)
+            stream.release()
+
+    # unary calls -----------------------------------------------------------------------------------------------------
+
+    async def list(self, _request: Request, _message: Message) -> Message:
+        processes: list[dict[str, Any]] = []
+        for process in self._registry:
+            info: dict[str, Any] = {"config": process.config, "pid": process.pid}
+            if process.tag is not None:
+                info["tag"] = process.tag
+            processes.append(info)
+        return {"processes": processes}
+
+    async def update(self, _request: Request, message: Message) -> Message:
+        process = self._registry.find(message)
+        pty = protojson.nested(message, "pty")
+        if pty is not None:
+            if process.terminal is None or process.terminal.closed:
+                raise RpcError("internal", "error resizing tty: tty not assigned to process")
+            size = protojson.nested(pty, "size") or {}
+            process.resize(protojson.uint32(size, "cols"), protojson.uint32(size, "rows"))
+        return {}
+
+    async def send_input(self, request: Request, message: Message) -> Message:
+        process = self._registry.find(message)
+        try:
+            async with asyncio.timeout(connect.timeout(request)):
+                await _write(process, protojson.nested(message, "input") or {})
+        except TimeoutError:
+            raise RpcError("deadline_exceeded", "the process has not read its input in time") from None
+        return {}
+
+    async def send_signal(self, _request: Request, message: Message) -> Message:
+        process = self._registry.find(message)
+        wanted = protojson.value(message, "signal")
+        number = _SIGNALS.get(wanted) if isinstance(wanted, str | int) else None
+        if number is None:
+            raise RpcError("unimplemented", f"invalid signal: {wanted}")
+        try:
+            process.send_signal(number, group=protojson.flag(message, "descendants"))
+        except ProcessLookupError:
+            raise RpcError("not_found", f"process with pid {process.pid} not found") from None
+        if number == signal.SIGKILL:
+            # Whoever kills a process and then looks should not find it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KILL_PATIENCE):
+                    await process.ended.wait()
+        return {}
+
+    async def close_stdin(self, _request: Request, message: Message) -> Message:
+        process = self._registry.find(message)
+        if process.terminal is not None:
+            raise RpcError("failed_precondition", "cannot close stdin for PTY process — send Ctrl+D (0x04) instead")
+        if process.stdin is not None:
+            process.stdin.close()
+        return {}
+
+    # client streams --------------------------------------------------------------------------------------------------
+
+    async def stream_input(self, exchange: Exchange) -> None:
+        """Input in order: first which process, then its data, until the client ends the stream."""
+        process: Process | None = None
+        try:
+            async with asyncio.timeout(connect.timeout(exchange.request)):
+                async for message in connect.messages(exchange.request):
+                    start, data = protojson.nested(message, "start"), protojson.nested(message, "data")
+                    if start is not None:
+                        process = self._registry.find(start)
+                    elif data is not None:
+                        if process is None:
+                            raise RpcError("invalid_argument", "input came before the process it is for")
+                        await _write(process, protojson.nested(data, "input") or {})
+                    elif protojson.nested(message, "keepalive") is None:
+                        raise RpcError("unimplemented", "invalid event type")
+        except TimeoutError:
+            raise RpcError("deadline_exceeded", "context deadline exceeded") from None
+        await connect.reply_client_stream(exchange, {})
+
+
+def _take(reader: Reader) -> list[Chunk]:
+    """What a reader has waiting, up to a bound."""
+    chunks: list[Chunk] = []
+    size = 0
+    while size < _BATCH:
+        chunk = reader.take()
+        if chunk is None:
+            break
+        chunks.append(chunk)
+        size += len(chunk[1])
+    return chunks
+
+
+def _render(chunk: Chunk) -> bytes:
+    kind, data = chunk
+    return envelope(b'{"event":{"data":{"%b":"%b"}}}' % (kind.encode(), binascii.b2a_base64(data, newline=False)))
+
+
+def _undelivered(chunks: list[Chunk], events: list[bytes], sent: int) -> list[Chunk]:
+    """The chunks of which the kernel did not take the whole event."""
+    end = _CHUNK_HEADER
+    for index, _chunk in enumerate(chunks):
+        end += len(events[index])
+        if end > sent:
+            return chunks[index:]
+    return []
+
+
+async def _write(process: Process, message: Message) -> None:
+    if protojson.value(message, "pty") is not None:
+        what, data, channel = "tty", protojson.octets(message, "pty"), process.terminal
+        if channel is None:
+            raise RpcError(
+                "failed_precondition",
+                "error writing to tty: tty not assigned to process — input should be written to the stdin, not the tty",
+            )
+    elif protojson.value(message, "stdin") is not None:
+        what, data, channel = "stdin", protojson.octets(message, "stdin"), process.stdin
+        if process.terminal is not None:
+            raise RpcError(
+                "failed_precondition",
+                "error writing to stdin: tty assigned to process — input should be written to the pty, not the stdin",
+            )
+        if channel is None:
+            raise RpcError("failed_precondition", "error writing to stdin: stdin not enabled or closed")
+    else:
+        raise RpcError("unimplemented", "invalid input type")
+    try:
+        await channel.write(data)
+    except InputClosedError:
+        raise RpcError("failed_precondition", f"error writing to {what}: {what} not enabled or closed") from None
+    except InputFullError:
+        raise RpcError("resource_exhausted", f"error writing to {what}: the process does not read its input") from None

@@ -1,0 +1,195 @@
+"""Starting a program as a user of the sandbox, fast.
+
+The agent itself turns into the user for an instant, lets `posix_spawn` (a vfork) start the program, and turns back: this
+costs no copy of the agent's page tables, 0.13 ms against 1.2 ms for fork + setuid + exec of an interpreter. It is safe
+because the agent has one thread, so nothing else runs in between; the saved ids stay 0, so it can always turn back; exec
+makes the program's saved ids the user's, so the program cannot; and the agent is undumpable, so that a process of the same
+user may not trace it during that instant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sandyard.engine.guest.kernel import open_no_magic
+from sandyard.engine.guest.users import User
+
+_EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
+_NOT_A_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+_SHELL = "/bin/sh"
+_AGENT_FILES = 1 << 16
+
+
+class SpawnError(Exception):
+    """A process could not be started. `exhausted` when the same request may succeed later."""
+
+    def __init__(self, message: str, *, exhausted: bool = False) -> None:
+        super().__init__(message)
+        self.exhausted = exhausted
+
+
+class NoDirectoryError(Exception):
+    """The directory a program should run in does not exist."""
+
+
+FileLimits = tuple[tuple[int, int], tuple[int, int]]
+"""RLIMIT_NOFILE (soft, hard) of the programs that are started, and of the agent."""
+
+
+def raise_file_limit() -> FileLimits:
+    """Let the agent have more files than the programs it starts: it has some for each of them."""
+    inherited = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = inherited[1]
+    wanted = _AGENT_FILES if hard == resource.RLIM_INFINITY else min(hard, _AGENT_FILES)
+    own = (max(wanted, inherited[0]), hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, own)
+    return inherited, own
+
+
+def same_file_limit() -> FileLimits:
+    now = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return now, now
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+
+
+class Spawner:
+    """`switch_user` says whether programs run as the user they are started for, or as the agent does."""
+
+    def __init__(self, *, switch_user: bool, file_limits: FileLimits) -> None:
+        self._switch_user = switch_user
+        self._own_groups = os.getgroups()
+        self._ignored = _ignored_signals()
+        self._inherited_limit, self._own_limit = file_limits
+        self._oom_score: bytes | None = None
+        if _own_oom_score() < 0:
+            self._oom_score = b"0"  # the agent is protected; what it starts must not be
+
+    def spawn(self, program: Program, user: User, stdio: Sequence[int]) -> int:
+        """Start `program` in a session of its own, with `stdio` as 0, 1 and 2. Returns its pid."""
+        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio) if fd != target]
+        return self._start(program, user, actions)
+
+    def spawn_on_terminal(self, program: Program, user: User, slave: int) -> int:
+        """Start `program` in a session whose controlling terminal is `slave`."""
+        if self._switch_user:
+            os.fchown(slave, user.uid, -1)
+        # A session leader without a terminal gets the one it opens first.
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
+            (os.POSIX_SPAWN_DUP2, 0, 1),
+            (os.POSIX_SPAWN_DUP2, 0, 2),
+        ]
+        return self._start(program, user, actions)
+
+    def _start(self, program: Program, user: User, actions: Sequence[tuple[int | str, ...]]) -> int:
+        switched = self._switch_user and user.uid != 0
+        try:
+            if switched:
+                self._become(user)
+            _enter(program.cwd)
+            pid = self._exec(program, actions)
+        except OSError as error:
+            reason = f"error starting process '{' '.join(program.argv)}': {error.strerror or error}"
+            raise SpawnError(reason, exhausted=error.errno in _EXHAUSTED) from None
+        except ValueError as error:
+            raise SpawnError(f"error starting process: {error}") from None
+        finally:
+            if switched:
+                self._return()
+            os.chdir("/")
+        if self._oom_score is not None:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+                file.write(self._oom_score)
+        return pid
+
+    def _become(self, user: User) -> None:
+        os.setgroups(user.groups)
+        os.setresgid(user.gid, user.gid, 0)
+        os.setresuid(user.uid, user.uid, 0)
+
+    def _return(self) -> None:
+        os.setresuid(0, 0, 0)
+        os.setresgid(0, 0, 0)
+        os.setgroups(self._own_groups)
+
+    def _exec(self, program: Program, actions: Sequence[tuple[int | str, ...]]) -> int:
+        limited = self._inherited_limit != self._own_limit
+        if limited:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._inherited_limit)
+        try:
+            for path in _candidates(program):
+                try:
+                    return self._posix_spawn(path, program.argv, program.env, actions)
+                except OSError as error:
+                    if error.errno not in _NOT_A_PROGRAM:
+                        raise
+            # As envd has it: the process starts, a shell says what is wrong on stderr and exits with 126 or 127. A script
+            # without a first line is run by the shell.
+            argv = (_SHELL, "-c", 'exec "$@"', _SHELL, *program.argv)
+            return self._posix_spawn(_SHELL, argv, program.env, actions)
+        finally:
+            if limited:
+                resource.setrlimit(resource.RLIMIT_NOFILE, self._own_limit)
+
+    def _posix_spawn(
+        self, path: str, argv: tuple[str, ...], env: dict[str, str], actions: Sequence[tuple[int | str, ...]]
+    ) -> int:
+        return os.posix_spawn(
+            path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=self._ignored
+        )
+
+
+def _enter(path: str) -> None:
+    """Change to a directory, with the rights of whoever one is at the moment."""
+    try:
+        fd = open_no_magic(path, os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError:
+        raise NoDirectoryError from None
+    try:
+        os.fchdir(fd)
+    finally:
+        os.close(fd)
+
+
+def _candidates(program: Program) -> Iterator[str]:
+    """The files that `program` may mean, relative to its directory, which is the current one."""
+    command = program.argv[0]
+    if "/" in command:
+        yield command
+        return
+    for folder in program.env.get("PATH", "").split(":"):
+        path = f"{folder or '.'}/{command}"
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(os.stat(path).st_mode):
+                yield path
+
+
+def _ignored_signals() -> list[int]:
+    """Those that a program must find at their defaults again. Two are the C library's own and cannot be touched."""
+    mask = int(_own("status").partition(b"SigIgn:")[2].split()[0], 16)
+    return [number for number in range(1, 65) if mask >> (number - 1) & 1 and number not in (32, 33)]
+
+
+def _own_oom_score() -> int:
+    return int(_own("oom_score_adj"))
+
+
+def _own(name: str) -> bytes:
+    """A file about this process. Without Python's file objects: they would be the largest thing an idle agent touches."""
+    fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)

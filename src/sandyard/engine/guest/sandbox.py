@@ -1,0 +1,165 @@
+"""The place an agent serves: its root directory, its accounts, and who and where a request is when it does not say so.
+
+Paths of the protocol are absolute in the sandbox ("/home/user/x"). `host` says where such a path is for the agent: the same,
+or below `config.root` when the agent's own root is another one.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import posixpath
+import stat
+
+from sandyard.engine.guest.config import Defaults, GuestConfig
+from sandyard.engine.guest.kernel import open_no_magic
+from sandyard.engine.guest.users import Accounts, UnknownUserError, User
+from sandyard.engine.guest.wire.connect import RpcError
+from sandyard.engine.guest.wire.http1 import HttpError, Request
+
+
+class PathError(ValueError):
+    """A path that cannot be meant."""
+
+
+class NotAFileError(OSError):
+    """Not a regular file: opening it might block for ever, or do things."""
+
+
+class Sandbox:
+    def __init__(self, config: GuestConfig) -> None:
+        self.config = config
+        self.defaults = Defaults(config)
+        self.is_root = config.rooted and os.geteuid() == 0
+        self._root = "" if config.rooted else os.path.realpath(config.root)
+        self.accounts = Accounts(self.host("/etc"), owned_by_caller=not self.is_root)
+        self._own_proc = f"/proc/{os.getpid()}"
+        try:
+            self._proc_device = os.stat("/proc").st_dev if config.rooted else -1
+        except OSError:
+            self._proc_device = -1
+
+    # who -------------------------------------------------------------------------------------------------------------
+
+    def rpc_user(self, request: Request) -> User:
+        """The user an RPC runs as: from `Authorization: Basic user:`, else the default one."""
+        named = basic_user(request)
+        try:
+            return self.accounts.lookup(self.defaults.user if named is None else named)
+        except UnknownUserError:
+            what = "invalid default user" if named is None else "invalid username"
+            raise RpcError("unauthenticated", f"{what}: '{named or self.defaults.user}'") from None
+
+    def check_named_user(self, request: Request) -> None:
+        """A request that names a user must name one that exists, also where no user is needed."""
+        if "authorization" in request.headers:
+            self.rpc_user(request)
+
+    def file_user(self, name: str | None) -> User:
+        """The user of a plain HTTP request for files."""
+        name = self.defaults.user if name is None else name
+        try:
+            return self.accounts.lookup(name)
+        except UnknownUserError as error:
+            raise HttpError(401, f"error looking up user '{name}': {error}") from None
+
+    # where -----------------------------------------------------------------------------------------------------------
+
+    def resolve(self, path: str, user: User) -> str:
+        """An absolute path: relative ones and `~` are taken from the user's home, an empty one is the default directory."""
+        path = path or self.defaults.workdir or ""
+        if "\0" in path:
+            raise PathError("the path has a NUL byte in it")
+        if path.startswith("~"):
+            if len(path) > 1 and path[1] != "/":
+                raise PathError(
+                    f"failed to expand path '{path}' for user '{user.name}': cannot expand user-specific home dir"
+                )
+            path = user.home + path[1:]
+        if path.startswith("/"):
+            return path if not self._root else posixpath.normpath(path)
+        return posixpath.normpath(posixpath.join(user.home, path))
+
+    def host(self, path: str) -> str:
+        return self._root + path if self._root else path
+
+    def guest(self, path: str) -> str:
+        """The inverse of `host`; a path outside the root stays what it is."""
+        if self._root and (path == self._root or path.startswith(self._root + "/")):
+            return path[len(self._root) :] or "/"
+        return path
+
+    # what ------------------------------------------------------------------------------------------------------------
+
+    def open_file(self, path: str, flags: int, mode: int = 0o666) -> int:
+        """Open a regular file (a host path) without ever waiting for it. Whatever else it is raises NotAFileError.
+
+        The agent's own directory in /proc is out of bounds: its memory and its descriptors are no tenant's business.
+        """
+        fd = self._open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode)
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and not self._is_own_proc(fd, status.st_dev):
+            return fd
+        os.close(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise NotAFileError(errno.EINVAL, "not a regular file", path)
+
+    def open_directory(self, path: str) -> int:
+        fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY, 0)
+        if self._is_own_proc(fd, os.fstat(fd).st_dev):
+            os.close(fd)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return fd
+
+    def _open(self, path: str, flags: int, mode: int) -> int:
+        if self.config.rooted:
+            return open_no_magic(path, flags, mode)
+        return os.open(path, flags, mode)
+
+    def _is_own_proc(self, fd: int, device: int) -> bool:
+        if device != self._proc_device:
+            return False
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        return path == self._own_proc or path.startswith(self._own_proc + "/")
+
+    def give(self, fd: int, user: User) -> None:
+        """Make the user own an open file."""
+        if self.is_root:
+            os.fchown(fd, user.uid, user.gid)
+
+    def ensure_directory(self, path: str, user: User) -> None:
+        """Make a directory (a host path) and its parents where they are missing; the new ones belong to the user."""
+        missing: list[str] = []
+        while True:
+            try:
+                status = os.stat(path)
+            except FileNotFoundError:
+                missing.append(path)
+                path = posixpath.dirname(path.rstrip("/")) or "/"
+                continue
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "path is a file", path)
+            break
+        for folder in reversed(missing):
+            try:
+                os.mkdir(folder, 0o755)
+            except FileExistsError:
+                if not os.path.isdir(folder):
+                    raise
+                continue
+            if self.is_root:
+                os.chown(folder, user.uid, user.gid, follow_symlinks=False)
+
+
+def basic_user(request: Request) -> str | None:
+    """The name in an `Authorization: Basic` header; None without one."""
+    scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        name, colon, _password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return name if colon else None

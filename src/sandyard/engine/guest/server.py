@@ -1,0 +1,175 @@
+"""Accepting connections and giving each request to its handler. What goes wrong is answered once, here."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+
+from sandyard.engine.guest.loop import Loop, report
+from sandyard.engine.guest.sandbox import Sandbox
+from sandyard.engine.guest.wire import connect, protojson
+from sandyard.engine.guest.wire.connect import RpcError
+from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
+from sandyard.engine.guest.wire.http1 import BodyError, Exchange, HttpError, Request, read_request
+
+HttpHandler = Callable[[Exchange], Awaitable[None]]
+Unary = Callable[[Request, protojson.Message], Awaitable[protojson.Message]]
+Streaming = Callable[[Exchange, protojson.Message], Awaitable[None]]
+
+_PREFLIGHT = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "HEAD, GET, POST, PUT, PATCH, DELETE",
+    "Access-Control-Max-Age": "7200",
+}
+
+
+class Server:
+    """`http` maps (method, path) to handlers, the others map paths of the Connect protocol to calls of their kind."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        http: Mapping[tuple[str, str], HttpHandler],
+        unary: Mapping[str, Unary],
+        server_streams: Mapping[str, Streaming],
+        client_streams: Mapping[str, HttpHandler],
+    ) -> None:
+        self._sandbox = sandbox
+        self._http = http
+        self._paths = {path for _, path in http}
+        self._unary = unary
+        self._server_streams = server_streams
+        self._client_streams = client_streams
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self, loop: Loop, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        loop.add_reader(sock.fileno(), partial(self._accept, loop, sock))
+
+    def _accept(self, loop: Loop, sock: socket.socket) -> None:
+        for _ in range(64):
+            try:
+                peer, _address = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                loop.remove_reader(sock.fileno())
+                loop.call_later(0.1, self.listen, loop, sock)
+                return
+            if peer.family != socket.AF_UNIX:
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = loop.create_task(self.converse(Connection(loop, peer)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def converse(self, conn: Connection) -> None:
+        """Answer the requests of one connection, one after the other, until either side ends it."""
+        try:
+            while True:
+                try:
+                    request = await read_request(conn)
+                except HttpError as error:
+                    await _refuse(conn, error)
+                    return
+                if request is None:
+                    return
+                exchange = Exchange(conn, request)
+                await self._handle(exchange)
+                if not exchange.keep_alive or not await request.body.drain():
+                    return
+        except PeerGoneError:
+            pass
+        except Exception:  # whatever it is, one connection is lost and not the agent
+            report()
+        finally:
+            conn.close()
+
+    async def _handle(self, exchange: Exchange) -> None:
+        request = exchange.request
+        path = request.path
+        if path in self._unary:
+            await self._call(exchange, self._call_unary, stream=False)
+        elif path in self._server_streams:
+            await self._call(exchange, self._call_server_stream, stream=True)
+        elif path in self._client_streams:
+            await self._call(exchange, self._client_streams[path], stream=True)
+        elif request.method == "OPTIONS":
+            asked = request.headers.get("access-control-request-headers", "*")
+            await exchange.reply(204, headers={**_PREFLIGHT, "Access-Control-Allow-Headers": asked})
+        else:
+            await self._serve_http(exchange)
+
+    async def _serve_http(self, exchange: Exchange) -> None:
+        request = exchange.request
+        handler = self._http.get((request.method, request.path))
+        try:
+            if handler is None:
+                if request.path in self._paths:
+                    await exchange.reply(405)
+                else:
+                    await exchange.reply(404, b"404 page not found\n", {"Content-Type": "text/plain; charset=utf-8"})
+                return
+            await handler(exchange)
+        except HttpError as error:
+            await _answer(exchange, error.status, error.message)
+        except BodyError as error:
+            exchange.keep_alive = False
+            await _answer(exchange, 400, str(error))
+        except PeerGoneError:
+            raise
+        except Exception as error:  # an answer is owed
+            report()
+            await _answer(exchange, 500, f"internal error: {type(error).__name__}")
+
+    async def _call(self, exchange: Exchange, call: HttpHandler, *, stream: bool) -> None:
+        """Run a call of the Connect protocol, and answer what it raises."""
+        if exchange.request.method == "OPTIONS":
+            asked = exchange.request.headers.get("access-control-request-headers", "*")
+            await exchange.reply(204, headers={**_PREFLIGHT, "Access-Control-Allow-Headers": asked})
+            return
+        if not await connect.accepts(exchange, connect.STREAM_TYPE if stream else connect.UNARY_TYPE):
+            return
+        failure: RpcError
+        try:
+            self._sandbox.check_named_user(exchange.request)
+            await call(exchange)
+        except RpcError as error:
+            failure = error
+        except protojson.FieldError as error:
+            failure = RpcError("invalid_argument", str(error))
+        except PeerGoneError:
+            raise
+        except Exception as error:  # an answer is owed
+            report()
+            failure = RpcError("internal", f"internal error: {type(error).__name__}")
+        else:
+            return
+        await connect.fail(exchange, failure, stream=stream)
+
+    async def _call_unary(self, exchange: Exchange) -> None:
+        message = await connect.unary_message(exchange.request)
+        result = await self._unary[exchange.request.path](exchange.request, message)
+        await exchange.reply_json(200, result)
+
+    async def _call_server_stream(self, exchange: Exchange) -> None:
+        message = await connect.only_message(exchange.request)
+        await self._server_streams[exchange.request.path](exchange, message)
+
+
+async def _answer(exchange: Exchange, status: int, message: str) -> None:
+    """envd's error body, or the end of the connection when half an answer is out already."""
+    if exchange.started:
+        raise PeerGoneError
+    await exchange.reply_json(status, {"code": status, "message": protojson.printable(message)})
+
+
+async def _refuse(conn: Connection, error: HttpError) -> None:
+    body = protojson.render({"code": error.status, "message": error.message})
+    head = f"HTTP/1.1 {error.status} Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    await conn.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -1,0 +1,114 @@
+"""The sandbox's accounts, from its own /etc/passwd and /etc/group. Not from `pwd`: that would load the image's NSS modules
+into the agent. Both files are read again when they change."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+_Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    name: str
+    uid: int
+    gid: int
+    home: str
+    shell: str
+    groups: tuple[int, ...]
+
+
+class UnknownUserError(LookupError):
+    """There is no such user."""
+
+
+class _Table:
+    """Lines of a colon-separated file, parsed once per version of the file. A missing file is an empty one."""
+
+    __slots__ = ("_path", "_stamp", "rows")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._stamp: _Stamp | None = None
+        self.rows: list[list[str]] = []
+
+    def refresh(self) -> bool:
+        """Read the file if it changed. Says whether `rows` is new."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            changed, self._stamp, self.rows = self._stamp is not None, None, []
+            return changed
+        stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
+        if stamp == self._stamp:
+            return False
+        try:
+            with open(self._path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except OSError:
+            return False
+        self.rows = [line.split(":") for line in text.splitlines() if line and not line.startswith(("#", "+", "-"))]
+        self._stamp = stamp
+        return True
+
+
+class Accounts:
+    """Look-ups by name and by number. `owned_by_caller` is for an agent that is not root in its own root: there every
+    account is the one that runs the agent, and `user` and `root` exist without any file."""
+
+    def __init__(self, etc: str, *, owned_by_caller: bool = False) -> None:
+        self._passwd = _Table(os.path.join(etc, "passwd"))
+        self._group = _Table(os.path.join(etc, "group"))
+        self._owned_by_caller = owned_by_caller
+        self._users: dict[str, User] = {}
+        self._names: dict[int, str] = {}
+        self._group_names: dict[int, str] = {}
+
+    def lookup(self, name: str) -> User:
+        self._refresh()
+        try:
+            return self._users[name]
+        except KeyError:
+            raise UnknownUserError(f"user: unknown user {name}") from None
+
+    def user_name(self, uid: int) -> str:
+        self._refresh()
+        return self._names.get(uid) or str(uid)
+
+    def group_name(self, gid: int) -> str:
+        self._refresh()
+        return self._group_names.get(gid) or str(gid)
+
+    def _refresh(self) -> None:
+        changed = self._passwd.refresh()
+        if not (self._group.refresh() or changed or not self._users):
+            return
+        memberships: dict[str, list[int]] = {}
+        self._group_names = {}
+        for row in self._group.rows:
+            if len(row) < 4 or not row[2].isdigit():
+                continue
+            self._group_names.setdefault(int(row[2]), row[0])
+            for member in row[3].split(","):
+                memberships.setdefault(member.strip(), []).append(int(row[2]))
+        self._users, self._names = {}, {}
+        for row in self._passwd.rows:
+            if len(row) >= 7 and row[2].isdigit() and row[3].isdigit():
+                self._add(row[0], int(row[2]), int(row[3]), row[5] or "/", row[6].strip(), memberships.get(row[0], []))
+        if self._owned_by_caller:
+            self._adopt_caller()
+
+    def _add(self, name: str, uid: int, gid: int, home: str, shell: str, groups: list[int]) -> None:
+        every = (gid, *(group for group in groups if group != gid))
+        self._users.setdefault(name, User(name, uid, gid, home, shell or "/bin/sh", every))
+        self._names.setdefault(uid, name)
+
+    def _adopt_caller(self) -> None:
+        uid, gid = os.getuid(), os.getgid()
+        for name, home in (("user", "/home/user"), ("root", "/root")):
+            if name not in self._users:
+                self._add(name, uid, gid, home, "/bin/bash", [])
+        self._users = {name: User(name, uid, gid, user.home, user.shell, (gid,)) for name, user in self._users.items()}
+        self._names = {uid: "user"}
+        self._group_names = {gid: "user"}

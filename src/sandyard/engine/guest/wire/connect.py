@@ -1,0 +1,257 @@
+"""The Connect protocol in its JSON form: unary calls, server streams and client streams over `http1`.
+
+A call's handler raises `RpcError` to fail; nothing else may reach the client but `internal` without details.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from sandyard.engine.guest.wire import protojson
+from sandyard.engine.guest.wire.connection import PeerGoneError
+from sandyard.engine.guest.wire.http1 import BodyError, Exchange, HttpError, Request
+
+UNARY_TYPE = "application/json"
+STREAM_TYPE = "application/connect+json"
+MESSAGE_LIMIT = 64 << 20
+DEFAULT_KEEPALIVE = 90.0
+
+_ENVELOPE = struct.Struct(">BI")
+_COMPRESSED, _END = 1, 2
+_STREAM_HEADERS = {"Content-Type": STREAM_TYPE, "X-Accel-Buffering": "no"}
+
+STATUS = {
+    "canceled": 499, "unknown": 500, "invalid_argument": 400, "deadline_exceeded": 504, "not_found": 404,
+    "already_exists": 409, "permission_denied": 403, "resource_exhausted": 429, "failed_precondition": 400,
+    "aborted": 409, "out_of_range": 400, "unimplemented": 501, "internal": 500, "unavailable": 503, "data_loss": 500,
+    "unauthenticated": 401,
+}  # fmt: skip
+
+
+class RpcError(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def render(self) -> dict[str, str]:
+        return {"code": self.code, "message": protojson.printable(self.message)}
+
+
+def envelope(payload: bytes, flags: int = 0) -> bytes:
+    return _ENVELOPE.pack(flags, len(payload)) + payload
+
+
+def timeout(request: Request) -> float | None:
+    """Seconds the client gives this call; None for as long as it takes."""
+    header = request.headers.get("connect-timeout-ms", "")
+    if not header:
+        return None
+    if not header.isascii() or not header.isdigit() or len(header) > 15:
+        raise RpcError("invalid_argument", f"protocol error: invalid timeout {header!r}")
+    return int(header) / 1000 or None
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def accepts(exchange: Exchange, media_type: str) -> bool:
+    """Whether the request is a POST of that type; if not it is answered."""
+    if exchange.request.method != "POST":
+        await exchange.reply(405, headers={"Allow": "POST"})
+    elif _media_type(exchange.request) != media_type:
+        await exchange.reply(415, headers={"Accept-Post": media_type})
+    else:
+        return True
+    return False
+
+
+async def unary_message(request: Request) -> protojson.Message:
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RpcError("unimplemented", "compressed messages are not supported")
+    try:
+        return protojson.parse(await request.body.read_all(MESSAGE_LIMIT))
+    except HttpError as error:
+        raise RpcError("resource_exhausted", error.message) from None
+    except (BodyError, protojson.FieldError) as error:
+        raise RpcError("invalid_argument", str(error)) from None
+
+
+async def messages(request: Request) -> AsyncGenerator[protojson.Message, None]:
+    """The messages of a client's stream, as they arrive. A server stream's request is a stream of one."""
+    body = request.body
+    try:
+        while True:
+            prefix = await body.read_exactly(5)
+            if not prefix:
+                return
+            if len(prefix) < 5:
+                raise RpcError("invalid_argument", "protocol error: incomplete envelope")
+            flags, size = _ENVELOPE.unpack(prefix)
+            if flags & _COMPRESSED:
+                raise RpcError("unimplemented", "compressed messages are not supported")
+            if size > MESSAGE_LIMIT:
+                raise RpcError("resource_exhausted", f"message has {size} bytes, {MESSAGE_LIMIT} are allowed")
+            payload = await body.read_exactly(size)
+            if len(payload) < size:
+                raise RpcError("invalid_argument", "protocol error: incomplete envelope")
+            if flags & _END:
+                return
+            yield protojson.parse(payload)
+    except (BodyError, protojson.FieldError) as error:
+        raise RpcError("invalid_argument", str(error)) from None
+
+
+async def only_message(request: Request) -> protojson.Message:
+    """The one message of a server stream's request."""
+    if request.body.length is not None:
+        # As nearly every client sends it; worth a way of its own, because every command that is run starts with it.
+        data = await request.body.read_all(MESSAGE_LIMIT)
+        if len(data) >= 5 and data[0] == 0 and _ENVELOPE.unpack_from(data)[1] == len(data) - 5:
+            return protojson.parse(data[5:])
+        raise RpcError("invalid_argument", "protocol error: the request is not one uncompressed message")
+    async with contextlib.aclosing(messages(request)) as stream:
+        async for message in stream:
+            return message
+    raise RpcError("invalid_argument", "protocol error: the request has no message")
+
+
+async def fail(exchange: Exchange, error: RpcError, *, stream: bool) -> None:
+    """Answer a call with an error, also in the middle of a stream."""
+    if not stream:
+        await exchange.reply_json(STATUS.get(error.code, 500), error.render())
+        return
+    last = envelope(protojson.render({"error": error.render()}), _END)
+    if exchange.started:
+        await exchange.write(last, last=True)
+    else:
+        await exchange.start(200, _STREAM_HEADERS, last, last=True)
+
+
+async def reply_client_stream(exchange: Exchange, message: dict[str, Any]) -> None:
+    body = envelope(protojson.render(message)) + envelope(b"{}", _END)
+    await exchange.reply(200, body, _STREAM_HEADERS)
+
+
+class ServerStream:
+    """A stream to one client: it sends keepalives when nothing else is sent, and ends at the client's deadline.
+
+    `wake` may be called from any callback; the one coroutine that owns the stream sleeps in `wait` meanwhile.
+    """
+
+    __slots__ = (
+        "_deadline", "_due", "_exchange", "_expired", "_gone", "_interval", "_keepalive", "_last_sent", "_loop", "_opening", "_patient_until",
+        "_timer", "_waiter", "_woken",
+    )  # fmt: skip
+
+    def __init__(self, exchange: Exchange, keepalive: bytes, limit: float | None) -> None:
+        self._exchange = exchange
+        self._keepalive = envelope(keepalive)
+        self._loop = exchange.conn.loop
+        self._interval = _keepalive_interval(exchange.request)
+        self._waiter: asyncio.Future[None] | None = None
+        self._opening = b""
+        self._patient_until = 0.0
+        self._woken = self._gone = self._expired = self._due = False
+        self._last_sent = self._loop.time()
+        self._deadline = None if limit is None else self._last_sent + limit
+        self._timer = self._loop.call_at(self._next_tick(), self._tick)
+
+    async def begin(self, first: bytes, patience: float = 0.0) -> None:
+        """Open the stream with its first message. With `patience` it waits that long for company: when something else is
+        sent soon, all goes out at once."""
+        self._exchange.conn.watch(self._hang_up)
+        self._opening = envelope(first)
+        if patience:
+            self._loop.call_later(patience, self._stir)
+            self._patient_until = self._loop.time() + patience
+        else:
+            await self.send(b"")
+
+    async def send(self, envelopes: bytes) -> None:
+        if self._opening:
+            opening, self._opening = self._opening, b""
+            await self._exchange.start(200, _STREAM_HEADERS, opening + envelopes)
+        else:
+            await self._exchange.write(envelopes)
+        self._last_sent = self._loop.time()
+
+    async def end(self, envelopes: bytes = b"") -> None:
+        """Send the last messages and end the stream well."""
+        self.release()
+        envelopes += envelope(b"{}", _END)
+        if self._opening:
+            await self._exchange.start(200, _STREAM_HEADERS, self._opening + envelopes, last=True)
+        else:
+            await self._exchange.write(envelopes, last=True)
+
+    def release(self) -> None:
+        """Let go of the timers and of the connection. Idempotent."""
+        self._exchange.conn.unwatch()
+        self._timer.cancel()
+
+    def wake(self) -> None:
+        self._woken = True
+        self._stir()
+
+    def check(self) -> None:
+        """PeerGoneError when the client has left, deadline_exceeded when its time is over."""
+        if self._gone:
+            raise PeerGoneError
+        if self._expired:
+            raise RpcError("deadline_exceeded", "context deadline exceeded")
+
+    async def wait(self) -> None:
+        """Sleep until `wake`, or until `check` has something to raise."""
+        while True:
+            self.check()
+            if self._opening and self._loop.time() >= self._patient_until - 0.001:
+                await self.send(b"")
+            if self._due:
+                self._due = False
+                await self.send(self._keepalive)
+            if self._woken:
+                self._woken = False
+                return
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def _stir(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _next_tick(self) -> float:
+        keepalive = self._last_sent + self._interval
+        return keepalive if self._deadline is None else min(keepalive, self._deadline)
+
+    def _tick(self) -> None:
+        """The one timer of a stream: its deadline has come, or it may have been quiet for too long."""
+        now = self._loop.time() + 0.005
+        if self._deadline is not None and now >= self._deadline:
+            self._expired = True
+            self._stir()
+            return
+        if now >= self._last_sent + self._interval:
+            self._due = True
+            self._last_sent = now
+            self._stir()
+        self._timer = self._loop.call_at(self._next_tick(), self._tick)
+
+    def _hang_up(self) -> None:
+        self._gone = True
+        self._stir()
+
+
+def _keepalive_interval(request: Request) -> float:
+    header = request.headers.get("keepalive-ping-interval", "")
+    if header.isascii() and header.isdigit() and int(header[:9]) > 0 and len(header) < 10:
+        return float(header)
+    return DEFAULT_KEEPALIVE

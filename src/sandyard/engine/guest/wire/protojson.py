@@ -1,0 +1,131 @@
+"""Reading and writing protobuf's JSON form by hand: camelCase or snake_case names, null as absent, int64 as a string."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+import time
+from typing import Any
+
+Message = dict[str, Any]
+
+
+class FieldError(ValueError):
+    """A field has a value of another type than its own."""
+
+
+_HUMPS = re.compile(r"[A-Z]")
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+
+
+def parse(data: bytes) -> Message:
+    """A message from its JSON. FieldError when it is none."""
+    if not data:
+        return {}
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FieldError(f"unmarshal message: {error}") from None
+    if not isinstance(message, dict):
+        raise FieldError("unmarshal message: not an object")
+    return message
+
+
+def render(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def value(message: Message, name: str) -> Any:
+    """The value of a field by its camelCase name, None if it is absent."""
+    found = message.get(name)
+    if found is None and _HUMPS.search(name):
+        return message.get(_HUMPS.sub(lambda hump: "_" + hump.group().lower(), name))
+    return found
+
+
+def text(message: Message, name: str) -> str:
+    found = value(message, name)
+    if found is None:
+        return ""
+    if not isinstance(found, str):
+        raise FieldError(f"field {name}: not a string")
+    return found
+
+
+def flag(message: Message, name: str) -> bool:
+    found = value(message, name)
+    if found is None:
+        return False
+    if not isinstance(found, bool):
+        raise FieldError(f"field {name}: not a bool")
+    return found
+
+
+def uint32(message: Message, name: str) -> int:
+    found = value(message, name)
+    if found is None:
+        return 0
+    if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) < 12:
+        found = int(found)
+    if isinstance(found, float) and found.is_integer():
+        found = int(found)
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= 0xFFFFFFFF:
+        raise FieldError(f"field {name}: not a uint32")
+    return found
+
+
+def nested(message: Message, name: str) -> Message | None:
+    found = value(message, name)
+    if found is not None and not isinstance(found, dict):
+        raise FieldError(f"field {name}: not an object")
+    return found
+
+
+def texts(message: Message, name: str) -> list[str]:
+    found = value(message, name)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise FieldError(f"field {name}: not a list of strings")
+    return found
+
+
+def text_map(message: Message, name: str) -> dict[str, str]:
+    found = value(message, name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
+        raise FieldError(f"field {name}: not a map of strings")
+    return found
+
+
+def octets(message: Message, name: str) -> bytes:
+    """Base64 of either alphabet, padded or not."""
+    encoded = text(message, name).encode("ascii", "replace").translate(_URL_SAFE).rstrip(b"=")
+    try:
+        return binascii.a2b_base64(encoded + b"=" * (-len(encoded) % 4), strict_mode=True) if encoded else b""
+    except binascii.Error:
+        raise FieldError(f"field {name}: not base64") from None
+
+
+def timestamp(nanoseconds: int) -> str:
+    """google.protobuf.Timestamp, as RFC 3339 with as many digits as are needed."""
+    seconds, nanos = divmod(nanoseconds, 1_000_000_000)
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    if not nanos:
+        return whole + "Z"
+    digits = f"{nanos:09d}"
+    for size in (3, 6):
+        if not digits[size:].strip("0"):
+            return f"{whole}.{digits[:size]}Z"
+    return f"{whole}.{digits}Z"
+
+
+def printable(name: str) -> str:
+    """A file name as JSON can carry it: bytes that are no UTF-8 become U+FFFD."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return name

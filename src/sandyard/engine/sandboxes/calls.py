@@ -1,0 +1,114 @@
+"""The driver behind deadlines: a verb ends, fails, or is declared stuck; it never hangs its caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from sandyard.engine.contract import Driver
+from sandyard.engine.sandboxes.errors import StuckError, no_such_sandbox
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+
+T = TypeVar("T")
+log = get_logger(__name__)
+
+
+class Calls:
+    """Runs one verb of the driver at a time as a task of its own, so that it can be given up and cancelled from
+    elsewhere."""
+
+    def __init__(self, driver: Driver, settings: EngineSettings) -> None:
+        self.driver = driver
+        self._settings = settings
+        self._under_way: dict[str, set[asyncio.Task[Any]]] = {}
+        self._late: dict[asyncio.Task[None], str] = {}
+        self.on_late: Callable[[str], None] = lambda subject: None  # told when a call that was given up has ended
+
+    async def run(
+        self,
+        verb: str,
+        subject: str,
+        call: Coroutine[Any, Any, T],
+        *,
+        if_late: Callable[[T], Awaitable[None]] | None = None,
+    ) -> T:
+        """The verb's answer. `subject` is the sandbox's id.
+
+        StuckError after the verb's deadline (the call is cancelled and left alone; should it succeed after all,
+        `if_late` gets its answer); NotFoundError when `interrupt` ended it; kit errors as the driver raised them;
+        anything else as SandyardError.
+        """
+        deadline = self._settings.deadline(verb)
+        task = asyncio.ensure_future(call)
+        tasks = self._under_way.setdefault(subject, set())
+        tasks.add(task)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=deadline)
+        except asyncio.CancelledError:
+            self._give_up(verb, subject, task, if_late)
+            raise
+        finally:
+            tasks.discard(task)
+            if not tasks and self._under_way.get(subject) is tasks:
+                del self._under_way[subject]
+        if not done:
+            self._give_up(verb, subject, task, if_late)
+            log.error("driver_stuck", verb=verb, sandbox=subject, seconds=deadline)
+            raise StuckError(f"The driver {self.driver.name!r} did not answer {verb!r} of {subject} in {deadline:g} s.")
+        return _answer(verb, subject, task)
+
+    async def rest(self, subject: str) -> None:
+        """Wait for calls for this sandbox that were given up: the driver may still be at it. StuckError when it goes
+        on."""
+        late = [task for task, whose in self._late.items() if whose == subject]
+        if late:
+            _, pending = await asyncio.wait(late, timeout=self._settings.default_deadline_s)
+            if pending:
+                raise StuckError(f"The driver is still busy with sandbox '{subject}' and does not come to an end.")
+
+    def interrupt(self, subject: str) -> None:
+        """Cancel what is under way for this sandbox."""
+        for task in tuple(self._under_way.get(subject, ())):
+            task.cancel()
+
+    def abandon(self) -> None:
+        """Follow nothing any more."""
+        for task in tuple(self._late):
+            task.cancel()
+
+    def _give_up(
+        self, verb: str, subject: str, task: asyncio.Task[T], if_late: Callable[[T], Awaitable[None]] | None
+    ) -> None:
+        async def follow() -> None:
+            # the driver may shut its ears to the cancellation; what it made in the end is then nobody's
+            await asyncio.wait({task})
+            if task.cancelled() or task.exception() is not None:
+                return
+            log.warning("driver_answered_late", verb=verb, sandbox=subject)
+            if if_late is not None:
+                await if_late(task.result())
+
+        task.cancel()
+        late = asyncio.ensure_future(follow())
+        self._late[late] = subject
+        late.add_done_callback(self._followed)
+
+    def _followed(self, late: asyncio.Task[None]) -> None:
+        self.on_late(self._late.pop(late))
+        if not late.cancelled() and late.exception() is not None:
+            log.error("late_answer_not_undone", exc=late.exception())
+
+
+def _answer(verb: str, subject: str, task: asyncio.Task[T]) -> T:
+    if task.cancelled():
+        raise no_such_sandbox(subject)
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if isinstance(error, SandyardError):
+        raise error
+    log.error("driver_failed", verb=verb, sandbox=subject, exc=error)
+    raise SandyardError(f"The driver failed at {verb!r} of {subject}: {type(error).__name__}: {error}") from error

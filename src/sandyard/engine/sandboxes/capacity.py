@@ -1,0 +1,90 @@
+"""Whether one more sandbox fits, and if not, what is full."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.errors import FullError
+
+MIB = 1024 * 1024
+_FRESH_S = 0.1
+
+
+def available_memory() -> int | None:
+    """Bytes the machine can still give out without swapping; None when the machine does not say."""
+    try:
+        text = Path("/proc/meminfo").read_bytes()
+        return int(text[text.index(b"MemAvailable:") + 13 :].split(b"kB", 1)[0]) * 1024
+    except (OSError, ValueError):
+        return None
+
+
+def free_disk(path: Path) -> int | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+class Capacity:
+    """Looks at the machine at most every tenth of a second, so that a burst of creates costs one look."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        disks: Sequence[Path],
+        *,
+        memory: Callable[[], int | None] = available_memory,
+        disk: Callable[[Path], int | None] = free_disk,
+    ) -> None:
+        self._settings = settings
+        self._disks = disks
+        self._memory = memory
+        self._disk = disk
+        self._looked_at = float("-inf")
+        self._available: int | None = None
+        self._full: str | None = None
+
+    def check(self, running: int, *, counted: bool = True) -> None:
+        """FullError naming what is full. `running` are those that count already; `counted=False` asks for memory and
+        disk only."""
+        limit = self._settings.max_sandboxes
+        if counted and running >= limit:
+            raise FullError(
+                f"The machine is full: {running} of {limit} sandboxes are running. "
+                "Kill or pause one, or raise --max-sandboxes."
+            )
+        self._refresh()
+        if self._full is not None:
+            raise FullError(self._full)
+
+    def memory_low(self, factor: float = 1.0) -> bool:
+        """True when less than `factor` times the reserve is left."""
+        self._refresh()
+        return self._available is not None and self._available < self._settings.memory_reserve_mb * MIB * factor
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at > _FRESH_S:
+            self._looked_at = now
+            self._available = self._memory()
+            self._full = self._look()
+
+    def _look(self) -> str | None:
+        memory = self._available
+        reserve = self._settings.memory_reserve_mb
+        if memory is not None and memory < reserve * MIB:
+            return f"The machine is full: {memory // MIB} MiB of memory are available, {reserve} MiB are kept free."
+        reserve = self._settings.disk_reserve_mb
+        for path in self._disks:
+            free = self._disk(path)
+            if free is not None and free < reserve * MIB:
+                return (
+                    f"The machine is full: {free // MIB} MiB of disk are free at {path}, {reserve} MiB are kept free."
+                )
+        return None

@@ -1,0 +1,289 @@
+"""How sandboxes begin: from a template, from a snapshot, or as a copy of another one.
+
+The row is written last: a crash before that leaves a sandbox without a record, which the next `driver.open` removes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
+from sandyard.engine.sandboxes import guest
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.capacity import Capacity
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.lifecycle import Lifecycle
+from sandyard.engine.sandboxes.metrics import Sampler
+from sandyard.engine.sandboxes.model import CreateSandbox, Forked, Sandbox, Snapshot, State, Template
+from sandyard.engine.sandboxes.pool import Pool, new_sandbox_id
+from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots, new_snapshot_id
+from sandyard.engine.sandboxes.undertaker import Undertaker
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.errors import ConflictError, FullError, SandyardError
+from sandyard.kit.ids import random_secret
+from sandyard.kit.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A sandbox of the driver that has no record yet, and whether its agent already knows the template's settings."""
+
+    handle: Handle
+    told: bool
+
+
+class Creation:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        calls: Calls,
+        capacity: Capacity,
+        sampler: Sampler,
+        undertaker: Undertaker,
+        lifecycle: Lifecycle,
+        pool: Pool,
+        snapshots: Snapshots,
+        settings: EngineSettings,
+    ) -> None:
+        self._ledger = ledger
+        self._calls = calls
+        self._capacity = capacity
+        self._sampler = sampler
+        self._undertaker = undertaker
+        self._lifecycle = lifecycle
+        self._pool = pool
+        self._snapshots = snapshots
+        self._settings = settings
+        self._at_once = asyncio.Semaphore(settings.create_concurrency)
+        self.under_way = 0
+
+    def limits_of(self, template: Template) -> Limits:
+        default = self._settings.default_limits
+        return replace(
+            default,
+            cpu_count=template.cpu_count or default.cpu_count,
+            memory_mb=template.memory_mb or default.memory_mb,
+            disk_mb=template.disk_mb or default.disk_mb,
+        )
+
+    async def create(
+        self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
+    ) -> Sandbox:
+        """A running sandbox with its record. FullError names what is full."""
+        own = self.limits_of(template)
+        limits = request.limits or own
+        with self._room(template.snapshots):
+            made = await self._make(template, limits, request.network.policy, poolable=limits == own)
+            env = {**template.env, **request.env}
+            now = self._ledger.clock.now()
+            record = Sandbox(
+                id=made.handle.id,
+                template_id=template.id,
+                alias=template.aliases[0] if template.aliases else None,
+                name=request.template,
+                state=State.RUNNING,
+                handle=made.handle,
+                layers=template.layers,
+                snapshots=template.snapshots,
+                limits=limits,
+                network=request.network,
+                created_at=now,
+                started_at=now,
+                ends_at=now + request.timeout_s,
+                timeout_s=request.timeout_s,
+                metadata=request.metadata,
+                env=env,
+                defaults=template.defaults,
+                secure=request.secure,
+                access_token=random_secret() if request.secure else None,
+                traffic_token=None if request.public_traffic else random_secret(),
+                on_timeout=request.on_timeout,
+                auto_pause_memory=request.auto_pause_memory,
+                auto_resume=request.auto_resume,
+                volume_mounts=request.volume_mounts,
+                extra=request.extra,
+            )
+            return await self._begin(record, "The sandbox was created", told=made.told and not request.env, key=key)
+
+    async def fork(self, entry: Entry, count: int, timeout_s: float) -> list[Forked]:
+        """Copies of a running sandbox, all of the same instant."""
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(self._lifecycle.held(entry))
+            parent = entry.record
+            if not parent.running:
+                raise ConflictError(f"Sandbox '{entry.id}' is paused and cannot be forked; resume it first")
+            if count == 1:
+                return [await self._outcome(self._fork(parent, timeout_s))]
+            # they stand on a snapshot that no client sees and that goes with the last of them
+            snapshot_id = new_snapshot_id()
+            with self._held((*parent.snapshots, snapshot_id)):
+                snapshot = await self.capture(entry, snapshot_id, hidden=True)
+                await held.aclose()  # the parent is free again
+                forks = (self._outcome(self._stand_on(parent, snapshot, timeout_s)) for _ in range(count))
+                return list(await asyncio.gather(*forks))
+
+    async def snapshot(self, entry: Entry, name: str | None, tag: str) -> Snapshot:
+        async with self._lifecycle.held(entry):
+            with self._held(entry.record.snapshots):
+                return await self.capture(entry, new_snapshot_id(), name=name, tag=tag)
+
+    async def capture(
+        self,
+        entry: Entry,
+        snapshot_id: str,
+        *,
+        name: str | None = None,
+        tag: str = DEFAULT_TAG,
+        hidden: bool = False,
+    ) -> Snapshot:
+        """Have the driver take a snapshot, and record it. The caller holds the sandbox and the snapshots it stands
+        on."""
+        parent = entry.record
+        self._capacity.check(0, counted=False)
+        driver = self._calls.driver
+
+        async def drop(_: Any) -> None:
+            await driver.delete_snapshot(snapshot_id)
+
+        try:
+            call = driver.snapshot(parent.handle, snapshot_id)
+            layers = await self._calls.run("snapshot", entry.id, call, if_late=drop)
+            return self._snapshots.add(self._described(parent, snapshot_id, layers, name, tag), hidden=hidden)
+        except BaseException:
+            self._snapshots.discard(snapshot_id)
+            raise
+
+    def _described(self, parent: Sandbox, snapshot_id: str, layers: Layers, name: str | None, tag: str) -> Snapshot:
+        return Snapshot(
+            id=snapshot_id,
+            sandbox_id=parent.id,
+            template_id=parent.template_id,
+            layers=layers,
+            limits=parent.limits,
+            created_at=self._ledger.clock.now(),
+            name=name,
+            tag=tag,
+            env=parent.env,
+            defaults=parent.defaults,
+            snapshots=parent.snapshots,
+        )
+
+    async def _fork(self, parent: Sandbox, timeout_s: float) -> Sandbox:
+        with self._room(parent.snapshots):
+            child = self._child(parent, timeout_s)
+            call = self._calls.driver.fork(parent.handle, child.spec)
+            handle = await self._ask("fork", parent.id, call)
+            return await self._begin(
+                replace(child, handle=handle), f"The sandbox was forked from {parent.id}", told=False
+            )
+
+    async def _stand_on(self, parent: Sandbox, snapshot: Snapshot, timeout_s: float) -> Sandbox:
+        used = (*snapshot.snapshots, snapshot.id)
+        with self._room(used):
+            child = replace(self._child(parent, timeout_s), layers=snapshot.layers, snapshots=used)
+            handle = await self._ask("create", child.id, self._calls.driver.create(child.spec))
+            return await self._begin(
+                replace(child, handle=handle), f"The sandbox was forked from {parent.id}", told=False
+            )
+
+    def _child(self, parent: Sandbox, timeout_s: float) -> Sandbox:
+        now = self._ledger.clock.now()
+        child_id = new_sandbox_id()
+        return replace(
+            parent,
+            id=child_id,
+            handle=Handle(child_id, parent.handle.driver),
+            created_at=now,
+            started_at=now,
+            ends_at=now + timeout_s,
+            timeout_s=timeout_s,
+            access_token=_renewed(parent.access_token),
+            traffic_token=_renewed(parent.traffic_token),
+            memory_lost=None,
+            intent=None,
+        )
+
+    async def _make(self, template: Template, limits: Limits, policy: NetworkPolicy, *, poolable: bool) -> Made:
+        if poolable and policy == NetworkPolicy():
+            handle = self._pool.claim(template, limits)
+            if handle is not None:
+                return Made(handle, told=True)
+
+        async def make() -> Handle:
+            spec = Spec(new_sandbox_id(), template.layers, limits, policy)
+            return await self._ask("create", spec.id, self._calls.driver.create(spec))
+
+        try:
+            return Made(await self._pool.create(make), told=False)
+        except FullError:
+            if not await self._pool.give_back():
+                raise
+            return Made(await self._pool.create(make), told=False)  # what the ready ones took is free now
+
+    async def _ask(self, verb: str, subject: str, call: Coroutine[Any, Any, Handle]) -> Handle:
+        async def discard(handle: Handle) -> None:
+            self._undertaker.discard(handle)
+
+        async with self._at_once:
+            return await self._calls.run(verb, subject, call, if_late=discard)
+
+    async def _begin(
+        self, record: Sandbox, event: str, *, told: bool, key: tuple[str, str, bytes] | None = None
+    ) -> Sandbox:
+        """The last steps, common to all: settings into the agent, the row, and everything that accompanies a living
+        sandbox."""
+        try:
+            if not told:
+                await guest.initialise(self._calls, record.handle, record.env, record.defaults)
+                now = self._ledger.clock.now()
+                record = replace(record, created_at=now, started_at=now, ends_at=now + record.timeout_s)
+            entry = self._ledger.insert(record, event, key=key)
+        except BaseException:
+            self._undertaker.discard(record.handle)
+            raise
+        self._undertaker.watch(entry)
+        self._sampler.soon(entry)
+        return entry.record
+
+    async def _outcome(self, call: Coroutine[Any, Any, Sandbox]) -> Forked:
+        try:
+            return Forked(sandbox=await call)
+        except SandyardError as error:
+            return Forked(error=error)
+
+    @contextmanager
+    def _room(self, snapshots: tuple[str, ...]) -> Iterator[None]:
+        """Take a place for one more sandbox, on these snapshots, while it is being made."""
+        self._capacity.check(self._ledger.registry.running + self.under_way)
+        self.under_way += 1
+        try:
+            with self._held(snapshots):
+                yield
+        finally:
+            self.under_way -= 1
+
+    @contextmanager
+    def _held(self, snapshots: tuple[str, ...]) -> Iterator[None]:
+        """Keep these snapshots' files while something is being made of them that has no record yet."""
+        held = self._snapshots.held
+        for snapshot_id in snapshots:
+            held[snapshot_id] = held.get(snapshot_id, 0) + 1
+        try:
+            yield
+        finally:
+            for snapshot_id in snapshots:
+                held[snapshot_id] -= 1
+                if not held[snapshot_id]:
+                    del held[snapshot_id]
+            if snapshots:
+                self._snapshots.collect()
+
+
+def _renewed(token: Secret | None) -> Secret | None:
+    return None if token is None else random_secret()

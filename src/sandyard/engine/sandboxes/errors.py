@@ -1,0 +1,21 @@
+"""The few errors of this folder that a caller may want to tell from their kind."""
+
+from __future__ import annotations
+
+from sandyard.kit.errors import BusyError, NotFoundError, UnreachableError
+
+
+class SandboxUnreachableError(UnreachableError):
+    """The sandbox was not found"""
+
+
+class PortClosedError(UnreachableError):
+    """The sandbox is running but port is not open"""
+
+
+class StuckError(BusyError):
+    """The driver does not answer."""
+
+
+def no_such_sandbox(sandbox_id: str) -> NotFoundError:
+    return NotFoundError(f"Sandbox {sandbox_id!r} doesn't exist or you don't have access to it")

@@ -1,0 +1,65 @@
+"""The one thing the engine itself says to a guest agent: what later processes start with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping
+
+from sandyard.engine.contract import AGENT_PORT, Handle
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.model import Defaults
+from sandyard.kit.errors import UnreachableError
+
+MAX_ANSWER = 64 * 1024  # the agent runs beside hostile code: its answers are read with a bound
+
+
+def needs_init(env: Mapping[str, str], defaults: Defaults) -> bool:
+    """A fresh agent already has no variables and the default user; then there is nothing to say."""
+    return bool(env) or defaults != Defaults()
+
+
+async def initialise(calls: Calls, handle: Handle, env: Mapping[str, str], defaults: Defaults) -> None:
+    """Tell the agent of a fresh sandbox its variables, user and directory, if there is anything to tell."""
+    if needs_init(env, defaults):
+
+        async def tell() -> None:
+            await init(await calls.driver.connect(handle, AGENT_PORT), env, defaults)
+
+        await calls.run("init", handle.id, tell())
+
+
+async def init(connection: socket.socket, env: Mapping[str, str], defaults: Defaults) -> None:
+    """`POST /init` on a connected socket, which is closed. UnreachableError when the agent does not accept it."""
+    body = {"envVars": dict(env), "defaultUser": defaults.user}
+    if defaults.workdir is not None:
+        body["defaultWorkdir"] = defaults.workdir
+    content = json.dumps(body).encode()
+    head = (
+        "POST /init HTTP/1.1\r\nHost: sandbox\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    with connection:
+        try:
+            await loop.sock_sendall(connection, head.encode("ascii") + content)
+            status = await _status(connection)
+        except OSError as error:
+            raise UnreachableError(f"The agent did not take its settings: {error}.") from error
+    if not 200 <= status < 300:
+        raise UnreachableError(f"The agent refused its settings with status {status}.")
+
+
+async def _status(connection: socket.socket) -> int:
+    loop = asyncio.get_running_loop()
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        received = await loop.sock_recv(connection, 4096)
+        answer += received
+        if not received or len(answer) > MAX_ANSWER:
+            break
+    words = answer.split(b"\r\n", 1)[0].split(b" ")
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise UnreachableError("The agent gave no HTTP answer to its settings.")
+    return int(words[1])

@@ -1,0 +1,123 @@
+"""The one place where a sandbox's record changes: row, memory, timer and log move together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sandyard.engine.sandboxes.logs import SandboxLogs
+from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
+from sandyard.engine.sandboxes.registry import Entry, Registry
+from sandyard.engine.sandboxes.repository import KeyUse, SandboxRepository
+from sandyard.engine.sandboxes.timers import Timers
+from sandyard.engine.store.database import Database
+from sandyard.kit.clock import Clock
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+Listener = Callable[[str, str], None]
+
+
+class Ledger:
+    """Synchronous: a change is committed when the call returns, and nothing else ran in between.
+
+    When the database refuses (disk full), nothing has changed anywhere and the error is raised.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        repository: SandboxRepository,
+        logs: SandboxLogs,
+        registry: Registry,
+        clock: Clock,
+        due: Callable[[str], None],
+    ) -> None:
+        self._database = database
+        self._repository = repository
+        self.registry = registry
+        self.logs = logs
+        self.clock = clock
+        self.timers = Timers(clock, due)
+        self.suspend_after_s: float | None = None
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def suspend_after(self, seconds: float | None) -> None:
+        """The driver can move the memory of paused sandboxes to disk; have that done after so long."""
+        self.suspend_after_s = seconds
+        for entry in self.registry:
+            self._arm(entry)
+
+    def load(self) -> None:
+        """All rows into memory, at start."""
+        for record in self._repository.all():
+            self._arm(self.registry.add(record))
+
+    def insert(self, sandbox: Sandbox, message: str, *, key: tuple[str, str, bytes] | None = None) -> Entry:
+        """A new sandbox; `key` is (owner, idempotency key, digest)."""
+        with self._database.transaction():
+            record = self._repository.insert(sandbox)
+            self.logs.append(sandbox.id, LogLevel.INFO, message, template=sandbox.template_id)
+            if key is not None:
+                owner, name, digest = key
+                self._repository.use_key(owner, name, KeyUse(digest, sandbox.id), sandbox.created_at)
+        entry = self.registry.add(record)
+        self._arm(entry)
+        log.info("sandbox_created", sandbox=sandbox.id, template=sandbox.template_id)
+        return entry
+
+    def change(
+        self, entry: Entry, event: str | None = None, /, *, level: LogLevel = LogLevel.INFO, **changes: Any
+    ) -> Sandbox:
+        """Change fields of the newest record. `event`, a sentence, goes to the sandbox's log in the same
+        transaction."""
+        before = entry.record
+        record = self.registry.change(entry, **changes)
+        try:
+            with self._database.transaction():
+                self._repository.update(record)
+                if event is not None:
+                    self.logs.append(entry.id, level, event)
+        except BaseException:
+            self.registry.change(entry, **{name: getattr(before, name) for name in changes})
+            raise
+        self._arm(entry)
+        if event is not None:
+            log.info("sandbox_changed", sandbox=entry.id, state=record.state.value, what=event)
+        return record
+
+    def remove(self, entry: Entry, event: str, *, reason: str, level: LogLevel = LogLevel.INFO) -> None:
+        """The sandbox is gone for every client from here on. `reason` is what listeners are told."""
+        with self._database.transaction():
+            self._repository.delete(entry.id)
+            self.logs.append(entry.id, level, event)
+        self.registry.remove(entry, event)
+        self.timers.drop(entry.id)
+        if entry.watch is not None:
+            entry.watch.cancel()
+        log.info("sandbox_removed", sandbox=entry.id, what=event)
+        self.interrupted(entry.id, reason)
+
+    def interrupted(self, sandbox_id: str, reason: str) -> None:
+        for listener in self._listeners:
+            listener(sandbox_id, reason)
+
+    def rearm(self, entry: Entry, when: float) -> None:
+        """Look at it again at `when`, whatever the record says: something that was due did not succeed."""
+        self.timers.set(entry.id, when)
+
+    def _arm(self, entry: Entry) -> None:
+        record = entry.record
+        if record.running:
+            self.timers.set(record.id, record.ends_at)
+        elif (
+            record.pause_kind is PauseKind.MEMORY and self.suspend_after_s is not None and record.paused_at is not None
+        ):
+            self.timers.set(record.id, record.paused_at + self.suspend_after_s)
+        else:
+            self.timers.drop(record.id)

@@ -1,0 +1,240 @@
+"""Pause, resume, and what is due: the verbs that change a sandbox's state.
+
+The order is always the same: ask the driver, then write the record. A crash in between leaves a record that says what
+was last answered to a client, and `reconcile` makes the host agree with it. Only ending processes cannot be undone,
+so `Intent.STOP` is written before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sandyard.engine.contract import Driver
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.capacity import Capacity
+from sandyard.engine.sandboxes.errors import no_such_sandbox
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.metrics import Sampler
+from sandyard.engine.sandboxes.model import Intent, Network, OnTimeout, PauseKind, Sandbox, State
+from sandyard.engine.sandboxes.reconcile import Reconciler
+from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.undertaker import Undertaker
+from sandyard.kit.errors import ConflictError, SandyardError, UnsupportedError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+AUTOMATIC_AT_ONCE = 8  # expiries handled at the same time, so that a thousand of them leave room for clients
+RETRY_S = 5.0
+
+
+class Lifecycle:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        calls: Calls,
+        capacity: Capacity,
+        sampler: Sampler,
+        undertaker: Undertaker,
+        reconciler: Reconciler,
+    ) -> None:
+        self._ledger = ledger
+        self._calls = calls
+        self._capacity = capacity
+        self._sampler = sampler
+        self._undertaker = undertaker
+        self._reconciler = reconciler
+        self._automatic = asyncio.Semaphore(AUTOMATIC_AT_ONCE)
+
+    @property
+    def _driver(self) -> Driver:
+        return self._calls.driver
+
+    @property
+    def _now(self) -> float:
+        return self._ledger.clock.now()
+
+    @asynccontextmanager
+    async def held(self, entry: Entry, *, changing: bool = False) -> AsyncIterator[None]:
+        """Alone with this sandbox. NotFoundError when it went while waiting; StuckError while its condition cannot be
+        learned. `changing` makes traffic wait until it is over."""
+        async with entry.lock:
+            if entry.gone is not None:
+                raise no_such_sandbox(entry.id)
+            if changing:
+                entry.changing = asyncio.get_running_loop().create_future()
+            try:
+                if entry.suspect:
+                    await self._reconciler.inspect(entry)
+                    if entry.gone is not None:
+                        raise no_such_sandbox(entry.id)
+                yield
+            finally:
+                if entry.changing is not None and changing:
+                    entry.changing.set_result(None)
+                    entry.changing = None
+
+    async def pause(self, entry: Entry, *, memory: bool) -> Sandbox:
+        async with self.held(entry, changing=True):
+            if not entry.record.running:
+                raise ConflictError(f"Error pausing sandbox - sandbox '{entry.id}' is already paused")
+            return await self._pause(entry, memory=memory, why="on request")
+
+    async def _pause(self, entry: Entry, *, memory: bool, why: str, lost: str | None = None) -> Sandbox:
+        if not memory:
+            await self.stop(entry)
+            kind, what = PauseKind.FILESYSTEM, "The sandbox was paused; only its file system is kept"
+        else:
+            if not self._driver.capabilities.freeze:
+                help_ = self._driver.capabilities.missing.get("freeze", "this machine cannot freeze processes")
+                raise UnsupportedError(f"Pausing with memory is not possible here: {help_}. A pause without memory is.")
+            async with self._reconciler.on_failure(entry):
+                await self._calls.run("freeze", entry.id, self._driver.freeze(entry.record.handle))
+            kind, what = PauseKind.MEMORY, "The sandbox was paused; its memory is kept"
+        async with self._reconciler.on_failure(entry):
+            record = self._ledger.change(
+                entry,
+                f"{what} ({why})",
+                state=State.PAUSED,
+                pause_kind=kind,
+                paused_at=self._now,
+                ends_at=self._now,
+                memory_lost=lost,
+                intent=None,
+            )
+        self._ledger.interrupted(entry.id, "paused")
+        if entry.series is not None:
+            entry.series.restart()
+        return record
+
+    async def stop(self, entry: Entry) -> None:
+        """End its processes for good. The intent stays until the caller has written what came of it."""
+        self._ledger.change(entry, intent=Intent.STOP)
+        self._undertaker.unwatch(entry)
+        async with self._reconciler.on_failure(entry):
+            handle = await self._calls.run("stop", entry.id, self._driver.stop(entry.record.handle))
+            self._ledger.change(entry, handle=handle)
+
+    async def connect(self, entry: Entry, timeout_s: float, *, memory: bool) -> tuple[Sandbox, bool]:
+        if entry.record.running and entry.changing is None and not entry.suspect:
+            return self.extend(entry, timeout_s), False
+        async with self.held(entry, changing=True):
+            if entry.record.running:
+                return self.extend(entry, timeout_s), False
+            return await self._resume(entry, timeout_s, memory=memory, why="on request"), True
+
+    async def resume(self, entry: Entry, timeout_s: float, *, auto_pause: bool | None, memory: bool) -> Sandbox:
+        async with self.held(entry, changing=True):
+            if entry.record.running:
+                raise ConflictError(f"Sandbox {entry.id} is already running")
+            return await self._resume(entry, timeout_s, memory=memory, why="on request", auto_pause=auto_pause)
+
+    async def wake(self, entry: Entry, timeout_s: float) -> None:
+        """Resume it because somebody wants to talk to it, unless somebody else did meanwhile."""
+        async with self.held(entry, changing=True):
+            if not entry.record.running:
+                await self._resume(entry, timeout_s, memory=True, why="by traffic")
+
+    async def _resume(
+        self, entry: Entry, timeout_s: float, *, memory: bool, why: str, auto_pause: bool | None = None
+    ) -> Sandbox:
+        self._capacity.check(self._ledger.registry.running)
+        kind = entry.record.pause_kind
+        if kind is not PauseKind.FILESYSTEM and not memory:
+            await self.stop(entry)
+            self._ledger.change(entry, pause_kind=PauseKind.FILESYSTEM, intent=None)
+            kind = PauseKind.FILESYSTEM
+        async with self._reconciler.on_failure(entry):
+            handle = entry.record.handle
+            if kind is PauseKind.MEMORY:
+                await self._calls.run("thaw", entry.id, self._driver.thaw(handle))
+            elif kind is PauseKind.DISK:
+                handle = await self._calls.run("restore", entry.id, self._driver.restore(handle))
+            else:
+                handle = await self._reconciler.boot(entry)
+            policy = entry.record.on_timeout
+            if auto_pause is not None:
+                policy = OnTimeout.PAUSE if auto_pause else OnTimeout.KILL
+            now = self._now
+            record = self._ledger.change(
+                entry,
+                f"The sandbox was resumed ({why})",
+                state=State.RUNNING,
+                handle=handle,
+                pause_kind=None,
+                paused_at=None,
+                started_at=now,
+                ends_at=now + timeout_s,
+                timeout_s=timeout_s,
+                on_timeout=policy,
+                intent=None,
+            )
+        if entry.watch is None:
+            self._undertaker.watch(entry)
+        self._sampler.soon(entry)
+        return record
+
+    def extend(self, entry: Entry, timeout_s: float, *, may_shorten: bool = False) -> Sandbox:
+        """A running sandbox's life counted from now. One write, nothing to wait for."""
+        ends_at = self._now + timeout_s
+        if ends_at <= entry.record.ends_at and not may_shorten:
+            return entry.record
+        return self._ledger.change(entry, ends_at=ends_at, timeout_s=timeout_s)
+
+    async def set_network(self, entry: Entry, network: Network) -> Sandbox:
+        async with self.held(entry):
+            if not entry.record.running:
+                raise ConflictError(f"Sandbox '{entry.id}' is paused; resume it to change its network")
+            before = entry.record.network
+            self._ledger.change(entry, network=network, intent=Intent.NETWORK)
+            call = self._driver.set_network(entry.record.handle, network.policy)
+            try:
+                async with self._reconciler.on_failure(entry):
+                    await self._calls.run("set_network", entry.id, call)
+            except SandyardError:
+                self._ledger.change(entry, network=before)  # the intent stays: the old policy is put in force again
+                raise
+            return self._ledger.change(entry, "The network policy was changed", intent=None)
+
+    async def due(self, entry: Entry) -> None:
+        """Its time has come: kill it, pause it, or move its memory to disk. Never raises; what fails is tried again."""
+        try:
+            async with self._automatic:
+                await self._due(entry)
+        except SandyardError as error:
+            if entry.gone is None:
+                self._ledger.rearm(entry, self._now + RETRY_S)
+                log.warning("sandbox_expiry_failed", sandbox=entry.id, reason=error.message, retry_s=RETRY_S)
+
+    async def _due(self, entry: Entry) -> None:
+        if entry.gone is not None:
+            return
+        if self._overdue(entry) and entry.record.on_timeout is OnTimeout.KILL:
+            await self._undertaker.kill(entry, "The sandbox was killed: its timeout was reached")
+            return
+        async with self.held(entry, changing=True):
+            if self._overdue(entry):
+                await self._auto_pause(entry)
+            elif entry.record.pause_kind is PauseKind.MEMORY and self._ledger.suspend_after_s is not None:
+                await self._suspend(entry)
+
+    def _overdue(self, entry: Entry) -> bool:
+        return entry.record.running and entry.record.ends_at <= self._now
+
+    async def _auto_pause(self, entry: Entry) -> None:
+        memory, lost = entry.record.auto_pause_memory, None
+        if memory and not self._driver.capabilities.freeze:
+            # killing it would lose more; the record says what happened to the memory
+            memory, lost = False, "This machine cannot keep the memory of a paused sandbox"
+        await self._pause(entry, memory=memory, why="its timeout was reached", lost=lost)
+
+    async def _suspend(self, entry: Entry) -> None:
+        self._undertaker.unwatch(entry)
+        async with self._reconciler.on_failure(entry):
+            handle = await self._calls.run("suspend", entry.id, self._driver.suspend(entry.record.handle))
+            self._ledger.change(
+                entry, "The paused sandbox's memory was moved to disk", handle=handle, pause_kind=PauseKind.DISK
+            )

@@ -1,0 +1,186 @@
+"""What the service is made of, put together once, and the tasks that run as long as it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from sandyard.engine.contract import Driver
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.capacity import Capacity
+from sandyard.engine.sandboxes.creation import Creation
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.lifecycle import Lifecycle
+from sandyard.engine.sandboxes.logs import SandboxLogs
+from sandyard.engine.sandboxes.metrics import Sampler
+from sandyard.engine.sandboxes.model import Sandbox, Template
+from sandyard.engine.sandboxes.pool import Pool
+from sandyard.engine.sandboxes.reconcile import Reconciler
+from sandyard.engine.sandboxes.recovery import Recovery, read_boot_id
+from sandyard.engine.sandboxes.registry import Registry
+from sandyard.engine.sandboxes.repository import SandboxRepository
+from sandyard.engine.sandboxes.snapshots import Snapshots
+from sandyard.engine.sandboxes.undertaker import Undertaker
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.store.database import Database
+from sandyard.kit.clock import Clock, SystemClock
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+
+log = get_logger(__name__)
+
+TIDY_S = 2.0
+FORGET_S = 60.0
+
+
+class Parts:
+    def __init__(
+        self,
+        database: Database,
+        driver: Driver,
+        settings: EngineSettings,
+        *,
+        clock: Clock | None = None,
+        disks: Sequence[Path] | None = None,
+        boot_id: str | None = None,
+    ) -> None:
+        self.database = database
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self.tasks = TaskSet("verbs")
+        self.loops = TaskSet("loops")
+        self.registry = Registry()
+        self.repository = SandboxRepository(database)
+        self.logs = SandboxLogs(database, self._clock, kept=settings.logs_kept, retention_s=settings.logs_retention_s)
+        self.calls = Calls(driver, settings)
+        self.ledger = Ledger(
+            database=database,
+            repository=self.repository,
+            logs=self.logs,
+            registry=self.registry,
+            clock=self._clock,
+            due=self._due,
+        )
+        self.undertaker = Undertaker(self.ledger, self.calls, self.tasks.spawn, patience_s=settings.kill_patience_s)
+        self.capacity = Capacity(settings, disks if disks is not None else (settings.data_dir,))
+        self.sampler = Sampler(
+            self.calls,
+            self._clock,
+            lambda: self.registry,
+            interval_s=settings.metrics_interval_s,
+            kept=settings.metrics_kept,
+        )
+        self.snapshots = Snapshots(database, self.calls, self.tasks.spawn, self._users)
+        self.reconciler = Reconciler(self.ledger, self.calls, self.undertaker, self.tasks.spawn)
+        self.lifecycle = Lifecycle(
+            ledger=self.ledger,
+            calls=self.calls,
+            capacity=self.capacity,
+            sampler=self.sampler,
+            undertaker=self.undertaker,
+            reconciler=self.reconciler,
+        )
+        self.pool = Pool(
+            self.calls,
+            self.undertaker,
+            self.capacity,
+            self._clock,
+            size=settings.pool_size,
+            idle_s=settings.pool_idle_s,
+            taken=lambda: self.registry.running + self.creation.under_way + len(self.undertaker.dying),
+            room=settings.max_sandboxes,
+        )
+        self.creation = Creation(
+            ledger=self.ledger,
+            calls=self.calls,
+            capacity=self.capacity,
+            sampler=self.sampler,
+            undertaker=self.undertaker,
+            lifecycle=self.lifecycle,
+            pool=self.pool,
+            snapshots=self.snapshots,
+            settings=settings,
+        )
+        self._recovery = Recovery(
+            database=database,
+            ledger=self.ledger,
+            calls=self.calls,
+            snapshots=self.snapshots,
+            reconciler=self.reconciler,
+            undertaker=self.undertaker,
+            spawn=self.tasks.spawn,
+            boot_id=boot_id or read_boot_id(),
+        )
+        self.undertaker.on_removed(lambda record: self.snapshots.collect())
+        self.reconciler.on_boot = self.sampler.soon
+        self.calls.on_late = self._late
+        self._closed = False
+
+    async def open(self, prewarmed: Callable[[], Template | None]) -> None:
+        await self._recovery.run()
+        if self.calls.driver.capabilities.suspend:
+            self.ledger.suspend_after(self._settings.suspend_after_s)
+        for loop in (self.ledger.timers.run(), self.sampler.run(), self.pool.run(), self._upkeep(prewarmed)):
+            self.loops.spawn(loop)
+
+    async def close(self, patience_s: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self.loops.cancel()
+        if not await self.tasks.wait(patience_s):
+            log.warning("verbs_abandoned", verbs=len(self.tasks))
+        await self.abandon()
+        await self.pool.close()
+        try:
+            await self.calls.run("close", "the engine", self.calls.driver.close())
+        except SandyardError as error:
+            log.warning("driver_close_failed", reason=error.message)
+
+    async def abandon(self) -> None:
+        """Stop everything where it stands."""
+        await self.loops.cancel()
+        await self.tasks.cancel()
+        self.calls.abandon()
+        for entry in self.registry:
+            if entry.watch is not None:
+                entry.watch.cancel()
+
+    def stands_on(self, layer: str) -> bool:
+        return any(layer in sandbox.layers for sandbox in self._users()) or self.snapshots.stands_on(layer)
+
+    def _users(self) -> Iterable[Sandbox]:
+        yield from (entry.record for entry in self.registry)
+        yield from self.undertaker.dying
+
+    def _late(self, sandbox_id: str) -> None:
+        entry = self.registry.find(sandbox_id)
+        if entry is not None:
+            self.reconciler.doubt(entry)
+
+    def _due(self, sandbox_id: str) -> None:
+        entry = self.registry.find(sandbox_id)
+        if entry is not None:
+            self.tasks.spawn(self.lifecycle.due(entry))
+
+    async def _upkeep(self, prewarmed: Callable[[], Template | None]) -> None:
+        forgot_at = self._clock.now()
+        while True:
+            if self._settings.pool_size:
+                template = prewarmed()
+                if template is not None:
+                    self.pool.want(template, self.creation.limits_of(template))
+                self.pool.tidy()
+            if self._clock.now() - forgot_at > FORGET_S:
+                forgot_at = self._clock.now()
+                self._forget(forgot_at)
+            await self._clock.sleep(TIDY_S)
+
+    def _forget(self, now: float) -> None:
+        try:
+            self.logs.forget()
+            self.repository.forget_keys(now - self._settings.idempotency_retention_s)
+            self.snapshots.collect()
+        except SandyardError as error:
+            log.warning("upkeep_failed", reason=error.message)

@@ -1,0 +1,206 @@
+"""Ready sandboxes, made before anybody asks. They have no record: after a crash they are garbage that the driver
+sweeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
+from sandyard.engine.sandboxes import guest
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.capacity import Capacity
+from sandyard.engine.sandboxes.model import Template
+from sandyard.engine.sandboxes.undertaker import Undertaker
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.ids import random_id
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+RETRY_S = 2.0
+MEMORY_MARGIN = 1.25  # the pool gives way before creates are refused
+
+
+def new_sandbox_id() -> str:
+    return random_id("i", 20)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """The ready sandboxes of one template with its own limits and the default network policy."""
+
+    template: Template
+    limits: Limits
+    used_at: float
+    ready: deque[Handle] = field(default_factory=deque)
+    watches: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+
+ShelfKey = tuple[str, Layers, Limits]
+
+
+class Pool:
+    """Refilled by one task, one sandbox at a time, only while no client's create is under way."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        undertaker: Undertaker,
+        capacity: Capacity,
+        clock: Clock,
+        *,
+        size: int,
+        idle_s: float,
+        taken: Callable[[], int],
+        room: int,
+    ) -> None:
+        self._calls = calls
+        self._undertaker = undertaker
+        self._capacity = capacity
+        self._clock = clock
+        self._size = size
+        self._idle_s = idle_s
+        self._taken = taken  # sandboxes that count already
+        self._room = room  # how many may be there at the same time, with the ready ones
+        self._shelves: dict[ShelfKey, Shelf] = {}
+        self._wanted = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._creating = 0
+        self._closed = False
+
+    @property
+    def ready(self) -> int:
+        return sum(len(shelf.ready) for shelf in self._shelves.values())
+
+    def claim(self, template: Template, limits: Limits) -> Handle | None:
+        """A ready sandbox, the caller's from now on; None when there is none. Starts a shelf for a template that has
+        none."""
+        if (
+            self._size == 0 or template.snapshots
+        ):  # a snapshot may be deleted at any time; nothing ready should stand on it
+            return None
+        shelf = self.want(template, limits)
+        self._wanted.set()
+        if not shelf.ready:
+            return None
+        handle = shelf.ready.popleft()
+        shelf.watches.pop(handle.id).cancel()
+        return handle
+
+    def want(self, template: Template, limits: Limits) -> Shelf:
+        """Keep ready sandboxes of this template."""
+        key = (template.id, template.layers, limits)
+        shelf = self._shelves.get(key)
+        if shelf is None:
+            shelf = self._shelves[key] = Shelf(template, limits, self._clock.now())
+            self._wanted.set()
+        shelf.used_at = self._clock.now()
+        return shelf
+
+    async def create(self, make: Callable[[], Awaitable[Handle]]) -> Handle:
+        """Run a client's own create; refilling waits meanwhile."""
+        self._creating += 1
+        self._idle.clear()
+        try:
+            return await make()
+        finally:
+            self._creating -= 1
+            if self._creating == 0:
+                self._idle.set()
+
+    async def give_back(self) -> int:
+        """Drain, and wait until the driver has it all. How many there were."""
+        handles = [handle for shelf in self._shelves.values() for handle in shelf.ready]
+        for shelf in self._shelves.values():
+            for watch in shelf.watches.values():
+                watch.cancel()
+            shelf.watches.clear()
+            shelf.ready.clear()
+        kills = (self._calls.run("kill", handle.id, self._calls.driver.kill(handle)) for handle in handles)
+        await asyncio.gather(*kills, return_exceptions=True)
+        return len(handles)
+
+    def drain(self) -> int:
+        """Give everything back, in the background. How many there were."""
+        drained = self.ready
+        for shelf in self._shelves.values():
+            self._empty(shelf)
+        return drained
+
+    def tidy(self) -> None:
+        """Drop what nobody asked for lately, and everything when memory runs short. Called every few seconds."""
+        limit = self._clock.now() - self._idle_s
+        for key in [key for key, shelf in self._shelves.items() if shelf.used_at < limit]:
+            self._empty(self._shelves.pop(key))
+        if self._capacity.memory_low(MEMORY_MARGIN):
+            drained = self.drain()
+            if drained:
+                log.warning("pool_drained", sandboxes=drained, reason="memory runs short")
+        else:
+            self._wanted.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while (shelf := self._neediest()) is not None:
+                await self._idle.wait()
+                try:
+                    await self._add(shelf)
+                except SandyardError as error:
+                    log.warning("pool_refill_failed", template=shelf.template.id, reason=error.message)
+                    await self._clock.sleep(RETRY_S)
+                await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """Give everything back and wait until the driver has it."""
+        self._closed = True
+        await self.give_back()
+        self._shelves.clear()
+
+    def _neediest(self) -> Shelf | None:
+        if self._taken() + self.ready >= self._room or self._capacity.memory_low(MEMORY_MARGIN):
+            return None
+        shelf = min(self._shelves.values(), key=lambda shelf: len(shelf.ready), default=None)
+        return shelf if shelf is not None and len(shelf.ready) < self._size else None
+
+    async def _add(self, shelf: Shelf) -> None:
+        spec = Spec(new_sandbox_id(), shelf.template.layers, shelf.limits, NetworkPolicy())
+
+        async def discard(handle: Handle) -> None:
+            self._undertaker.discard(handle)
+
+        handle = await self._calls.run("create", spec.id, self._calls.driver.create(spec), if_late=discard)
+        try:
+            await guest.initialise(self._calls, handle, shelf.template.env, shelf.template.defaults)
+        except BaseException:
+            self._undertaker.discard(handle)
+            raise
+        if self._closed or shelf not in self._shelves.values():
+            self._undertaker.discard(handle)
+            return
+        shelf.ready.append(handle)
+        shelf.watches[handle.id] = asyncio.ensure_future(self._watch(shelf, handle))
+
+    async def _watch(self, shelf: Shelf, handle: Handle) -> None:
+        try:
+            reason = await self._calls.driver.exited(handle)
+        except SandyardError as error:
+            reason = error.message
+        log.warning("pooled_sandbox_ended", sandbox=handle.id, reason=reason)
+        shelf.ready.remove(handle)
+        shelf.watches.pop(handle.id, None)
+        self._undertaker.discard(handle)
+        self._wanted.set()
+
+    def _empty(self, shelf: Shelf) -> None:
+        for watch in shelf.watches.values():
+            watch.cancel()
+        shelf.watches.clear()
+        while shelf.ready:
+            self._undertaker.discard(shelf.ready.popleft())

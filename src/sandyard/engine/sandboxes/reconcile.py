@@ -1,0 +1,224 @@
+"""Making the host agree with the record.
+
+Used for every sandbox when the engine starts, and for one sandbox after a verb of the driver failed or got stuck on
+it. The record wins wherever that is possible: it is what a client was told. Where memory is gone it cannot win, and
+the record then says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from sandyard.engine.contract import Condition, Driver, Handle
+from sandyard.engine.sandboxes import guest
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.model import Intent, LogLevel, OnTimeout, PauseKind, State
+from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.undertaker import Spawn, Undertaker
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+ENDED: Final = "Its processes ended"
+_AGREES: Final = {
+    PauseKind.MEMORY: Condition.FROZEN,
+    PauseKind.DISK: Condition.SUSPENDED,
+    PauseKind.FILESYSTEM: Condition.STOPPED,
+    None: Condition.RUNNING,
+}
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+
+
+def agrees(entry: Entry, observed: Condition) -> bool:
+    """Nothing is to be done for this sandbox."""
+    return entry.record.intent is None and _AGREES[entry.record.pause_kind] is observed
+
+
+def needs_boot(entry: Entry, observed: Condition, now: float) -> bool:
+    record = entry.record
+    return (
+        observed is Condition.STOPPED and record.running and record.intent is not Intent.STOP and record.ends_at > now
+    )
+
+
+class Reconciler:
+    def __init__(self, ledger: Ledger, calls: Calls, undertaker: Undertaker, spawn: Spawn) -> None:
+        self._ledger = ledger
+        self._calls = calls
+        self._undertaker = undertaker
+        self._spawn = spawn
+        self.on_boot: Callable[[Entry], None] = lambda entry: None
+
+    @property
+    def _driver(self) -> Driver:
+        return self._calls.driver
+
+    @asynccontextmanager
+    async def on_failure(self, entry: Entry) -> AsyncIterator[None]:
+        """What fails inside leaves a sandbox whose condition is not known; find it out in the background, and before
+        its next verb."""
+        try:
+            yield
+        except BaseException:
+            self.doubt(entry)
+            raise
+
+    def doubt(self, entry: Entry) -> None:
+        """Its condition is not known any more."""
+        if entry.gone is None:
+            entry.suspect += 1
+            self._spawn(self._inspect_until_known(entry))
+
+    async def inspect(self, entry: Entry) -> None:
+        """Ask the driver and settle. The caller holds the lock. StuckError when the driver does not say."""
+        while entry.suspect and entry.gone is None:
+            seen = entry.suspect
+            await self._calls.rest(entry.id)
+            observed = await self._calls.run("condition", entry.id, self._driver.condition(entry.record.handle))
+            await self.settle(entry, observed, ENDED)
+            if entry.suspect == seen:  # else a call that had been given up came to an end meanwhile
+                entry.suspect = 0
+
+    async def _inspect_until_known(self, entry: Entry) -> None:
+        delay = 0.0
+        while entry.suspect and entry.gone is None:
+            await self._ledger.clock.sleep(delay)
+            async with entry.lock:
+                if not entry.suspect or entry.gone is not None:
+                    return
+                try:
+                    await self.inspect(entry)
+                except SandyardError as error:
+                    delay = min(LAST_RETRY_S, max(FIRST_RETRY_S, 2 * delay))
+                    log.warning("sandbox_condition_unknown", sandbox=entry.id, reason=error.message, retry_s=delay)
+
+    async def settle(self, entry: Entry, observed: Condition, lost: str) -> None:
+        """Make record and host agree. `lost` says why processes are gone, if they are. Raises when the driver fails
+        at it."""
+        log.info("sandbox_found", sandbox=entry.id, record=entry.record.state.value, observed=observed.value)
+        if observed is Condition.ABSENT:
+            self._ledger.remove(entry, f"The sandbox is gone: {lost}", reason="died", level=LogLevel.ERROR)
+            self._spawn(self._undertaker.bury(entry))
+            return
+        if entry.record.running:
+            await self._settle_running(entry, observed, lost)
+        else:
+            await self._settle_paused(entry, observed, lost)
+        alive = entry.gone is None and observed is not Condition.STOPPED
+        if alive and entry.watch is None and entry.record.pause_kind in {None, PauseKind.MEMORY}:
+            self._undertaker.watch(entry)
+
+    async def _settle_running(self, entry: Entry, observed: Condition, lost: str) -> None:
+        record = entry.record
+        if observed is Condition.STOPPED:
+            await self._settle_ended(entry, lost)
+            return
+        if observed is Condition.FROZEN:
+            await self._calls.run("thaw", entry.id, self._driver.thaw(record.handle))
+        elif observed is Condition.SUSPENDED:
+            handle = await self._calls.run("restore", entry.id, self._driver.restore(record.handle))
+            self._ledger.change(entry, handle=handle)
+        if record.intent is Intent.NETWORK:
+            await self._calls.run(
+                "set_network", entry.id, self._driver.set_network(record.handle, record.network.policy)
+            )
+        if record.intent is not None:
+            self._ledger.change(entry, intent=None)
+
+    async def _settle_ended(self, entry: Entry, lost: str) -> None:
+        """It should run and its processes are gone."""
+        record, now = entry.record, self._ledger.clock.now()
+        self._undertaker.unwatch(entry)
+        if record.intent is Intent.STOP:
+            self._park(
+                entry, "The sandbox was paused; only its file system is kept (finished after an interruption)", None
+            )
+        elif record.ends_at > now:
+            try:
+                handle = await self.boot(entry)
+            except SandyardError as error:
+                self._park(entry, f"{lost}, and the sandbox could not be booted again: {error.message}", lost)
+                self.doubt(entry)
+                return
+            self._ledger.change(
+                entry,
+                f"{lost}; the sandbox was booted again from its file system",
+                level=LogLevel.WARN,
+                handle=handle,
+                memory_lost=lost,
+                intent=None,
+            )
+            self._undertaker.watch(entry)
+            self.on_boot(entry)
+        elif record.on_timeout is OnTimeout.PAUSE:
+            self._park(
+                entry, f"{lost}, and its timeout was reached; the sandbox is paused, its file system is kept", lost
+            )
+        else:
+            self._ledger.remove(entry, "The sandbox was killed: its timeout was reached", reason="killed")
+            self._spawn(self._undertaker.bury(entry))
+
+    def _park(self, entry: Entry, event: str, lost: str | None) -> None:
+        now = self._ledger.clock.now()
+        self._ledger.change(
+            entry,
+            event,
+            level=LogLevel.WARN if lost else LogLevel.INFO,
+            state=State.PAUSED,
+            pause_kind=PauseKind.FILESYSTEM,
+            paused_at=now,
+            ends_at=now,
+            memory_lost=lost,
+            intent=None,
+        )
+        self._ledger.interrupted(entry.id, "paused")
+
+    async def _settle_paused(self, entry: Entry, observed: Condition, lost: str) -> None:
+        record = entry.record
+        kind = record.pause_kind
+        if observed is Condition.STOPPED:
+            self._undertaker.unwatch(entry)
+            if kind is not PauseKind.FILESYSTEM:
+                reason = None if record.intent is Intent.STOP else lost
+                event = (
+                    f"The paused sandbox lost its memory: {lost}"
+                    if reason
+                    else "The paused sandbox's memory was dropped"
+                )
+                self._ledger.change(
+                    entry, event, level=LogLevel.WARN, pause_kind=PauseKind.FILESYSTEM, memory_lost=reason, intent=None
+                )
+                return
+        elif kind is PauseKind.FILESYSTEM:
+            self._undertaker.unwatch(entry)
+            handle = await self._calls.run("stop", entry.id, self._driver.stop(record.handle))
+            self._ledger.change(entry, handle=handle, intent=None)
+        else:
+            if observed is Condition.RUNNING:
+                await self._calls.run("freeze", entry.id, self._driver.freeze(record.handle))
+            found = PauseKind.DISK if observed is Condition.SUSPENDED else PauseKind.MEMORY
+            if found is not kind or record.intent is not None:
+                self._ledger.change(entry, pause_kind=found, intent=None)
+        if record.intent is not None and entry.record.intent is not None:
+            self._ledger.change(entry, intent=None)
+
+    async def boot(self, entry: Entry) -> Handle:
+        """Start a stopped sandbox and tell its new agent what the old one knew. A boot that fails leaves it stopped."""
+        record = entry.record
+
+        async def stop_late(handle: Handle) -> None:
+            await (self._driver.kill(handle) if entry.gone is not None else self._driver.stop(handle))
+
+        handle = await self._calls.run(
+            "boot", entry.id, self._driver.boot(record.handle, record.spec), if_late=stop_late
+        )
+        try:
+            await guest.initialise(self._calls, handle, record.env, record.defaults)
+        except SandyardError:
+            await self._calls.run("stop", entry.id, self._driver.stop(handle))
+            raise
+        return handle

@@ -1,0 +1,124 @@
+"""The first minutes of an engine: what did the last one leave, and what has the machine been through since."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from sandyard.engine.contract import Condition, NetworkPolicy
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.model import Intent, PauseKind
+from sandyard.engine.sandboxes.reconcile import ENDED, Reconciler, agrees, needs_boot
+from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.snapshots import Snapshots
+from sandyard.engine.sandboxes.undertaker import Spawn, Undertaker
+from sandyard.engine.store.database import Database
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+REBOOTED = "The machine was restarted"
+ENDED_MEANWHILE = f"{ENDED} while the engine was down"
+AT_ONCE = 8
+BOOTS_AT_ONCE = 4
+
+
+def read_boot_id() -> str:
+    """Changes with every start of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+class Recovery:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        ledger: Ledger,
+        calls: Calls,
+        snapshots: Snapshots,
+        reconciler: Reconciler,
+        undertaker: Undertaker,
+        spawn: Spawn,
+        boot_id: str,
+    ) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._calls = calls
+        self._snapshots = snapshots
+        self._reconciler = reconciler
+        self._undertaker = undertaker
+        self._spawn = spawn
+        self._boot_id = boot_id
+        self._some = asyncio.Semaphore(AT_ONCE)
+        self._boots = asyncio.Semaphore(BOOTS_AT_ONCE)
+
+    async def run(self) -> None:
+        """Adopt what is there. When it returns every record is true, except that sandboxes whose processes are gone
+        are being booted in the background: their verbs and their traffic wait for it."""
+        self._ledger.load()
+        self._snapshots.load()
+        handles = [entry.record.handle for entry in self._ledger.registry]
+        observed = await self._calls.run(
+            "open", "the engine", self._calls.driver.open(handles, self._snapshots.needed())
+        )
+        lost = REBOOTED if self._database.meta("boot_id") not in {None, self._boot_id} else ENDED_MEANWHILE
+        await self._adopt(observed, lost)
+        self._database.set_meta("boot_id", self._boot_id)
+        log.info("engine_recovered", sandboxes=len(self._ledger.registry), running=self._ledger.registry.running)
+
+    async def _adopt(self, observed: Mapping[str, Condition], lost: str) -> None:
+        now = self._ledger.clock.now()
+        settling = []
+        for entry in self._ledger.registry:
+            condition = observed.get(entry.id)
+            if condition is not None and agrees(entry, condition):
+                if entry.record.pause_kind in {None, PauseKind.MEMORY}:
+                    self._undertaker.watch(entry)
+                if entry.record.network.policy == NetworkPolicy():
+                    continue
+            await entry.lock.acquire()
+            if condition is not None and needs_boot(entry, condition, now):
+                entry.changing = asyncio.get_running_loop().create_future()
+                self._spawn(self._settle(entry, condition, lost, self._boots))
+            else:
+                settling.append(self._settle(entry, condition, lost, self._some))
+        await asyncio.gather(*settling)
+
+    async def _settle(self, entry: Entry, condition: Condition | None, lost: str, some: asyncio.Semaphore) -> None:
+        """The entry's lock is held and is released here."""
+        try:
+            async with some:
+                if condition is None:
+                    entry.suspect += 1
+                    await self._reconciler.inspect(entry)
+                elif not agrees(entry, condition):
+                    await self._reconciler.settle(entry, condition, lost)
+                await self._apply_policy(entry)
+        except SandyardError as error:
+            log.warning("sandbox_recovery_failed", sandbox=entry.id, reason=error.message)
+            self._reconciler.doubt(entry)
+        finally:
+            if entry.changing is not None:
+                entry.changing.set_result(None)
+                entry.changing = None
+            entry.lock.release()
+
+    async def _apply_policy(self, entry: Entry) -> None:
+        """A policy that was changed while it ran is not in the handle, so the driver is told again."""
+        record = entry.record
+        if (
+            entry.gone is None
+            and record.network.policy != NetworkPolicy()
+            and record.pause_kind in {None, PauseKind.MEMORY}
+        ):
+            await self._calls.run(
+                "set_network", entry.id, self._calls.driver.set_network(record.handle, record.network.policy)
+            )
+            if record.intent is Intent.NETWORK:
+                self._ledger.change(entry, intent=None)

@@ -1,0 +1,124 @@
+"""All sandboxes of this engine in memory: the database's rows, each with what only a living engine has."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from sandyard.engine.sandboxes.errors import no_such_sandbox
+from sandyard.engine.sandboxes.metrics import Series
+from sandyard.engine.sandboxes.model import Page, Sandbox, SandboxQuery
+from sandyard.kit.errors import InvalidInputError
+
+
+class Entry:
+    """One living sandbox. Whoever changes it holds `lock`; `record` is read by everyone and replaced, never changed."""
+
+    __slots__ = ("changing", "gone", "lock", "record", "series", "suspect", "watch")
+
+    def __init__(self, record: Sandbox) -> None:
+        self.record = record
+        self.lock = asyncio.Lock()
+        self.changing: asyncio.Future[None] | None = None  # set while its state changes; traffic waits for it
+        self.gone: str | None = None  # why it has no record any more
+        self.suspect = 0  # counts failures since its condition was last seen; while not 0 it must be asked before use
+        self.watch: asyncio.Task[None] | None = None
+        self.series: Series | None = None
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+
+class Registry:
+    """In order of creation."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self.running = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(tuple(self._entries.values()))
+
+    def find(self, sandbox_id: str) -> Entry | None:
+        return self._entries.get(sandbox_id)
+
+    def get(self, sandbox_id: str) -> Entry:
+        """NotFoundError when there is none."""
+        entry = self._entries.get(sandbox_id)
+        if entry is None:
+            raise no_such_sandbox(sandbox_id)
+        return entry
+
+    def add(self, record: Sandbox) -> Entry:
+        entry = self._entries[record.id] = Entry(record)
+        self.running += record.running
+        return entry
+
+    def change(self, entry: Entry, **changes: Any) -> Sandbox:
+        """Give the entry a new record: its newest one with `changes`."""
+        before = entry.record
+        entry.record = replace(before, **changes)
+        if entry.gone is None:
+            self.running += entry.record.running - before.running
+        return entry.record
+
+    def remove(self, entry: Entry, reason: str) -> None:
+        if self._entries.pop(entry.id, None) is not None:
+            entry.gone = reason
+            self.running -= entry.record.running
+
+    def page(self, query: SandboxQuery) -> Page[Sandbox]:
+        """A cursor is a place in the order of creation, which never changes: paging misses nothing and repeats
+        nothing."""
+        after = None if query.cursor is None else read_cursor(query.cursor)
+        found: list[Sandbox] = []
+        entries = self._entries.values()
+        for entry in entries if query.oldest_first else reversed(entries):
+            record = entry.record
+            if after is not None and (record.seq <= after if query.oldest_first else record.seq >= after):
+                continue
+            if _matches(record, query):
+                found.append(record)
+                if len(found) > query.limit:
+                    break
+        return page_of(found, query.limit)
+
+
+def page_of(found: list[Any], limit: int) -> Page[Any]:
+    """A page of at most `limit` of what was found (one more than that says there is a next page)."""
+    if len(found) <= limit:
+        return Page(tuple(found))
+    return Page(tuple(found[:limit]), write_cursor(found[limit - 1].seq))
+
+
+def write_cursor(seq: int) -> str:
+    return base64.urlsafe_b64encode(f"seq:{seq}".encode()).decode("ascii").rstrip("=")
+
+
+def read_cursor(cursor: str) -> int:
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        word, _, number = base64.b64decode(padded, altchars=b"-_", validate=True).decode("ascii").partition(":")
+    except (ValueError, binascii.Error):
+        word = number = ""
+    if word != "seq" or not number.isdecimal() or len(number) > 18:
+        raise InvalidInputError("The next token is not valid.")
+    return int(number)
+
+
+def _matches(record: Sandbox, query: SandboxQuery) -> bool:
+    return (
+        record.state in query.states
+        and (query.template is None or query.template in {record.template_id, record.alias, record.name})
+        and (query.started_after is None or record.started_at > query.started_after)
+        and (query.started_before is None or record.started_at < query.started_before)
+        and all(record.metadata.get(key) == value for key, value in query.metadata.items())
+    )

@@ -1,0 +1,200 @@
+"""Sandboxes as rows. What never changes is one JSON column; what verbs change has columns of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sandyard.engine.contract import Handle, Limits, NetworkPolicy
+from sandyard.engine.sandboxes.model import (
+    CreateSandbox,
+    Defaults,
+    Intent,
+    Network,
+    OnTimeout,
+    PauseKind,
+    Sandbox,
+    State,
+)
+from sandyard.engine.store.database import Database, Row
+from sandyard.kit.secret import Secret
+
+_FIXED = "id template_id created_at spec".split()
+_CHANGING = (
+    "state handle network started_at ends_at timeout_s on_timeout pause_kind paused_at memory_lost intent".split()
+)
+_COLUMNS = ", ".join(_FIXED + _CHANGING)
+_INSERT = f"INSERT INTO sandboxes ({_COLUMNS}) VALUES ({', '.join('?' * (len(_FIXED) + len(_CHANGING)))})"  # noqa: S608
+_UPDATE = f"UPDATE sandboxes SET {', '.join(f'{column} = ?' for column in _CHANGING)} WHERE id = ?"  # noqa: S608
+_SELECT = f"SELECT seq, {_COLUMNS} FROM sandboxes ORDER BY seq"  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """For which request an idempotency key was used, and what came of it."""
+
+    digest: bytes
+    sandbox_id: str
+
+
+class SandboxRepository:
+    """Synchronous, in the loop's thread, microseconds each; several calls belong into one `database.transaction()`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all(self) -> list[Sandbox]:
+        """Oldest first."""
+        return [_record(row) for row in self._database.query(_SELECT)]
+
+    def insert(self, sandbox: Sandbox) -> Sandbox:
+        """The record with its `seq`."""
+        fixed = (sandbox.id, sandbox.template_id, sandbox.created_at, json.dumps(_spec(sandbox)))
+        return replace(sandbox, seq=self._database.insert(_INSERT, fixed + _changing(sandbox)))
+
+    def update(self, sandbox: Sandbox) -> None:
+        self._database.execute(_UPDATE, (*_changing(sandbox), sandbox.id))
+
+    def delete(self, sandbox_id: str) -> None:
+        self._database.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,))
+
+    def key_use(self, owner: str, key: str) -> KeyUse | None:
+        rows = self._database.query(
+            "SELECT digest, sandbox_id FROM idempotency WHERE owner = ? AND key = ?", (owner, key)
+        )
+        return KeyUse(*rows[0]) if rows else None
+
+    def use_key(self, owner: str, key: str, use: KeyUse, now: float) -> None:
+        self._database.execute(
+            "INSERT INTO idempotency VALUES (?, ?, ?, ?, ?)", (owner, key, use.digest, use.sandbox_id, now)
+        )
+
+    def forget_keys(self, before: float) -> None:
+        self._database.execute("DELETE FROM idempotency WHERE created_at < ?", (before,))
+
+
+def digest(request: CreateSandbox) -> bytes:
+    """The same for two requests exactly when they ask for the same; the idempotency key itself is left out."""
+    plain = asdict(replace(request, idempotency_key=None))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=dict).encode()).digest()
+
+
+def _spec(sandbox: Sandbox) -> dict[str, Any]:
+    return {
+        "alias": sandbox.alias,
+        "name": sandbox.name,
+        "layers": sandbox.layers,
+        "limits": limits_dict(sandbox.limits),
+        "metadata": dict(sandbox.metadata),
+        "env": dict(sandbox.env),
+        "defaults": defaults_dict(sandbox.defaults),
+        "secure": sandbox.secure,
+        "access_token": _revealed(sandbox.access_token),
+        "traffic_token": _revealed(sandbox.traffic_token),
+        "auto_pause_memory": sandbox.auto_pause_memory,
+        "auto_resume": sandbox.auto_resume,
+        "volume_mounts": [dict(mount) for mount in sandbox.volume_mounts],
+        "extra": dict(sandbox.extra),
+        "snapshots": sandbox.snapshots,
+    }
+
+
+def _changing(sandbox: Sandbox) -> tuple[Any, ...]:
+    return (
+        sandbox.state.value,
+        json.dumps({"driver": sandbox.handle.driver, "data": dict(sandbox.handle.data)}),
+        json.dumps(_network(sandbox.network)),
+        sandbox.started_at,
+        sandbox.ends_at,
+        sandbox.timeout_s,
+        sandbox.on_timeout.value,
+        sandbox.pause_kind and sandbox.pause_kind.value,
+        sandbox.paused_at,
+        sandbox.memory_lost,
+        sandbox.intent and sandbox.intent.value,
+    )
+
+
+def _network(network: Network) -> dict[str, Any]:
+    policy = network.policy
+    return {
+        "policy": {
+            "allow_internet": policy.allow_internet,
+            "allow_out": policy.allow_out,
+            "deny_out": policy.deny_out,
+        },
+        "config": None if network.config is None else dict(network.config),
+        "allow_internet": network.allow_internet,
+    }
+
+
+# spelled out, because `asdict` copies deeply and costs more than the insert itself
+
+
+def limits_dict(limits: Limits) -> dict[str, int]:
+    return {
+        "memory_mb": limits.memory_mb,
+        "cpu_count": limits.cpu_count,
+        "pids": limits.pids,
+        "disk_mb": limits.disk_mb,
+    }
+
+
+def defaults_dict(defaults: Defaults) -> dict[str, str | None]:
+    return {"user": defaults.user, "workdir": defaults.workdir}
+
+
+def _record(row: Row) -> Sandbox:
+    seq, sandbox_id, template_id, created_at, spec_text, state, handle_text, network_text = row[:8]
+    started_at, ends_at, timeout_s, on_timeout, pause_kind, paused_at, memory_lost, intent = row[8:]
+    spec: Mapping[str, Any] = json.loads(spec_text)
+    handle = json.loads(handle_text)
+    network = json.loads(network_text)
+    policy = network["policy"]
+    return Sandbox(
+        id=sandbox_id,
+        template_id=template_id,
+        state=State(state),
+        handle=Handle(id=sandbox_id, driver=handle["driver"], data=handle["data"]),
+        layers=tuple(spec["layers"]),
+        limits=Limits(**spec["limits"]),
+        network=Network(
+            policy=NetworkPolicy(policy["allow_internet"], tuple(policy["allow_out"]), tuple(policy["deny_out"])),
+            config=network["config"],
+            allow_internet=network["allow_internet"],
+        ),
+        created_at=created_at,
+        started_at=started_at,
+        ends_at=ends_at,
+        timeout_s=timeout_s,
+        alias=spec["alias"],
+        name=spec["name"],
+        pause_kind=PauseKind(pause_kind) if pause_kind else None,
+        paused_at=paused_at,
+        memory_lost=memory_lost,
+        metadata=spec["metadata"],
+        env=spec["env"],
+        defaults=Defaults(**spec["defaults"]),
+        secure=spec["secure"],
+        access_token=_secret(spec["access_token"]),
+        traffic_token=_secret(spec["traffic_token"]),
+        on_timeout=OnTimeout(on_timeout),
+        auto_pause_memory=spec["auto_pause_memory"],
+        auto_resume=spec["auto_resume"],
+        volume_mounts=tuple(spec["volume_mounts"]),
+        extra=spec["extra"],
+        snapshots=tuple(spec["snapshots"]),
+        intent=Intent(intent) if intent else None,
+        seq=seq,
+    )
+
+
+def _revealed(secret: Secret | None) -> str | None:
+    return None if secret is None else secret.reveal()
+
+
+def _secret(text: str | None) -> Secret | None:
+    return None if text is None else Secret(text)

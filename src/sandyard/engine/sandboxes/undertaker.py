@@ -1,0 +1,160 @@
+"""How sandboxes end: killed on request, or found dead. Either way every trace goes, however long the driver takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sandyard.engine.contract import Condition, Handle
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.errors import no_such_sandbox
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
+from sandyard.engine.sandboxes.registry import Entry
+from sandyard.kit.errors import BusyError, SandyardError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+_ALIVE = frozenset({Condition.RUNNING, Condition.FROZEN, Condition.SUSPENDED})
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class Undertaker:
+    """A kill deletes the row first: from then on the sandbox does not exist, and should the engine die before the
+    driver is done, the next `driver.open` finds it unnamed and removes it."""
+
+    def __init__(self, ledger: Ledger, calls: Calls, spawn: Spawn, *, patience_s: float) -> None:
+        self._ledger = ledger
+        self._calls = calls
+        self._spawn = spawn
+        self._patience_s = patience_s
+        self._dying: dict[str, Sandbox] = {}
+        self._removed: list[Callable[[Sandbox], None]] = []
+
+    @property
+    def dying(self) -> tuple[Sandbox, ...]:
+        """Sandboxes without a record that the driver has not removed yet: they still take room and stand on
+        snapshots."""
+        return tuple(self._dying.values())
+
+    def on_removed(self, listener: Callable[[Sandbox], None]) -> None:
+        """`listener(record)` when the driver has removed a sandbox."""
+        self._removed.append(listener)
+
+    async def kill(self, entry: Entry, event: str) -> None:
+        """NotFoundError when another kill was first. BusyError when the driver does not do it in time; it is then
+        tried until it does."""
+        if entry.gone is not None:
+            raise no_such_sandbox(entry.id)
+        self._ledger.remove(entry, event, reason="killed")
+        await self.bury(entry)
+
+    async def bury(self, entry: Entry) -> None:
+        """Have the driver remove a sandbox whose record is gone."""
+        self._dying[entry.id] = entry.record
+        alone = await self._interrupt(entry)
+        try:
+            await self._calls.run("kill", entry.id, self._calls.driver.kill(entry.record.handle))
+        except SandyardError as error:
+            self._spawn(self._bury_later(entry.record))
+            raise BusyError(
+                f"Sandbox '{entry.id}' is gone for its users, but the driver could not remove it yet; "
+                f"the engine goes on trying. {error.message}"
+            ) from error
+        finally:
+            if alone:
+                entry.lock.release()
+        self._buried(entry.record)
+
+    def discard(self, handle: Handle) -> None:
+        """Remove a sandbox that never got a record."""
+
+        async def kill() -> None:
+            try:
+                await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
+            except SandyardError as error:
+                log.warning("unused_sandbox_left", sandbox=handle.id, reason=error.message)
+
+        self._spawn(kill())
+
+    def watch(self, entry: Entry) -> None:
+        """Notice it when this running or frozen sandbox ends by itself."""
+        self.unwatch(entry)
+        entry.watch = asyncio.ensure_future(self._watch(entry))
+
+    def unwatch(self, entry: Entry) -> None:
+        if entry.watch is not None:
+            entry.watch.cancel()
+            entry.watch = None
+
+    async def _interrupt(self, entry: Entry) -> bool:
+        """Let a verb that is under way finish if it does so soon, else cancel it. True when the lock is ours."""
+        if not entry.lock.locked():
+            return await entry.lock.acquire()
+        for _ in range(2):
+            try:
+                return await asyncio.wait_for(entry.lock.acquire(), self._patience_s)
+            except TimeoutError:
+                self._calls.interrupt(entry.id)
+        return False
+
+    async def _bury_later(self, record: Sandbox) -> None:
+        delay = FIRST_RETRY_S
+        while True:
+            await self._ledger.clock.sleep(delay)
+            try:
+                await self._calls.run("kill", record.id, self._calls.driver.kill(record.handle))
+            except SandyardError as error:
+                delay = min(2 * delay, LAST_RETRY_S)
+                log.warning("sandbox_removal_failed", sandbox=record.id, reason=error.message, retry_s=delay)
+            else:
+                self._buried(record)
+                return
+
+    def _buried(self, record: Sandbox) -> None:
+        self._dying.pop(record.id, None)
+        for listener in self._removed:
+            listener(record)
+
+    async def _watch(self, entry: Entry) -> None:
+        driver = self._calls.driver
+        while True:
+            try:
+                reason = await driver.exited(entry.record.handle)
+            except Exception as error:  # a watch that is broken must not look like a sandbox that lives
+                reason = str(error)
+            condition = await self._look(entry)
+            if condition not in _ALIVE:
+                break
+            await self._ledger.clock.sleep(FIRST_RETRY_S)  # believe what is seen now over what was said before
+        entry.watch = None
+        self._died(entry, reason, condition)
+
+    async def _look(self, entry: Entry) -> Condition:
+        """Its condition, however often the driver has to be asked for it."""
+        delay = FIRST_RETRY_S
+        while True:
+            try:
+                return await self._calls.run("condition", entry.id, self._calls.driver.condition(entry.record.handle))
+            except SandyardError as error:
+                log.warning("sandbox_watch_failed", sandbox=entry.id, reason=error.message)
+                await self._ledger.clock.sleep(delay)
+                delay = min(2 * delay, LAST_RETRY_S)
+
+    def _died(self, entry: Entry, reason: str, condition: Condition) -> None:
+        if entry.gone is not None:
+            return
+        if not entry.record.running and condition is Condition.STOPPED:
+            self._ledger.change(
+                entry,
+                f"The paused sandbox lost its memory: {reason}",
+                level=LogLevel.ERROR,
+                pause_kind=PauseKind.FILESYSTEM,
+                memory_lost=reason,
+            )
+            return
+        self._ledger.remove(entry, f"The sandbox ended: {reason}", reason="died", level=LogLevel.ERROR)
+        self._spawn(self.bury(entry))

@@ -1,0 +1,68 @@
+"""The data directory of one engine: where things lie in it, and that only one engine has it open."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from sandyard.kit.errors import ConflictError, NoSpaceError, SandyardError
+
+
+class DataDir:
+    """Paths inside one engine's data directory. Making one touches nothing; `lock` makes and takes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock_fd: int | None = None
+
+    @property
+    def database(self) -> Path:
+        return self.path / "engine.db"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store"
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run"
+
+    def prepare(self) -> None:
+        """Make the directory, readable by its owner only: it holds tokens and what sandboxes wrote. Idempotent."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.chmod(0o700)
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise NoSpaceError(f"There is no space left for the data directory {self.path}.") from error
+            raise SandyardError(f"The data directory {self.path} cannot be made: {error.strerror}.") from error
+
+    def lock(self) -> None:
+        """Take the directory for this process until `unlock` or its death. ConflictError when another engine has it.
+
+        The descriptor is close-on-exec, so that no child process that outlives the engine keeps the lock.
+        """
+        self.prepare()
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+                raise SandyardError(f"The data directory {self.path} cannot be locked: {error.strerror}.") from error
+            raise ConflictError(
+                f"The data directory {self.path} is in use by another engine (process {holder}). "
+                "Stop that one, or give this one another --data-dir."
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        """Idempotent."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None

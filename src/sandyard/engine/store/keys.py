@@ -1,0 +1,111 @@
+"""API keys: made once, shown once, stored as a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sandyard.engine.store.database import Database
+from sandyard.kit.clock import Clock, SystemClock
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.kit.ids import random_id, random_secret
+from sandyard.kit.secret import Secret
+
+RECHECK_S = 0.25
+PREFIX = "e2b_"  # the form official clients expect of a key
+MAX_LABEL = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    id: str
+    label: str
+    hint: str  # the first characters, to recognise it by
+    created_at: float
+
+
+class ApiKeys:
+    """The keys of one engine.
+
+    `check` answers from memory in microseconds; a key that another process (the CLI) made or revoked counts within
+    RECHECK_S. Keys in `fixed` (from the command line) are valid as long as this object lives and are not stored.
+    """
+
+    def __init__(self, database: Database, fixed: Iterable[Secret] = (), clock: Clock | None = None) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._fixed = _index(
+            (_hash(secret.reveal()), ApiKey(f"fixed-{number}", "from the command line", "", 0.0))
+            for number, secret in enumerate(fixed)
+        )
+        self._keys: dict[bytes, tuple[bytes, ApiKey]] = {}
+        self._version: int | None = None
+        self._looked_at = 0.0
+
+    def create(self, label: str) -> tuple[ApiKey, Secret]:
+        """A new key; the secret is in no other place than this answer. ConflictError when the label is taken."""
+        label = label.strip()
+        if not label or len(label) > MAX_LABEL or not label.isprintable():
+            raise InvalidInputError(f"A key's label has 1 to {MAX_LABEL} printable characters.")
+        secret = random_secret(PREFIX, 20)
+        key = ApiKey(random_id("k", 12), label, _hint(secret), self._clock.now())
+        with self._database.transaction():
+            if self._database.query("SELECT 1 FROM api_keys WHERE label = ?", (label,)):
+                raise ConflictError(f"There is already a key with the label {label!r}.")
+            self._database.execute(
+                "INSERT INTO api_keys (id, label, hash, hint, created_at) VALUES (?, ?, ?, ?, ?)",
+                (key.id, key.label, _hash(secret.reveal()), key.hint, key.created_at),
+            )
+        self._reload()
+        return key, secret
+
+    def list(self) -> list[ApiKey]:
+        """The stored keys, oldest first."""
+        rows = self._database.query("SELECT id, label, hint, created_at FROM api_keys ORDER BY created_at, id")
+        return [ApiKey(*row) for row in rows]
+
+    def revoke(self, id_or_label: str) -> ApiKey:
+        """NotFoundError when there is none."""
+        found = [key for key in self.list() if id_or_label in {key.id, key.label}]
+        if not found:
+            raise NotFoundError(f"There is no key {id_or_label!r}.")
+        self._database.execute("DELETE FROM api_keys WHERE id = ?", (found[0].id,))
+        self._reload()
+        return found[0]
+
+    def check(self, candidate: str | None) -> ApiKey | None:
+        """Whose key this is; None when it is nobody's. The comparison takes the same time for every wrong key."""
+        if not candidate:
+            return None
+        now = time.monotonic()
+        if self._version is None or now - self._looked_at > RECHECK_S:
+            self._looked_at = now
+            if self._database.data_version() != self._version:
+                self._reload()
+        digest = _hash(candidate)
+        found = self._fixed.get(digest[:_INDEXED]) or self._keys.get(digest[:_INDEXED])
+        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+    def _reload(self) -> None:
+        self._version = self._database.data_version()
+        rows = self._database.query("SELECT hash, id, label, hint, created_at FROM api_keys")
+        self._keys = _index((row[0], ApiKey(*row[1:])) for row in rows)
+
+
+_INDEXED = 8  # bytes of a hash by which it is looked up; the whole of it is then compared in constant time
+
+
+def _index(keys: Iterable[tuple[bytes, ApiKey]]) -> dict[bytes, tuple[bytes, ApiKey]]:
+    return {digest[:_INDEXED]: (digest, key) for digest, key in keys}
+
+
+def _hash(secret: str) -> bytes:
+    # no slow hash: a key has 160 random bits, there is no dictionary to try
+    return hashlib.sha256(secret.encode(errors="replace")).digest()
+
+
+def _hint(secret: Secret) -> str:
+    return secret.reveal()[: len(PREFIX) + 4] + "…"

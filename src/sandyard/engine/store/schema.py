@@ -1,0 +1,68 @@
+"""The tables, as a list of steps. A step, once released, is never changed: append a new one."""
+
+from __future__ import annotations
+
+STEPS: tuple[str, ...] = (
+    """
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+    CREATE TABLE sandboxes (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        -- fixed at creation
+        template_id TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        spec TEXT NOT NULL,           -- JSON: alias, name, layers, limits, metadata, env, defaults, tokens, …
+        -- changed by verbs
+        state TEXT NOT NULL CHECK (state IN ('running', 'paused')),
+        handle TEXT NOT NULL,         -- JSON, the driver's
+        network TEXT NOT NULL,        -- JSON
+        started_at REAL NOT NULL,
+        ends_at REAL NOT NULL,
+        timeout_s REAL NOT NULL,
+        on_timeout TEXT NOT NULL,
+        pause_kind TEXT,
+        paused_at REAL,
+        memory_lost TEXT,
+        intent TEXT
+    );
+
+    CREATE TABLE snapshots (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        name TEXT,
+        tag TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        deleted INTEGER NOT NULL DEFAULT 0,   -- gone for clients; the files go when nothing stands on them
+        spec TEXT NOT NULL
+    );
+    CREATE UNIQUE INDEX snapshots_by_name ON snapshots (name, tag) WHERE name IS NOT NULL AND deleted = 0;
+
+    CREATE TABLE idempotency (
+        owner TEXT NOT NULL,
+        key TEXT NOT NULL,
+        digest BLOB NOT NULL,
+        sandbox_id TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        PRIMARY KEY (owner, key)
+    ) WITHOUT ROWID;
+
+    CREATE TABLE logs (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        sandbox_id TEXT NOT NULL,
+        at REAL NOT NULL,
+        level INTEGER NOT NULL,
+        message TEXT NOT NULL,
+        fields TEXT NOT NULL
+    );
+    CREATE INDEX logs_by_sandbox ON logs (sandbox_id, id);
+
+    CREATE TABLE api_keys (
+        id TEXT PRIMARY KEY,
+        label TEXT NOT NULL,
+        hash BLOB NOT NULL UNIQUE,
+        hint TEXT NOT NULL,
+        created_at REAL NOT NULL
+    ) WITHOUT ROWID;
+    """,
+)

@@ -1,0 +1,77 @@
+"""Tasks that belong to somebody: none is lost to the garbage collector, none fails unseen, all end with their owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+
+T = TypeVar("T")
+log = get_logger(__name__)
+
+
+class TaskSet:
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run in the background; a failure is logged."""
+        task = self._start(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end even when the caller is cancelled half-way; then nobody gets the answer, and a failure is
+        logged."""
+        task = self._start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                task.add_done_callback(self._ended)
+            raise
+        finally:
+            if task.done():
+                self._tasks.discard(task)
+
+    async def wait(self, timeout: float) -> bool:  # noqa: ASYNC109 (a bound on waiting, nothing is cancelled)
+        """Let what is running end by itself. False when something still runs after `timeout` seconds."""
+        tasks = self._tasks - {asyncio.current_task()}
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=timeout)
+            return not pending
+        return True
+
+    async def cancel(self) -> None:
+        """End everything now; what is started later is cancelled at once."""
+        self._closed = True
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work, name=getattr(work, "__qualname__", "task"))
+        self._tasks.add(task)
+        if self._closed:
+            task.cancel()
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, SandyardError):
+            log.warning("task_failed", owner=self._owner, task=task.get_name(), reason=error.message)
+        elif error is not None:
+            log.error("task_crashed", owner=self._owner, task=task.get_name(), exc=error)
