@@ -28,11 +28,11 @@ def main() -> NoReturn:
 def _listen(address: str) -> socket.socket:
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "/" not in address:
-        return socket.create_server((host or "127.0.0.1", int(port)), backlog=128)
+        return socket.create_server((host or "127.0.0.1", int(port)))
     Path(address).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
-    listener.listen(128)
+    listener.listen()
     return listener
 
 

@@ -15,6 +15,11 @@ from typing import Protocol
 from sandyard.engine.guest import kernel
 from sandyard.engine.guest.loop import Loop
 
+# Everything that can be sent, but for what the kernel sends about a fault (which blocked would be fatal anyway) and two
+# signals of the C library. What is not waited for here is read and forgotten: no handler of a parent must ever run.
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+_CATCHABLE = [int(n) for n in range(1, 65) if n not in {signal.SIGKILL, signal.SIGSTOP, 32, 33} | _FAULTS]
+
 ExitHandler = Callable[[int], None]
 
 
@@ -29,11 +34,8 @@ class Reaper:
         self._waiting: dict[int, ExitHandler] = {}
         self._on_terminate = on_terminate
         self._is_init = os.getpid() == 1
-        signals = [signal.SIGCHLD, signal.SIGTERM]
-        if not self._is_init:
-            signals.append(signal.SIGINT)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        self._fd = kernel.signalfd([int(number) for number in signals])
+        signal.pthread_sigmask(signal.SIG_BLOCK, _CATCHABLE)
+        self._fd = kernel.signalfd(_CATCHABLE)
         loop.add_reader(self._fd, self._read)
 
     def expect(self, pid: int, on_exit: ExitHandler) -> None:
@@ -47,7 +49,8 @@ class Reaper:
             return
         for start in range(0, len(records), kernel.SIGINFO_SIZE):
             number, sender = kernel.siginfo(records[start:])
-            if number != signal.SIGCHLD and not (self._is_init and sender):
+            ends = number == signal.SIGTERM or (number == signal.SIGINT and not self._is_init)
+            if ends and not (self._is_init and sender):
                 self._on_terminate()
         self.reap()
 

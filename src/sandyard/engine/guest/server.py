@@ -19,6 +19,8 @@ HttpHandler = Callable[[Exchange], Awaitable[None]]
 Unary = Callable[[Request, protojson.Message], Awaitable[protojson.Message]]
 Streaming = Callable[[Exchange, protojson.Message], Awaitable[None]]
 
+_BACKLOG = 1024  # on a unix socket a client beyond it is not queued, but refused
+
 _PREFLIGHT = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "HEAD, GET, POST, PUT, PATCH, DELETE",
@@ -48,6 +50,7 @@ class Server:
 
     def listen(self, loop: Loop, sock: socket.socket) -> None:
         sock.setblocking(False)
+        sock.listen(_BACKLOG)
         loop.add_reader(sock.fileno(), partial(self._accept, loop, sock))
 
     def _accept(self, loop: Loop, sock: socket.socket) -> None:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Protocol
 
-from sandyard.engine.guest.wire.http1 import Body, BodyError, HttpError
+from sandyard.engine.guest.wire.http1 import Body, HttpError
 
 GZIP, IDENTITY = "gzip", "identity"
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -40,11 +40,11 @@ class Gunzip:
                     break
                 self._inflate = zlib.decompressobj(_GZIP_WINDOW)  # another member follows
             elif not self._waiting and not await self._refill():
-                raise BodyError("error decompressing request body: unexpected end")
+                raise HttpError(400, "error decompressing request body: unexpected end")
             try:
                 data = self._inflate.decompress(self._waiting, len(view))
             except zlib.error as error:
-                raise BodyError(f"error decompressing request body: {error}") from None
+                raise HttpError(400, f"error decompressing request body: {error}") from None
             self._waiting = self._inflate.unconsumed_tail
             if data:
                 view[: len(data)] = data

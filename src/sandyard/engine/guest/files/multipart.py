@@ -7,7 +7,7 @@ from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
 
 from sandyard.engine.guest.files.encoding import Source
-from sandyard.engine.guest.wire.http1 import BodyError
+from sandyard.engine.guest.wire.http1 import HttpError
 
 BUFFER_SIZE = 1 << 20
 _HEADER_LIMIT = 16 << 10
@@ -71,7 +71,7 @@ class MultipartReader:
             return None
         line = await self._take_until(b"\r\n")
         if line.strip():
-            raise BodyError("error reading form: malformed boundary")
+            raise HttpError(400, "error reading form: malformed boundary")
         self._in_part = True
         if self._buffer.startswith(b"\r\n", self._start, self._end):
             self._start += 2
@@ -104,7 +104,7 @@ class MultipartReader:
         self._start, self._end = 0, size
         count = await self._source.read_into(self._view[size:])
         if not count:
-            raise BodyError("error reading form: multipart: NextPart: EOF")
+            raise HttpError(400, "error reading form: multipart: NextPart: EOF")
         self._end += count
 
     async def _need(self, count: int) -> None:
@@ -119,7 +119,7 @@ class MultipartReader:
                 self._start = found + len(mark)
                 return data
             if self._end - self._start > _HEADER_LIMIT:
-                raise BodyError("error reading form: the head of a part is too long")
+                raise HttpError(400, "error reading form: the head of a part is too long")
             await self._receive()
 
 

@@ -29,6 +29,8 @@ _TYPES = (
 )
 _WITH_ENTRY = frozenset({"EVENT_TYPE_CREATE", "EVENT_TYPE_CHMOD", "EVENT_TYPE_WRITE"})
 
+_READ_SIZE = 64 << 10
+
 Event = dict[str, Any]
 
 
@@ -57,7 +59,9 @@ class Watch:
         self._on_event = on_event
         self._on_error = on_error
         self._folders: dict[int, str] = {}  # watch descriptor to path below the watched directory, "" for itself
-        self._told: set[str] = set()  # found by looking, before their inotify record was read
+        # Found by looking; if they came after the watch, their record is still to be read, and not to be told again.
+        self._told: set[str] = set()
+        self._told_before: set[str] = set()
         self._fd = kernel.inotify_init()
         try:
             self._add("", tell=False)
@@ -100,10 +104,11 @@ class Watch:
 
     def _read(self) -> None:
         try:
-            records = os.read(self._fd, 64 << 10)
+            records = os.read(self._fd, _READ_SIZE)
         except BlockingIOError:
             return
         position = 0
+        self._told_before, self._told = self._told, set()
         try:
             while position < len(records):
                 watch, mask, _cookie, size = kernel.INOTIFY_EVENT.unpack_from(records, position)
@@ -116,8 +121,9 @@ class Watch:
         except OSError as error:
             self._fail(f"watcher error: {error.strerror}")
             return
-        if len(records) < 32 << 10:
-            self._told.clear()  # nothing older than the last look is waiting
+        if len(records) > _READ_SIZE // 2:
+            self._told |= self._told_before  # perhaps there are more of the same time
+        self._told_before = set()
 
     def _handle(self, watch: int, mask: int, name: str) -> None:
         if mask & kernel.IN_Q_OVERFLOW:
@@ -132,9 +138,9 @@ class Watch:
         if not name and folder:
             return  # a directory below tells its own end and attributes; its parent has told them already
         path = f"{folder}/{name}" if folder and name else folder or name
-        if mask & kernel.IN_CREATE and path in self._told:
-            self._told.discard(path)
+        if mask & kernel.IN_CREATE and path in self._told_before:
             mask &= ~kernel.IN_CREATE
+        self._told_before.discard(path)
         for bits, kind in _TYPES:
             if mask & bits:
                 self._tell(path or ".", kind)

@@ -37,7 +37,7 @@ class HttpError(Exception):
 
 
 class BodyError(Exception):
-    """The body is not what its headers promise."""
+    """The body is not framed as its headers promise: where it ends, and the next request begins, is unknown."""
 
 
 class Body:
@@ -138,8 +138,8 @@ class Body:
         return True
 
     async def _next_chunk(self) -> int:
-        if not self._first:
-            await self._line()  # the end of line after the chunk before
+        if not self._first and await self._line():
+            raise BodyError("malformed chunk")  # it is longer than it said
         self._first = False
         size = (await self._line()).split(b";", 1)[0].strip()
         if not size or len(size) > 15 or size.translate(None, b"0123456789abcdefABCDEF"):

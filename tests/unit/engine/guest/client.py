@@ -1,0 +1,228 @@
+"""A plain client of the agent's socket, which can also say wrong things, and the agent as a process to say them to."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parents[4] / "src"
+PATIENCE = 20.0
+
+
+class Agent:
+    """An agent of its own process. `stop` ends it and everything it started."""
+
+    def __init__(self, address: str, command: list[str]) -> None:
+        self.address = address
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": str(SOURCE), "AGENT_SECRET": "do not leak"},
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.connect().close()
+                return
+            except OSError:
+                assert self.process.poll() is None, "the agent ended at once"
+                assert time.monotonic() < deadline, "the agent does not listen"
+                time.sleep(0.01)
+
+    @classmethod
+    def on_host(cls, socket_path: Path, root: Path) -> Agent:
+        command = [sys.executable, "-m", "sandyard.engine.guest", "--socket", str(socket_path), "--root", str(root)]
+        return cls(str(socket_path), command)
+
+    def connect(self) -> socket.socket:
+        host, colon, port = self.address.rpartition(":")
+        if colon:
+            return socket.create_connection((host, int(port)), timeout=PATIENCE)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(PATIENCE)
+        sock.connect(self.address)
+        return sock
+
+    def stop(self) -> None:
+        for pid in [process["pid"] for process in self.client().call("process.Process/List")["processes"]]:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        self.process.terminate()
+        assert self.process.wait(PATIENCE) == 0, "the agent did not end well"
+
+    def client(self, user: str | None = None) -> Client:
+        return Client(self.connect(), user)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class RpcFailure(Exception):
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error)
+        self.code = error["code"]
+        self.message = error["message"]
+
+
+class Client:
+    """One connection, one request after the other."""
+
+    def __init__(self, sock: socket.socket, user: str | None = None) -> None:
+        self.sock = sock
+        self.file = sock.makefile("rb")
+        self.basic = {"Authorization": "Basic " + base64.b64encode(f"{user}:".encode()).decode()} if user else {}
+
+    def close(self) -> None:
+        self.file.close()
+        self.sock.close()
+
+    def send(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        every = {"Host": "x", **self.basic, **(headers or {})}
+        if not any(name.lower() == "transfer-encoding" for name in every):
+            every.setdefault("Content-Length", str(len(body)))
+        head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in every.items())
+        self.sock.sendall(head.encode() + b"\r\n" + body)
+
+    def head(self) -> Answer:
+        line = self.file.readline()
+        assert line, "the connection ended without an answer"
+        headers: dict[str, str] = {}
+        while (header := self.file.readline().decode().strip()) != "":
+            name, _, value = header.partition(":")
+            headers[name.lower()] = value.strip()
+        return Answer(int(line.split()[1]), headers, b"")
+
+    def answer(self, *, bodyless: bool = False) -> Answer:
+        answer = self.head()
+        if answer.headers.get("transfer-encoding") == "chunked":
+            answer.body = b"".join(self.chunks())
+        elif not bodyless:
+            size = int(answer.headers.get("content-length", 0))
+            answer.body = self.file.read(size)
+            assert len(answer.body) == size, "the body ended early"
+        return answer
+
+    def chunks(self) -> Iterator[bytes]:
+        while True:
+            line = self.file.readline()
+            if not line:
+                raise EOFError("the stream ended without its end")
+            size = int(line, 16)
+            data = self.file.read(size + 2)[:-2]
+            if not size:
+                return
+            yield data
+
+    def request(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+        self.send(method, target, body, headers)
+        return self.answer(bodyless=method == "HEAD")
+
+    # Connect ---------------------------------------------------------------------------------------------------------
+
+    def call(self, method: str, message: Any = None, headers: dict[str, str] | None = None) -> Any:
+        body = json.dumps({} if message is None else message).encode()
+        answer = self.request("POST", f"/{method}", body, {"Content-Type": "application/json", **(headers or {})})
+        if answer.status != 200:
+            raise RpcFailure(answer.json)
+        return answer.json
+
+    def open_stream(self, method: str, message: Any, headers: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Messages as they come; RpcFailure when the stream ends with an error."""
+        body = envelope(message)
+        self.send("POST", f"/{method}", body, {"Content-Type": "application/connect+json", **(headers or {})})
+        head = self.head()
+        assert head.status == 200, head
+        assert head.headers["content-type"] == "application/connect+json"
+        return self._messages()
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        waiting = b""
+        error: dict[str, Any] | None = None
+        for chunk in self.chunks():
+            waiting += chunk
+            while len(waiting) >= 5:
+                flags, size = struct.unpack_from(">BI", waiting)
+                if len(waiting) < 5 + size:
+                    break
+                message = json.loads(waiting[5 : 5 + size])
+                waiting = waiting[5 + size :]
+                if flags & 2:
+                    error = message.get("error")
+                    continue
+                yield message
+        assert not waiting
+        if error is not None:
+            raise RpcFailure(error)
+
+    def start(self, *argv: str, headers: dict[str, str] | None = None, **fields: Any) -> Run:
+        process = {"cmd": argv[0], "args": list(argv[1:]), **fields.pop("process", {})}
+        message = {"process": process, "stdin": False, **fields}
+        return Run(self.open_stream("process.Process/Start", message, headers))
+
+    def attach(self, headers: dict[str, str] | None = None, **selector: Any) -> Run:
+        return Run(self.open_stream("process.Process/Connect", {"process": selector}, headers))
+
+    def shell(self, script: str, **fields: Any) -> Run:
+        return self.start("/bin/sh", "-c", script, **fields).finish()
+
+
+def envelope(message: Any, flags: int = 0) -> bytes:
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return struct.pack(">BI", flags, len(body)) + body
+
+
+class Run:
+    """A process as its stream tells of it."""
+
+    def __init__(self, events: Iterator[dict[str, Any]]) -> None:
+        self._events = events
+        self.pid: int = next(events)["event"]["start"]["pid"]
+        self.output = {"stdout": b"", "stderr": b"", "pty": b""}
+        self.end: dict[str, Any] | None = None
+        self.keepalives = 0
+
+    def step(self) -> bool:
+        """Take one more event. False at the end of the stream."""
+        for message in self._events:
+            event = message["event"]
+            for kind, data in event.get("data", {}).items():
+                self.output[kind] += base64.b64decode(data)
+            self.keepalives += "keepalive" in event
+            self.end = event.get("end", self.end)
+            return True
+        return False
+
+    def until(self, kind: str, text: bytes) -> Run:
+        while text not in self.output[kind]:
+            assert self.step(), f"ended with {self.output} before {text!r}"
+        return self
+
+    def finish(self) -> Run:
+        while self.step():
+            pass
+        return self
+
+    @property
+    def stdout(self) -> str:
+        return self.output["stdout"].decode()
