@@ -1,0 +1,92 @@
+"""The part of DNS messages that a forwarder must understand: one question, and the addresses that answer it."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+import dns.exception
+import dns.message
+import dns.name
+import dns.rdataclass
+import dns.rdatatype
+
+_HEADER = struct.Struct("!HHHHHH")
+_RESPONSE, _OPCODE, _RECURSION = 0x8000, 0x7800, 0x0180
+SERVFAIL, NOTIMP, REFUSED = 2, 4, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A plain query. `name` is in lower case without the final dot; bytes that belong in no name appear as U+FFFD."""
+
+    id: int
+    name: str
+    section: bytes  # the question section as it was sent
+
+    def reply(self, code: int) -> bytes:
+        """A response with nothing in it but that code."""
+        return _HEADER.pack(self.id, _RESPONSE | _RECURSION | code, 1, 0, 0, 0) + self.section
+
+
+def read_question(message: bytes) -> Question | None:
+    """None for anything that is not one ordinary question."""
+    if len(message) < _HEADER.size:
+        return None
+    number, flags, questions, answers, _, _ = _HEADER.unpack_from(message)
+    if flags & (_RESPONSE | _OPCODE) or questions != 1 or answers:
+        return None
+    labels: list[str] = []
+    at = _HEADER.size
+    while at < len(message):
+        length = message[at]
+        at += 1
+        if length == 0:
+            end = at + 4
+            if end > len(message):
+                return None
+            return Question(number, ".".join(labels), message[_HEADER.size : end])
+        if length > 63 or at + length > len(message) or at - _HEADER.size > 255:
+            return None
+        # A dot within a label must not make it look like two.
+        labels.append(message[at : at + length].decode("ascii", errors="replace").lower().replace(".", "\ufffd"))
+        at += length
+    return None
+
+
+def with_id(message: bytes, number: int) -> bytes:
+    return number.to_bytes(2, "big") + message[2:]
+
+
+def answers_to(message: bytes, number: int, question: Question) -> bool:
+    """Whether this is a response with that number to that question, and not something made up by a third party."""
+    if len(message) < _HEADER.size:
+        return False
+    given, flags, questions, _, _, _ = _HEADER.unpack_from(message)
+    if given != number or not flags & _RESPONSE:
+        return False
+    if questions == 0:  # some servers leave it out when they refuse
+        return bool(flags & 0x000F)
+    section = message[_HEADER.size : _HEADER.size + len(question.section)]
+    return section.lower() == question.section.lower()
+
+
+def addresses(message: bytes) -> dict[IPv4Address, int]:
+    """The A records of the name that was asked for, along its aliases, with the shortest TTL on the way."""
+    try:
+        parsed = dns.message.from_wire(message, ignore_trailing=True)
+    except (dns.exception.DNSException, ValueError):
+        return {}
+    if not parsed.question:
+        return {}
+    name, ttl = parsed.question[0].name, 1 << 31
+    for _ in range(16):
+        found = parsed.get_rrset(parsed.answer, name, dns.rdataclass.IN, dns.rdatatype.A)
+        if found is not None:
+            return {IPv4Address(item.address): min(ttl, found.ttl) for item in found}
+        alias = parsed.get_rrset(parsed.answer, name, dns.rdataclass.IN, dns.rdatatype.CNAME)
+        if alias is None:
+            return {}
+        name, ttl = alias[0].target, min(ttl, alias.ttl)
+    return {}

@@ -1,0 +1,186 @@
+"""The sandboxes' name server: one socket for all of them, on the gateway's address.
+
+It knows its askers by their source address, which the firewall guarantees. It answers
+- a sandbox with open egress: whatever the host's servers say;
+- one whose policy allows names: only those, and what they resolve to is opened in the firewall before it is told;
+- one without egress, or only to addresses: nothing but REFUSED, because questions carry data out as connections do;
+- anybody else: nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Any
+
+from sandyard.engine.drivers.namespace.net.dns_wire import NOTIMP, REFUSED, SERVFAIL, Question, addresses, read_question
+from sandyard.engine.drivers.namespace.net.policy import Domains, Egress
+from sandyard.engine.drivers.namespace.net.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 64  # questions of one sandbox under way; UDP clients ask again, so more are simply dropped
+_STREAMS = 8  # TCP connections of one sandbox
+_STREAM_IDLE = 10.0
+_STREAM_QUESTIONS = 100
+
+Admit = Callable[[IPv4Address, str, Mapping[IPv4Address, int]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Client:
+    address: IPv4Address
+    answers: bool
+    domains: Domains
+    questions: int = 0
+    streams: int = 0
+
+    def may_ask(self, name: str) -> bool:
+        return self.answers and (not self.domains or self.domains.match(name))
+
+
+class Forwarder(asyncio.DatagramProtocol):
+    """Lives in one event loop. `admit` is awaited with the addresses of a name that a policy allows."""
+
+    def __init__(self, upstream: Upstream, admit: Admit) -> None:
+        self._upstream = upstream
+        self._admit = admit
+        self._clients: dict[str, _Client] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transport: asyncio.DatagramTransport | None = None
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def open(self, address: IPv4Address) -> None:
+        """Listen on port 53 of the address, or on another where the host's own server has taken that; see `port`."""
+        datagrams, streams = _bind(str(address))
+        self.port = datagrams.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, sock=datagrams)
+        self._server = await asyncio.start_server(self._stream, sock=streams, limit=1 << 17)
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        if self._server is not None:
+            self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def serve(self, address: IPv4Address, egress: Egress) -> None:
+        """Answer this sandbox, by this policy, from the next question on."""
+        client = self._clients.setdefault(str(address), _Client(address, False, Domains()))
+        client.answers, client.domains = egress.answers, egress.domains
+
+    def forget(self, address: IPv4Address) -> None:
+        self._clients.pop(str(address), None)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of DatagramProtocol; `open` keeps the transport."""
+
+    def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
+        client = self._clients.get(addr[0])
+        if client is None or client.questions >= _AT_ONCE:
+            return
+        self._start(self._datagram(client, data, addr))
+
+    def error_received(self, exc: Exception) -> None:
+        """A sandbox closed its port before the answer came: its own affair."""
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _datagram(self, client: _Client, message: bytes, sender: tuple[str | Any, int]) -> None:
+        answer = await self._answer(client, message, stream=False)
+        if answer is not None and self._transport is not None and not self._transport.is_closing():
+            self._transport.sendto(answer, sender)
+
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = self._clients.get(writer.get_extra_info("peername")[0])
+        task = asyncio.current_task()
+        if client is None or client.streams >= _STREAMS or task is None:
+            writer.transport.abort()
+            return
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        client.streams += 1
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                for _ in range(_STREAM_QUESTIONS):
+                    async with asyncio.timeout(_STREAM_IDLE):
+                        length = int.from_bytes(await reader.readexactly(2), "big")
+                        message = await reader.readexactly(length)
+                    answer = await self._answer(client, message, stream=True)
+                    if answer is None:
+                        break
+                    writer.write(len(answer).to_bytes(2, "big") + answer)
+                    async with asyncio.timeout(_STREAM_IDLE):
+                        await writer.drain()
+        finally:
+            client.streams -= 1
+            writer.close()
+
+    async def _answer(self, client: _Client, message: bytes, stream: bool) -> bytes | None:
+        question = read_question(message)
+        if question is None:
+            return _not_implemented(message)
+        if not client.may_ask(question.name):
+            return question.reply(REFUSED)
+        if client.questions >= _AT_ONCE:
+            return question.reply(SERVFAIL)
+        client.questions += 1
+        try:
+            answer = await self._upstream.ask(message, question, stream)
+            if answer is not None and client.domains:
+                await self._open(client, question, answer)
+        except Exception:
+            log.exception("dns_answer_failed address=%s", client.address)
+            answer = None
+        finally:
+            client.questions -= 1
+        if not client.may_ask(question.name):  # the policy has changed while the question was under way
+            return question.reply(REFUSED)
+        return answer or question.reply(SERVFAIL)
+
+    async def _open(self, client: _Client, question: Question, answer: bytes) -> None:
+        found = addresses(answer)
+        if found:
+            await self._admit(client.address, question.name, found)
+
+
+def _not_implemented(message: bytes) -> bytes | None:
+    if len(message) < 12 or message[2] & 0x80:
+        return None
+    return message[:2] + bytes([0x80 | (message[2] & 0x79), NOTIMP]) + bytes(8)
+
+
+def _bind(address: str) -> tuple[socket.socket, socket.socket]:
+    """A UDP and a listening TCP socket on the same port."""
+    for attempt in range(20):
+        port = 53 if attempt == 0 else 0
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        streams = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            streams.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            datagrams.bind((address, port))
+            streams.bind((address, datagrams.getsockname()[1]))
+            streams.listen(128)
+        except OSError as error:
+            datagrams.close()
+            streams.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        return datagrams, streams
+    raise OSError(errno.EADDRINUSE, f"no free port for the sandboxes' name server on {address}")

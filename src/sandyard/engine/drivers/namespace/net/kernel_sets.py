@@ -1,0 +1,130 @@
+"""What the kernel's sets hold of each sandbox, read back and written as nftables commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Any
+
+from sandyard.engine.drivers.namespace.net import ranges
+from sandyard.engine.drivers.namespace.net.nft import Nft
+from sandyard.engine.drivers.namespace.net.ranges import Range, Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One sandbox's policy. `mark` stands for its names; the default policy writes nothing at all."""
+
+    verdict: str = ""
+    mark: str = ""
+    allow: Ranges = ()
+    deny: Ranges = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A resolved address that one sandbox may reach; `comment` is the name."""
+
+    owner: IPv4Address
+    to: IPv4Address
+    comment: str
+    expires: float
+
+
+class KernelSets:
+    def __init__(self, nft: Nft, table: str) -> None:
+        self._nft = nft
+        self._name = table
+        self._table = f"inet {table}"
+
+    def table_exists(self) -> bool:
+        return any(
+            item["table"]["family"] == "inet" and item["table"]["name"] == self._name
+            for item in self._nft.query("list tables inet")
+        )
+
+    def add(self, name: str, content: str) -> str:
+        return f"add element {self._table} {name} {{ {content} }}"
+
+    def delete(self, name: str, content: str) -> str:
+        return f"delete element {self._table} {name} {{ {content} }}"
+
+    def difference(self, address: IPv4Address, before: Written, after: Written) -> list[str]:
+        """The commands that lead from one to the other."""
+        lines = []
+        for name, old, new in (("allow", before.allow, after.allow), ("deny", before.deny, after.deny)):
+            for verb, items in ((self.delete, set(old) - set(new)), (self.add, set(new) - set(old))):
+                if items:
+                    lines.append(verb(name, ", ".join(f"{address} . {ranges.show(item)}" for item in sorted(items))))
+        if (before.verdict, before.mark) != (after.verdict, after.mark):
+            if before.verdict:
+                lines.append(self.delete("verdicts", str(address)))
+            if after.verdict:
+                comment = f' comment "{after.mark}"' if after.mark else ""
+                lines.append(self.add("verdicts", f"{address}{comment} : {after.verdict}"))
+        return lines
+
+    def set_pair(self, address: IPv4Address, to: IPv4Address, seconds: int, name: str) -> list[str]:
+        """Open one resolved address for that long from now."""
+        pair = f"{address} . {to}"
+        return [
+            # Kernels before 6.12 do not prolong an element; adding it first lets the deletion succeed in any case.
+            self.add("names", f"{pair} timeout {seconds}s"),
+            self.delete("names", pair),
+            self.add("names", f'{pair} timeout {seconds}s comment "{name[:120]}"'),
+        ]
+
+    def discard_pair(self, address: IPv4Address, to: IPv4Address) -> list[str]:
+        """Shut one resolved address, whether it is there or has expired."""
+        pair = f"{address} . {to}"
+        lines = []
+        for name in ("names", "lively"):
+            lines += [self.add(name, f"{pair} timeout 60s"), self.delete(name, pair)]
+        return lines
+
+    def read_written(self) -> dict[IPv4Address, Written]:
+        verdicts: dict[IPv4Address, tuple[str, str]] = {}
+        for key, verdict in self._elements("map", "verdicts"):
+            element = key["elem"] if isinstance(key, dict) else {"val": key}
+            kind, target = next(iter(verdict.items()))
+            verdicts[IPv4Address(element["val"])] = (f"{kind} {target['target']}", element.get("comment", ""))
+        allow, deny = (self._read_ranges(name) for name in ("allow", "deny"))
+        return {
+            address: Written(
+                *verdicts.get(address, ("", "")),
+                allow=tuple(sorted(allow.get(address, ()))),
+                deny=tuple(sorted(deny.get(address, ()))),
+            )
+            for address in {*verdicts, *allow, *deny}
+        }
+
+    def read_pairs(self, name: str) -> Iterator[Pair]:
+        for item in self._elements("set", name):
+            element = item.get("elem", item)
+            owner, to = element.get("val", element)["concat"]
+            yield Pair(
+                IPv4Address(owner), IPv4Address(to), str(element.get("comment", "")), float(element.get("expires", 0))
+            )
+
+    def _read_ranges(self, name: str) -> dict[IPv4Address, list[Range]]:
+        owned: dict[IPv4Address, list[Range]] = {}
+        for element in self._elements("set", name):
+            owner, target = element["concat"]
+            owned.setdefault(IPv4Address(owner), []).append(_interval(target))
+        return owned
+
+    def _elements(self, kind: str, name: str) -> list[Any]:
+        found: list[Any] = []
+        for item in self._nft.query(f"list {kind} {self._table} {name}"):
+            found += item.get(kind, {}).get("elem", ())
+        return found
+
+
+def _interval(target: Any) -> Range:
+    if isinstance(target, str):
+        return int(IPv4Address(target)), int(IPv4Address(target))
+    if "range" in target:
+        low, high = target["range"]
+        return int(IPv4Address(low)), int(IPv4Address(high))
+    return ranges.of([f"{target['prefix']['addr']}/{target['prefix']['len']}"])[0]

@@ -1,0 +1,220 @@
+"""Interfaces, addresses, routes and neighbours, in the kernel's own terms (rtnetlink)."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+
+from sandyard.engine.drivers.namespace.net.netlink import (
+    CREATE,
+    EXCLUSIVE,
+    REPLACE,
+    Message,
+    Netlink,
+    attribute,
+    attributes,
+    nested,
+    text,
+    u32,
+)
+
+_LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
+_ADDRESS = struct.Struct("=BBBBi")  # family, prefix length, flags, scope, index
+_ROUTE = struct.Struct("=BBBBBBBBI")  # family, dst len, src len, tos, table, protocol, scope, type, flags
+_NEIGHBOUR = struct.Struct("=BxHiHBB")  # family, index, state, flags, type
+
+_NEWLINK, _DELLINK, _GETLINK, _SETLINK = 16, 17, 18, 19
+_NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
+_NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_NEWNEIGH = 28
+
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO = 1, 3, 4, 18
+_IFLA_AF_SPEC, _IFLA_GROUP, _IFLA_NET_NS_FD = 26, 27, 28
+_INET6_ADDR_GEN_MODE, _GENERATE_NONE = 8, 1
+_INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_LABEL = 1, 2, 3
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
+_NDA_DST, _NDA_LLADDR = 1, 2
+_UP = 1
+_PERMANENT = 0x80
+_TABLE_MAIN, _PROTOCOL_BOOT = 254, 3
+_SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_HOST = 0, 253, 254
+_UNICAST, _BLACKHOLE = 1, 6
+_AF = socket.AF_INET
+
+LOOPBACK = 1  # the index of `lo`, in every namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    index: int
+    name: str
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One end of a veth pair. `index` 0 lets the kernel choose; `namespace` is a descriptor, None for here."""
+
+    name: str
+    mac: bytes
+    index: int = 0
+    group: int = 0
+    namespace: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    index: int  # of the interface
+    address: IPv4Address
+    network: IPv4Network  # that it is connected to by it
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    network: IPv4Network
+    index: int  # of the interface it leads to, 0 where it leads nowhere
+    blackhole: bool
+
+
+def veth(here: Peer, there: Peer, mtu: int) -> Message:
+    """A new pair, both ends down."""
+    peer = _end(there, mtu)
+    info = nested(_IFLA_LINKINFO, text(_INFO_KIND, "veth"), nested(_INFO_DATA, attribute(_VETH_PEER, peer)))
+    return Message(_NEWLINK, _end(here, mtu) + info, CREATE | EXCLUSIVE)
+
+
+def _end(peer: Peer, mtu: int) -> bytes:
+    parts = [
+        _LINK.pack(0, 0, peer.index, 0, 0),
+        text(_IFLA_IFNAME, peer.name),
+        attribute(_IFLA_ADDRESS, peer.mac),
+        u32(_IFLA_MTU, mtu),
+        u32(_IFLA_GROUP, peer.group),
+    ]
+    if peer.namespace is not None:
+        parts.append(u32(_IFLA_NET_NS_FD, peer.namespace))
+    return b"".join(parts)
+
+
+def up(index: int) -> Message:
+    return Message(_NEWLINK, _LINK.pack(0, 0, index, _UP, _UP))
+
+
+def settle(index: int) -> Message:
+    """The kernel (6.8 or later) lets the interface send before it answers this; otherwise that comes a moment after
+    both ends of a cable are up, and what is sent before is lost."""
+    return Message(_GETLINK, _LINK.pack(0, 0, index, 0, 0))
+
+
+def no_ipv6(index: int) -> Message:
+    """The interface, still down, will give itself no IPv6 address. EAFNOSUPPORT on a kernel without IPv6."""
+    mode = attribute(_INET6_ADDR_GEN_MODE, bytes([_GENERATE_NONE]))
+    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + nested(_IFLA_AF_SPEC, nested(socket.AF_INET6, mode)))
+
+
+def regroup(index: int, group: int) -> Message:
+    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + u32(_IFLA_GROUP, group))
+
+
+def delete_group(group: int) -> Message:
+    """Every interface of the group at once: the kernel waits for its readers once, not for each. ENODEV when empty."""
+    return Message(_DELLINK, _LINK.pack(0, 0, 0, 0, 0) + u32(_IFLA_GROUP, group))
+
+
+def add_address(index: int, address: IPv4Address, prefix: int = 32, label: str | None = None) -> Message:
+    """EEXIST when the interface has it."""
+    return Message(_NEWADDR, _address(index, address, prefix, label), CREATE | EXCLUSIVE)
+
+
+def delete_address(index: int, address: IPv4Address, prefix: int = 32) -> Message:
+    return Message(_DELADDR, _address(index, address, prefix, None))
+
+
+def _address(index: int, address: IPv4Address, prefix: int, label: str | None) -> bytes:
+    scope = _SCOPE_HOST if index == LOOPBACK else _SCOPE_UNIVERSE
+    parts = [
+        _ADDRESS.pack(_AF, prefix, 0, scope, index),
+        attribute(_IFA_LOCAL, address.packed),
+        attribute(_IFA_ADDRESS, address.packed),
+    ]
+    if label:
+        parts.append(text(_IFA_LABEL, label))
+    return b"".join(parts)
+
+
+def route_to(address: IPv4Address, index: int) -> Message:
+    """The address is on that interface; replaces an older answer."""
+    header = _ROUTE.pack(_AF, 32, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_LINK, _UNICAST, 0)
+    return Message(_NEWROUTE, header + attribute(_RTA_DST, address.packed) + u32(_RTA_OIF, index), CREATE | REPLACE)
+
+
+def default_route(gateway: IPv4Address, index: int) -> Message:
+    header = _ROUTE.pack(_AF, 0, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_UNIVERSE, _UNICAST, 0)
+    return Message(
+        _NEWROUTE, header + attribute(_RTA_GATEWAY, gateway.packed) + u32(_RTA_OIF, index), CREATE | EXCLUSIVE
+    )
+
+
+def add_blackhole(network: IPv4Network) -> Message:
+    """Nothing but more precise routes leads into the network. EEXIST when somebody has it."""
+    return Message(_NEWROUTE, _blackhole(network), CREATE | EXCLUSIVE)
+
+
+def delete_blackhole(network: IPv4Network) -> Message:
+    return Message(_DELROUTE, _blackhole(network))
+
+
+def _blackhole(network: IPv4Network) -> bytes:
+    header = _ROUTE.pack(_AF, network.prefixlen, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_UNIVERSE, _BLACKHOLE, 0)
+    return header + attribute(_RTA_DST, network.network_address.packed)
+
+
+def neighbour(address: IPv4Address, mac: bytes, index: int) -> Message:
+    """A permanent entry: no ARP on the wire, and no share of the kernel's one table of about a thousand neighbours."""
+    header = _NEIGHBOUR.pack(_AF, 0, index, _PERMANENT, 0, 0)
+    return Message(
+        _NEWNEIGH, header + attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, mac), CREATE | REPLACE
+    )
+
+
+def list_links(netlink: Netlink) -> list[Link]:
+    links = []
+    for payload in netlink.dump(Message(_GETLINK, _LINK.pack(0, 0, 0, 0, 0))):
+        found = attributes(payload[_LINK.size :])
+        name = found.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode(errors="replace")
+        mtu = struct.unpack("=I", found[_IFLA_MTU])[0] if _IFLA_MTU in found else 0
+        links.append(Link(index=_LINK.unpack_from(payload)[2], name=name, mtu=mtu))
+    return links
+
+
+def list_addresses(netlink: Netlink) -> list[Address]:
+    """Every IPv4 address of this namespace."""
+    result = []
+    for payload in netlink.dump(Message(_GETADDR, _ADDRESS.pack(_AF, 0, 0, 0, 0))):
+        family, prefix, _, _, index = _ADDRESS.unpack_from(payload)
+        found = attributes(payload[_ADDRESS.size :])
+        if family != _AF or _IFA_ADDRESS not in found:
+            continue
+        network = IPv4Network((found[_IFA_ADDRESS], prefix), strict=False)
+        address = IPv4Address(found.get(_IFA_LOCAL, found[_IFA_ADDRESS]))
+        label = found.get(_IFA_LABEL, b"").rstrip(b"\0").decode(errors="replace")
+        result.append(Address(index, address, network, label))
+    return result
+
+
+def list_routes(netlink: Netlink) -> list[Route]:
+    """Every IPv4 route of every table, the kernel's own local ones too."""
+    routes = []
+    for payload in netlink.dump(Message(_GETROUTE, _ROUTE.pack(_AF, 0, 0, 0, 0, 0, 0, 0, 0))):
+        family, prefix, _, _, _, _, _, kind, _ = _ROUTE.unpack_from(payload)
+        if family != _AF:
+            continue
+        found = attributes(payload[_ROUTE.size :])
+        index = struct.unpack("=i", found[_RTA_OIF])[0] if _RTA_OIF in found else 0
+        network = IPv4Network((found.get(_RTA_DST, bytes(4)), prefix), strict=False)
+        routes.append(Route(network, index, kind == _BLACKHOLE))
+    return routes

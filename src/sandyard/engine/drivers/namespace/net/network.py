@@ -1,0 +1,224 @@
+"""The network of all sandboxes of one instance. See the package's docstring for what it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.drivers.namespace.net.namespaces import Cable, Namespaces
+from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.nft import NftError
+from sandyard.engine.drivers.namespace.net.policy import Egress, read_policy
+from sandyard.engine.drivers.namespace.net.pool import Pool
+from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
+from sandyard.engine.drivers.namespace.net.uplink import Uplink
+from sandyard.kit.errors import FullError, NotFoundError, SandyardError, UnsupportedError
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_LONE = 4093  # namespaces without a subnet to be counted by
+
+
+@dataclass(frozen=True, slots=True)
+class NetSlot:
+    """One sandbox's network. Without egress (see `Network.missing`) it has a loopback only, and no addresses."""
+
+    slot: int
+    netns_path: Path
+    address: str | None
+    gateway: str | None
+    dns: str | None
+
+
+@dataclass(slots=True)
+class _Held:
+    index: int
+    net: NetSlot
+
+
+class Network:
+    """All verbs belong to one event loop and none blocks it. Verbs on one slot must not overlap."""
+
+    def __init__(self, instance: str, state_dir: Path, settings: NetworkSettings | None = None) -> None:
+        self._settings = settings or NetworkSettings()
+        self._state = state_dir
+        self._names = Names.of(instance)
+        self._namespaces = Namespaces(state_dir / "netns", self._names)
+        self._uplink: Uplink | None = None
+        self._pool: Pool | None = None
+        self._maker: ThreadPoolExecutor | None = None
+        self._held: dict[int, _Held] = {}
+        self._used: set[int] = set()
+        self._next = 0
+        self._missing: dict[str, str] = {}
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """What does not work here: why, and what would help. Known after `open`."""
+        return {**self._missing, **(self._uplink.missing if self._uplink else {})}
+
+    @property
+    def pins(self) -> Path:
+        """The mount point of all pins. A process that makes many mount namespaces should detach it from its own."""
+        return self._namespaces.pins
+
+    async def open(self, keep_slots: Collection[int]) -> None:
+        """Take over what an earlier engine left: kept slots go on as they are, everything else of this instance goes.
+        In a kept slot connections work all the time, and names again as soon as `set_policy` was called for it.
+
+        Idempotent. Does not fail because of the host: what it lacks is in `missing`."""
+        if self._pool is not None:
+            for slot in set(self._held) - set(keep_slots):
+                await self.release(slot)
+            return
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="sandyard-netns")
+        try:
+            await self._do(self._namespaces.open)
+        except OSError as error:
+            self._maker.shutdown()
+            self._maker = None
+            self._missing["network"] = f"no network namespaces: {error.strerror}. Run the engine as root"
+            return
+        kept = await self._do(self._find, keep_slots)
+        swept = await self._do(self._sweep, set(kept.values()))
+        self._uplink = Uplink(self._names, self._state, self._settings)
+        await self._uplink.open(set(kept.values()), swept)
+        cabled = await self._do(self._namespaces.connected)
+        for slot, index in kept.items():
+            self._used.add(index)
+            self._held[slot] = _Held(index, self._slot(slot, index, index in cabled))
+        self._next = max(kept.values(), default=-1) + 1
+        self._pool = Pool(self._settings.pool, self._make)
+        await self._self_test()
+        self._pool.fill()
+
+    async def close(self, remove: bool = False) -> None:
+        """Stop serving. Sandboxes keep their network, but names do not resolve until the next `open`. With `remove`
+        everything of this instance is taken off the host. Idempotent."""
+        if self._pool is None or self._uplink is None or self._maker is None:
+            return
+        idle = await self._pool.close()
+        self._pool = None
+        if remove:
+            for slot in list(self._held):
+                await self.release(slot)
+            await self._do(self._sweep, set())
+        else:
+            await self._do(self._namespaces.remove, idle)
+        await self._uplink.close(remove)
+        await self._do(self._namespaces.close, remove)
+        if remove:
+            with suppress(OSError):
+                self._state.rmdir()
+        self._maker.shutdown()
+        self._maker = self._uplink = None
+        self._held.clear()
+        self._used.clear()
+
+    async def acquire(self, slot: int) -> NetSlot:
+        """A network for the slot, with the default policy; the one it has if it has one. Raises FullError."""
+        held = self._held.get(slot)
+        if held is not None:
+            return held.net
+        if self._pool is None or self._uplink is None:
+            raise UnsupportedError(self._missing.get("network", "the network is not open"))
+        index = await self._pool.take()
+        self._namespaces.label(index, slot)
+        held = self._held[slot] = _Held(index, self._slot(slot, index, self._uplink.subnet is not None))
+        self._uplink.serve(index, Egress())
+        return held.net
+
+    async def release(self, slot: int) -> None:
+        """The slot's sandbox is gone: the namespace ends with the last process in it. Idempotent."""
+        held = self._held.pop(slot, None)
+        if held is None or self._uplink is None:
+            return
+        self._namespaces.unlabel(slot)
+        try:
+            await self._uplink.forget(held.index)
+        except NftError:
+            log.exception("network_forget_failed slot=%d", slot)
+        await self._do(self._namespaces.release, held.index)
+        self._used.discard(held.index)
+        if self._pool is not None:
+            self._pool.fill()
+
+    async def set_policy(self, slot: int, policy: NetworkPolicy) -> None:
+        """Replace the slot's policy, also for connections that exist. Raises InvalidInputError and changes nothing."""
+        egress = read_policy(policy)
+        held = self._held.get(slot)
+        if held is None or self._uplink is None:
+            raise NotFoundError(f"there is no network slot {slot}")
+        try:
+            await self._uplink.apply(held.index, egress)
+        except NftError as error:
+            raise SandyardError(f"the network policy could not be set: {error}") from error
+
+    async def _do(self, work: Callable[..., _T], *arguments: object) -> _T:
+        assert self._maker is not None
+        return await asyncio.get_running_loop().run_in_executor(self._maker, work, *arguments)
+
+    async def _make(self) -> int:
+        """A new namespace under an index that was not used for as long as possible."""
+        cable, capacity = None, _LONE
+        if self._uplink is not None and self._uplink.subnet is not None:
+            capacity = self._uplink.subnet.capacity
+        if len(self._used) >= capacity:
+            raise FullError(f"all {capacity} network slots of this engine are in use")
+        while self._next % capacity in self._used:
+            self._next += 1
+        index = self._next % capacity
+        self._next += 1
+        self._used.add(index)
+        if self._uplink is not None and self._uplink.subnet is not None:
+            subnet = self._uplink.subnet
+            cable = Cable(subnet.address(index), subnet.gateway, self._uplink.mtu)
+        try:
+            await self._do(self._namespaces.make, index, cable)
+        except OSError as error:
+            self._used.discard(index)
+            raise SandyardError(f"a network namespace could not be made: {error}") from error
+        return index
+
+    async def _self_test(self) -> None:
+        """Ask our own name server from inside a namespace: nothing else shows what the host's firewall really does."""
+        if self._pool is None or self._uplink is None or self._uplink.subnet is None:
+            return
+        try:
+            index = await self._make()
+        except SandyardError as error:
+            self._missing["network"] = error.message
+            return
+        await self._uplink.test_dns(index, self._namespaces.pin(index))
+        self._pool.put(index)
+
+    def _slot(self, slot: int, index: int, connected: bool) -> NetSlot:
+        subnet = self._uplink.subnet if self._uplink else None
+        if subnet is None or not connected:
+            return NetSlot(slot, self._namespaces.pin(index), None, None, None)
+        address, gateway = str(subnet.address(index)), str(subnet.gateway)
+        return NetSlot(slot, self._namespaces.pin(index), address, gateway, gateway)
+
+    def _find(self, slots: Collection[int]) -> dict[int, int]:
+        """The index of each slot that is still there."""
+        labelled = self._namespaces.labels()
+        return {slot: labelled[slot] for slot in slots if slot in labelled and self._namespaces.alive(labelled[slot])}
+
+    def _sweep(self, keep: Collection[int]) -> set[int]:
+        """Remove every namespace but these, and every label of one; says which."""
+        garbage = self._namespaces.found() - set(keep)
+        if garbage:
+            log.info("network_swept namespaces=%d", len(garbage))
+        self._namespaces.remove(garbage)
+        for slot, index in self._namespaces.labels().items():
+            if index not in keep:
+                self._namespaces.unlabel(slot)
+        return garbage

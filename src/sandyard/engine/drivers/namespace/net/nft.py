@@ -1,0 +1,84 @@
+"""nftables through libnftables (Debian: libnftables1), in this process: a tenth of what the command costs."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import socket
+from typing import Any
+
+_LIBRARY = "libnftables.so.1"
+_DEFAULT, _JSON = 0, 1 << 4
+_NETLINK_NETFILTER = 12
+
+
+class NftError(Exception):
+    """nftables refused a transaction; nothing of it was applied."""
+
+
+class NftUnavailableError(Exception):
+    """nftables cannot be used here; the message says why and what would help."""
+
+
+class Nft:
+    """One context. Not for two threads at once; bound to the network namespace of the thread that makes it."""
+
+    def __init__(self) -> None:
+        try:
+            # The library ends the whole process when it gets no socket, so ask first.
+            socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER).close()
+        except OSError as error:
+            raise NftUnavailableError(f"the kernel offers no nftables ({error.strerror})") from error
+        try:
+            self._library = _load()
+        except OSError as error:
+            raise NftUnavailableError(f"{_LIBRARY} is not installed: apt install libnftables1") from error
+        self._context = self._library.nft_ctx_new(_DEFAULT)
+        if not self._context:
+            raise NftUnavailableError("libnftables gave no context")
+        self._library.nft_ctx_buffer_output(self._context)
+        self._library.nft_ctx_buffer_error(self._context)
+
+    def close(self) -> None:
+        if self._context:
+            self._library.nft_ctx_free(self._context)
+            self._context = None
+
+    def run(self, commands: str) -> None:
+        """Apply all or nothing."""
+        self._run(commands, 0)
+
+    def query(self, command: str) -> list[dict[str, Any]]:
+        """The objects a `list` command prints, as JSON."""
+        answer = json.loads(self._run(command, _JSON) or b"{}")
+        return [item for item in answer.get("nftables", ()) if "metainfo" not in item]
+
+    def _run(self, commands: str, flags: int) -> bytes:
+        if not self._context:
+            raise NftError("the nftables context is closed")
+        self._library.nft_ctx_output_set_flags(self._context, flags)
+        failed = self._library.nft_run_cmd_from_buffer(self._context, commands.encode())
+        output: bytes = self._library.nft_ctx_get_output_buffer(self._context) or b""
+        complaint: bytes = self._library.nft_ctx_get_error_buffer(self._context) or b""
+        if failed:
+            raise NftError(complaint.decode(errors="replace").strip() or "nftables refused without a reason")
+        return output
+
+
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(_LIBRARY)
+    pointer, number, string = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "nft_ctx_new": (pointer, [ctypes.c_uint32]),
+        "nft_ctx_free": (None, [pointer]),
+        "nft_ctx_buffer_output": (number, [pointer]),
+        "nft_ctx_buffer_error": (number, [pointer]),
+        "nft_ctx_get_output_buffer": (string, [pointer]),
+        "nft_ctx_get_error_buffer": (string, [pointer]),
+        "nft_ctx_output_set_flags": (None, [pointer, ctypes.c_uint]),
+        "nft_run_cmd_from_buffer": (number, [pointer, string]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,147 @@
+"""A sandbox's egress policy, read once and then ready for the firewall and the name server.
+
+The meaning is E2B's: everything is open unless denied; `allow_out` wins over `deny_out`; denying all traffic
+(`0.0.0.0/0`, or `allow_internet` false) turns `allow_out` into the list of what is left; names may stand only in
+`allow_out`, and only when all traffic is denied. IPv6 entries are accepted and without effect: there is no IPv6.
+
+Three kinds of addresses are treated apart:
+- *never*: loopback, link-local with the metadata services, multicast and the like. No policy opens them. The host's own
+  addresses and all sandboxes belong here too, but are recognised by the kernel's routes, not by a list.
+- *private*: the private ranges and the networks the host is connected to. Open only if the operator said so, or if an
+  entry of `allow_out` lies inside one of them. `0.0.0.0/0` names none.
+- everything else: the internet.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueError, ip_network
+
+import dns.exception
+import dns.name
+
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.drivers.namespace.net import ranges
+from sandyard.engine.drivers.namespace.net.ranges import Ranges
+from sandyard.kit.errors import InvalidInputError
+
+NEVER: Ranges = ranges.of(
+    (
+        "0.0.0.0/8",
+        "127.0.0.0/8",
+        "169.254.0.0/16",  # link-local, and the metadata service of most clouds
+        "100.100.100.200/32",  # metadata at Alibaba
+        "168.63.129.16/32",  # the host's agent at Azure
+        "192.0.0.192/32",  # metadata at Oracle
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+)
+PRIVATE: Ranges = ranges.of(("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16"))
+
+_ENTRIES = 1000
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+NAMES_NEED_DENY_ALL = (
+    "When specifying allowed domains in allow out, "
+    "you must include 'ALL_TRAFFIC' in deny out to block all other traffic."
+)
+"""E2B's own words for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """Names that are allowed: exact ones, everything below others (not these themselves), or all."""
+
+    exact: frozenset[str] = frozenset()
+    below: frozenset[str] = frozenset()
+    everything: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.exact or self.below or self.everything)
+
+    def match(self, name: str) -> bool:
+        """`name` in lower case, without the final dot."""
+        if self.everything or name in self.exact:
+            return True
+        while self.below and "." in name:
+            name = name.partition(".")[2]
+            if name in self.below:
+                return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """What a policy comes to. `closed`: nothing but `allow` and `domains`. `deny` matters only otherwise."""
+
+    closed: bool = False
+    allow: tuple[IPv4Network, ...] = ()
+    deny: Ranges = ()
+    domains: Domains = Domains()
+
+    @property
+    def answers(self) -> bool:
+        """Whether names are resolved at all. Not when there is nowhere to go by name: questions can carry data out."""
+        return not self.closed or bool(self.domains)
+
+    def open_ranges(self, private: Ranges) -> Ranges:
+        """The allowed addresses: entries inside a private range entirely, others without what is private in them."""
+        plain: list[ranges.Range] = []
+        named: list[ranges.Range] = []
+        for network in self.allow:
+            low, high = int(network.network_address), int(network.broadcast_address)
+            inside = any(start <= low and high <= end for start, end in private)
+            (named if inside else plain).append((low, high))
+        reachable = ranges.merge([*ranges.subtract(ranges.merge(plain), private), *named])
+        return ranges.subtract(reachable, NEVER)
+
+
+def read_policy(policy: NetworkPolicy) -> Egress:
+    """Raises InvalidInputError with a sentence about the entry that is wrong."""
+    if max(len(policy.allow_out), len(policy.deny_out)) > _ENTRIES:
+        raise InvalidInputError(f"a network policy has at most {_ENTRIES} entries in each list")
+    deny = []
+    for entry in policy.deny_out:
+        network = _network(entry)
+        if network is None:
+            raise InvalidInputError(f"invalid denied CIDR {entry}")
+        if isinstance(network, IPv4Network):
+            deny.append(network)
+    denied = ranges.of(deny)
+    closed = not policy.allow_internet or denied == ranges.EVERYTHING
+
+    allow, exact, below, everything = [], set(), set(), False
+    for entry in policy.allow_out:
+        network = _network(entry)
+        if isinstance(network, IPv4Network):
+            allow.append(network)
+        elif network is None and entry.strip() == "*":
+            everything = True
+        elif network is None and entry.strip().startswith("*."):
+            below.add(_domain(entry.strip()[2:], entry))
+        elif network is None:
+            exact.add(_domain(entry.strip(), entry))
+    domains = Domains(frozenset(exact), frozenset(below), everything)
+    if domains and not closed:
+        raise InvalidInputError(NAMES_NEED_DENY_ALL)
+    return Egress(closed, tuple(allow), () if closed else denied, domains)
+
+
+def _network(entry: str) -> IPv4Network | IPv6Network | None:
+    try:
+        return ip_network(entry.strip(), strict=False)
+    except (ValueError, AddressValueError, NetmaskValueError):
+        return None
+
+
+def _domain(name: str, entry: str) -> str:
+    try:
+        # The codec of 2003 maps upper case and accepts plain names; others would need a further dependency.
+        plain = dns.name.from_text(name, idna_codec=dns.name.IDNA_2003).to_text(omit_final_dot=True).lower()
+    except (dns.exception.DNSException, UnicodeError) as error:
+        raise InvalidInputError(f"invalid allowed address {entry}") from error
+    labels = plain.split(".")
+    if not all(_LABEL.fullmatch(label) for label in labels) or labels[-1].isdigit():
+        raise InvalidInputError(f"invalid allowed address {entry}")
+    return plain

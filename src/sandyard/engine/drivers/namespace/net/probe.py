@@ -1,0 +1,64 @@
+"""What the network needs of this host, looked at without changing anything. For `sandyard doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.engine.drivers.namespace.net import host_firewall
+from sandyard.engine.drivers.namespace.net.nft import Nft, NftError, NftUnavailableError
+from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
+from sandyard.engine.drivers.namespace.net.upstream import Upstream
+
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; `detail` is a sentence, with what would help where it is not `ok`."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def probe(settings: NetworkSettings | None = None) -> tuple[Finding, ...]:
+    """Blocks for some milliseconds. As another user than root it finds less, and says so."""
+    settings = settings or NetworkSettings()
+    return (*_rules(), _forwarding(), _resolver(settings))
+
+
+def _rules() -> list[Finding]:
+    try:
+        nft = Nft()
+    except NftUnavailableError as error:
+        return [Finding("nftables", False, str(error))]
+    try:
+        complaints = host_firewall.complaints(nft)
+    except NftError as error:
+        return [Finding("nftables", False, f"nftables cannot be used by this user ({error}). Run the engine as root")]
+    finally:
+        nft.close()
+    found = [Finding("nftables", True, "the firewall of the sandboxes can be loaded")]
+    if not complaints:
+        return [*found, Finding("host firewall", True, "no other firewall is in the way")]
+    return found + [Finding(f"host firewall ({what})", False, why) for what, why in complaints.items()]
+
+
+def _forwarding() -> Finding:
+    try:
+        on = _FORWARDING.read_text().strip() == "1"
+        if not on:
+            _FORWARDING.open("r+").close()
+    except OSError as error:
+        return Finding(
+            "forwarding",
+            False,
+            f"IPv4 forwarding is off and cannot be turned on ({error.strerror}): sysctl -w net.ipv4.ip_forward=1",
+        )
+    return Finding("forwarding", True, "IPv4 forwarding is on" if on else "the engine will turn IPv4 forwarding on")
+
+
+def _resolver(settings: NetworkSettings) -> Finding:
+    servers = ", ".join(str(address[0]) for _, address in Upstream(settings.resolv_conf).servers())
+    return Finding("resolver", True, f"sandboxes' questions are passed to {servers}")

@@ -1,0 +1,143 @@
+"""The nftables table of one instance: every rule there is. Sandboxes are elements of its sets and maps, never rules.
+
+- `guard` sees each packet a sandbox sends before anything on the host can change it (raw priority, so before a DNAT of
+  somebody else): a foreign source, IPv6, IP options, the host itself and what is never reachable end here.
+- `out` and `back` see each forwarded packet in both directions, those of established connections too: a changed policy
+  holds for what is under way. The policy's questions are asked of the connection's original addresses.
+- A sandbox whose policy is the default is in no map, and costs nothing.
+
+Refused TCP gets a reset and the rest an ICMP answer, so that programs inside fail at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+
+from sandyard.engine.drivers.namespace.net import ranges
+from sandyard.engine.drivers.namespace.net.naming import ANY_CABLE, Names
+from sandyard.engine.drivers.namespace.net.policy import NEVER
+from sandyard.engine.drivers.namespace.net.ranges import Ranges
+
+_LIVELY = (
+    600  # seconds a connection to a resolved address may be silent once that address is not to be dialled any more
+)
+
+_QUESTIONS = 500  # DNS packets a second from one sandbox; more are dropped before they cost the engine anything
+
+_PAIR = "ct original ip saddr . ct original ip daddr"
+
+_SETS = {
+    "never": "type ipv4_addr; flags interval;",
+    "private": "type ipv4_addr; flags interval;",
+    "allow": "type ipv4_addr . ipv4_addr; flags interval;",
+    "deny": "type ipv4_addr . ipv4_addr; flags interval;",
+    "names": "type ipv4_addr . ipv4_addr; flags timeout; size 262144;",
+    "lively": "type ipv4_addr . ipv4_addr; flags dynamic, timeout; size 262144;",
+    "connections": "type ipv4_addr; flags dynamic; size 65536;",
+    "questions": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
+}
+_CHAINS = {
+    "refuse": "",
+    "closed": "",
+    "listed": "",
+    "guard": "",
+    "out": "",
+    "back": "",
+    "asking": "",
+    "early": "type filter hook prerouting priority raw; policy accept;",
+    "redirected": "type nat hook prerouting priority dstnat; policy accept;",
+    "incoming": "type filter hook input priority filter; policy accept;",
+    "passing": "type filter hook forward priority filter; policy accept;",
+    "leaving": "type nat hook postrouting priority srcnat; policy accept;",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the rules depend on. `dns_port` is 53 unless another server of the host has taken it."""
+
+    names: Names
+    subnet: IPv4Network
+    gateway: IPv4Address
+    dns_port: int
+    connections: int  # 0: no limit
+
+
+def transaction(layout: Layout) -> str:
+    """Makes the table, or brings its rules up to date without touching the elements that belong to sandboxes."""
+    table = f"inet {layout.names.table}"
+    lines = [f"add table {table}"]
+    lines += [f"add set {table} {name} {{ {definition} }}" for name, definition in _SETS.items()]
+    for name, definition in _CHAINS.items():
+        lines.append(f"add chain {table} {name} {{ {definition} }}" if definition else f"add chain {table} {name}")
+    lines.append(f"add map {table} verdicts {{ type ipv4_addr : verdict; }}")
+    lines += [f"flush chain {table} {name}" for name in _CHAINS]
+    never = (*NEVER, (int(layout.subnet.network_address), int(layout.subnet.broadcast_address)))
+    lines += replace_set(layout.names, "never", ranges.merge(never))
+    lines += [f"add rule {table} {chain} {rule}" for chain, rule in _rules(layout)]
+    return "\n".join(lines)
+
+
+def replace_set(names: Names, name: str, content: Ranges) -> list[str]:
+    lines = [f"flush set inet {names.table} {name}"]
+    if content:
+        lines.append(f"add element inet {names.table} {name} {{ {', '.join(map(ranges.show, content))} }}")
+    return lines
+
+
+def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
+    ours, gateway, port = f'"{layout.names.prefix}*"', layout.gateway, layout.dns_port
+
+    yield "early", f"iifname {ours} goto guard"
+    yield "guard", "meta nfproto != ipv4 drop"
+    yield "guard", "ip hdrlength != 5 drop"
+    yield "guard", "fib saddr . iif oif missing drop"
+    yield "guard", f"ip daddr {gateway} udp dport 53 accept"
+    yield "guard", f"ip daddr {gateway} tcp dport 53 accept"
+    yield "guard", "fib daddr type != unicast goto refuse"
+    yield "guard", "ip daddr @never goto refuse"
+
+    if port != 53:
+        for protocol in ("udp", "tcp"):
+            yield "redirected", f"iifname {ours} ip daddr {gateway} {protocol} dport 53 dnat ip to {gateway}:{port}"
+    yield "incoming", f"iifname {ours} goto asking"
+    yield "incoming", f'ip daddr {gateway} iifname != "lo" drop'
+    yield (
+        "asking",
+        f"update @questions {{ ip saddr limit rate over {_QUESTIONS}/second burst {_QUESTIONS} packets }} drop",
+    )
+    yield "asking", f"ip daddr {gateway} udp dport {port} accept"
+    yield "asking", f"ip daddr {gateway} tcp dport {port} accept"
+    yield "asking", "drop"
+
+    yield "passing", f"iifname {ours} goto out"
+    yield "passing", f"oifname {ours} goto back"
+    yield "out", "ct state invalid,untracked drop"
+    yield "out", f'oifname "{ANY_CABLE}*" goto refuse'
+    yield "out", "ip daddr @never goto refuse"
+    if layout.connections:
+        yield "out", f"ct state new add @connections {{ ip saddr ct count over {layout.connections} }} goto refuse"
+    yield "out", "ip saddr vmap @verdicts"
+    yield "out", "ct original ip daddr @private goto refuse"
+    yield "out", "accept"
+    yield "back", "ct state != { established, related } drop"
+    yield "back", "ip daddr vmap @verdicts"
+    yield "back", "ct original ip daddr @private goto refuse"
+    yield "back", "accept"
+
+    yield "closed", f"{_PAIR} @allow accept"
+    # A resolved address may be dialled as long as the answer said; connections made by then go on while they are used.
+    lively = f"update @lively {{ {_PAIR} timeout {_LIVELY}s }} accept"
+    yield "closed", f"{_PAIR} @names {lively}"
+    yield "closed", f"ct state established {_PAIR} @lively {lively}"
+    yield "closed", "goto refuse"
+    yield "listed", f"{_PAIR} @allow accept"
+    yield "listed", f"{_PAIR} @deny goto refuse"
+
+    yield "refuse", "meta l4proto tcp reject with tcp reset"
+    yield "refuse", f"oifname {ours} drop"
+    yield "refuse", "reject with icmpx type admin-prohibited"
+
+    yield "leaving", f'ip saddr {layout.subnet} oifname != "{ANY_CABLE}*" masquerade'

@@ -1,0 +1,25 @@
+"""What an operator may decide about the sandboxes' network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    lan: Literal["deny", "allow"] = "deny"
+    """Whether sandboxes reach private ranges and the host's neighbours. A policy can allow single ones anyway."""
+
+    subnet: str | None = None
+    """For all sandboxes of this engine. None: a free /20 is found at the first start and remembered."""
+
+    pool: int = 16
+    """Namespaces kept ready."""
+
+    connections: int = 4096
+    """Connections one sandbox may have tracked at once, so that none fills the host's table. 0: no limit."""
+
+    resolv_conf: Path = Path("/etc/resolv.conf")
+    """Where the servers are listed which the sandboxes' questions are passed to."""

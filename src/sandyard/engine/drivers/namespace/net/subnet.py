@@ -1,0 +1,171 @@
+"""The subnet of one instance: found free, reserved in the kernel, remembered on disk.
+
+Reserved means: a blackhole route for the whole of it, so that everybody who looks at the routes sees it taken and
+packets to addresses without a sandbox end there, and its first address on `lo`, under a label with the instance's tag.
+That address is the gateway and name server of all its sandboxes. The kernel's word counts more than the file's, which
+is for reboots.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from sandyard.engine.drivers.namespace.net import links
+from sandyard.engine.drivers.namespace.net.links import LOOPBACK, Link, Route
+from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.netlink import Netlink, NetlinkError
+
+log = logging.getLogger(__name__)
+
+_PREFIX = 20  # 4,093 sandboxes
+_SHARED_SPACE = IPv4Network("100.64.0.0/10")  # set aside for carriers, so hardly ever a company's or a home's
+_POOLS = (_SHARED_SPACE, IPv4Network("172.16.0.0/12"), IPv4Network("10.0.0.0/8"))
+_LOCK = "\0sandyard.network.subnet"
+_LOCK_WAIT = 10.0
+
+
+class NoSubnetError(Exception):
+    """There is no subnet to be had; the message says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subnet:
+    network: IPv4Network
+
+    @property
+    def gateway(self) -> IPv4Address:
+        return self.network[1]
+
+    @property
+    def capacity(self) -> int:
+        """How many sandboxes fit. Indexes are below it."""
+        return self.network.num_addresses - 3
+
+    def address(self, index: int) -> IPv4Address:
+        return self.network[2 + index]
+
+
+def reserve(netlink: Netlink, names: Names, memory: Path, wanted: str | None, in_use: bool) -> Subnet:
+    """The instance's subnet: the one it has, else the remembered one, else a free one. Idempotent. Blocks.
+
+    A new `wanted` one takes effect only when no sandbox lives in the old one (`in_use`)."""
+    with _one_at_a_time():
+        mine = find_reserved(netlink, names)
+        choice = _parse(wanted) if wanted else None
+        if mine and (in_use or choice is None or choice == mine):
+            subnet = mine
+        else:
+            release(netlink, names)
+            subnet = _claim(netlink, names, _choices(choice, memory, names))
+        release(netlink, names, but=subnet)
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    memory.write_text(f"{subnet.network}\n")
+    return subnet
+
+
+def find_reserved(netlink: Netlink, names: Names) -> Subnet | None:
+    """The subnet this instance holds in the kernel, if both parts of the reservation are there."""
+    gateways = {item.address for item in links.list_addresses(netlink) if item.label == names.label}
+    for route in links.list_routes(netlink):
+        if route.blackhole and route.network.num_addresses > 3 and route.network[1] in gateways:
+            return Subnet(route.network)
+    return None
+
+
+def release(netlink: Netlink, names: Names, but: Subnet | None = None) -> None:
+    """Give up every reservation of this instance, except one. Idempotent."""
+    for item in links.list_addresses(netlink):
+        if item.label != names.label or (but and item.address == but.gateway):
+            continue
+        for route in links.list_routes(netlink):
+            if route.blackhole and route.network.num_addresses > 3 and route.network[1] == item.address:
+                with suppress(NetlinkError):
+                    netlink.request(links.delete_blackhole(route.network))
+        with suppress(NetlinkError):
+            netlink.request(links.delete_address(LOOPBACK, item.address))
+
+
+def _parse(text: str) -> Subnet:
+    try:
+        subnet = Subnet(IPv4Network(text.strip()))
+    except ValueError as error:
+        raise NoSubnetError(f"the setting for the sandboxes' subnet is no IPv4 network: {error}") from error
+    if not 16 <= subnet.network.prefixlen <= 28:
+        raise NoSubnetError(f"the sandboxes' subnet {text} must be between a /16 and a /28")
+    return subnet
+
+
+def _choices(choice: Subnet | None, memory: Path, names: Names) -> Iterator[Subnet]:
+    if choice:
+        yield choice
+        return
+    with suppress(OSError, NoSubnetError):
+        yield _parse(memory.read_text())
+    for pool in _POOLS:
+        count = 1 << (_PREFIX - pool.prefixlen)
+        # Each instance begins elsewhere, so that after a reboot a new one rarely takes what an old one remembers.
+        start = int.from_bytes(names.tag.encode(), "big") % count
+        for number in range(count):
+            base = int(pool.network_address) + (((start + number) % count) << (32 - _PREFIX))
+            yield Subnet(IPv4Network((base, _PREFIX)))
+
+
+def _claim(netlink: Netlink, names: Names, choices: Iterator[Subnet]) -> Subnet:
+    all_links = links.list_links(netlink)
+    routes = links.list_routes(netlink)
+    own = {link.index for link in all_links if link.name.startswith(names.prefix)}
+    reason = "every candidate overlaps with a route of this host"
+    for subnet in choices:
+        if _taken(subnet.network, routes, own, all_links):
+            continue
+        try:
+            netlink.request(links.add_blackhole(subnet.network))
+            netlink.request(links.add_address(LOOPBACK, subnet.gateway, label=names.label))
+        except NetlinkError as error:
+            with suppress(NetlinkError):
+                netlink.request(links.delete_blackhole(subnet.network))
+            if error.errno != errno.EEXIST:
+                raise
+            reason = f"{subnet.network} was taken this moment"
+            continue
+        return subnet
+    raise NoSubnetError(f"no free subnet for the sandboxes: {reason}. Name one in the setting `subnet`")
+
+
+def _taken(network: IPv4Network, routes: list[Route], own: Collection[int], all_links: list[Link]) -> bool:
+    # Tailscale drops, by its own firewall rules, everything from this space that is not its own.
+    if network.overlaps(_SHARED_SPACE) and any(link.name.startswith("tailscale") for link in all_links):
+        return True
+    # A default route, also one split in halves as VPNs do, leads everywhere and says nothing.
+    return any(
+        route.network.prefixlen > 1 and route.index not in own and route.network.overlaps(network) for route in routes
+    )
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """One engine of this network namespace at a time: an abstract socket is known in all of it and nowhere else."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
+        deadline = time.monotonic() + _LOCK_WAIT
+        while True:
+            try:
+                lock.bind(_LOCK)
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            if time.monotonic() > deadline:
+                # Anybody can hold this name. Go on: two engines that pick the same subnet still exclude each other,
+                # because the kernel adds a route only once.
+                log.warning("network_subnet_lock_held")
+                break
+            time.sleep(0.005)
+        yield

@@ -1,0 +1,247 @@
+"""The way out of the namespaces: subnet, forwarding, firewall and name server of one instance, put together.
+
+Where a part is missing on this host there is no way out at all (`subnet` is None) and `missing` says why: a network
+that cannot be filtered must not be connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import TypeVar
+
+from sandyard.engine.drivers.namespace.net import host_firewall, links, ranges
+from sandyard.engine.drivers.namespace.net import subnet as subnets
+from sandyard.engine.drivers.namespace.net.conntrack import Conntrack
+from sandyard.engine.drivers.namespace.net.firewall import Firewall
+from sandyard.engine.drivers.namespace.net.forwarder import Forwarder
+from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.netlink import Netlink
+from sandyard.engine.drivers.namespace.net.nft import Nft, NftError, NftUnavailableError
+from sandyard.engine.drivers.namespace.net.policy import PRIVATE, Egress
+from sandyard.engine.drivers.namespace.net.ranges import Ranges
+from sandyard.engine.drivers.namespace.net.ruleset import Layout
+from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
+from sandyard.engine.drivers.namespace.net.subnet import NoSubnetError, Subnet
+from sandyard.engine.drivers.namespace.net.syscalls import enter_network_namespace
+from sandyard.engine.drivers.namespace.net.upstream import Upstream
+from sandyard.engine.drivers.namespace.net.watch import ADDRESS_CHANGED, RULES_CHANGED, Watch
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+_SELF_TEST = 0.25
+
+
+class Uplink:
+    """Namespaces are known here by their index. All verbs belong to one event loop and none blocks it."""
+
+    def __init__(self, names: Names, state: Path, settings: NetworkSettings) -> None:
+        self._names = names
+        self._state = state
+        self._settings = settings
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="sandyard-nft")
+        self._nft: Nft | None = None
+        self._netlink: Netlink | None = None
+        self._conntrack: Conntrack | None = None
+        self._firewall: Firewall | None = None
+        self._forwarder: Forwarder | None = None
+        self._watches: list[Watch] = []
+        self.subnet: Subnet | None = None
+        self.mtu = 1500
+        self.missing: dict[str, str] = {}
+
+    async def open(self, keep: Collection[int], swept: Collection[int]) -> None:
+        """`keep` live on, `swept` have just ended, and there are no others."""
+        try:
+            await self._open(keep)
+            await self._do(self._forget_connections, swept)
+        except (NftUnavailableError, NoSubnetError, _NoForwardingError, NftError, OSError) as error:
+            log.warning("network_egress_missing error=%s", error)
+            self.missing["egress"] = f"sandboxes have no network but their loopback: {error}"
+            if self._netlink is not None and not keep:
+                await self._do(subnets.release, self._netlink, self._names)
+            await self._shut()
+
+    async def _open(self, keep: Collection[int]) -> None:
+        self._nft, self._netlink, self._conntrack = (
+            await self._do(Nft),
+            await self._do(Netlink),
+            await self._do(Conntrack),
+        )
+        await self._do(_enable_forwarding)
+        subnet = await self._do(
+            subnets.reserve, self._netlink, self._names, self._state / "subnet", self._settings.subnet, bool(keep)
+        )
+        self.mtu = await self._do(_uplink_mtu, self._netlink)
+        self._forwarder = Forwarder(Upstream(self._settings.resolv_conf), self._admit)
+        await self._forwarder.open(subnet.gateway)
+        layout = Layout(self._names, subnet.network, subnet.gateway, self._forwarder.port, self._settings.connections)
+        self._firewall = Firewall(self._nft, layout)
+        kept = [subnet.address(index) for index in keep]
+        await self._do(self._firewall.open, kept, await self._do(self._private))
+        await self._do(host_firewall.pass_docker, self._nft, self._names)
+        self.missing.update(await self._do(host_firewall.complaints, self._nft))
+        self._watches = [Watch(ADDRESS_CHANGED, self._readdress), Watch(RULES_CHANGED, self._restore)]
+        self.subnet = subnet
+
+    async def close(self, remove: bool) -> None:
+        if remove and self.subnet is not None:
+            assert self._firewall is not None
+            await self._end_watches()
+            await self._do(self._firewall.remove)
+            await self._do(host_firewall.unpass_docker, self._nft, self._names)
+            await self._do(subnets.release, self._netlink, self._names)
+        if remove:
+            (self._state / "subnet").unlink(missing_ok=True)
+        await self._shut()
+        self._worker.shutdown()
+
+    def serve(self, index: int, egress: Egress) -> None:
+        """Answer this namespace's questions from now on."""
+        if self._forwarder is not None and self.subnet is not None:
+            self._forwarder.serve(self.subnet.address(index), egress)
+
+    async def apply(self, index: int, egress: Egress) -> None:
+        if self._firewall is None or self.subnet is None:
+            return  # without a way out every policy holds
+        await self._do(self._firewall.apply, self.subnet.address(index), egress)
+        self.serve(index, egress)
+
+    async def forget(self, index: int) -> None:
+        if self._firewall is None or self._forwarder is None or self.subnet is None:
+            return
+        address = self.subnet.address(index)
+        self._forwarder.forget(address)
+        await self._do(self._firewall.clear, address)
+        await self._do(self._forget_connections, [index])
+
+    async def test_dns(self, index: int, pin: Path) -> None:
+        """Note in `missing` whether a question from that namespace is answered."""
+        if self._forwarder is None or self.subnet is None:
+            return
+        self.serve(index, Egress(closed=True))
+        question = await self._do(_socket_in, pin)
+        loop = asyncio.get_running_loop()
+        try:
+            question.connect((str(self.subnet.gateway), 53))
+            await _asked_and_answered(loop, question)
+            self.missing.pop("dns", None)
+        except OSError:
+            self.missing.setdefault(
+                "dns",
+                "names do not resolve in sandboxes, because something on this host drops their questions. "
+                f"Allow them: {host_firewall.LET_ASK}",
+            )
+        finally:
+            question.close()
+            self._forwarder.forget(self.subnet.address(index))
+
+    async def _admit(self, address: IPv4Address, name: str, answers: Mapping[IPv4Address, int]) -> None:
+        if self._firewall is not None:
+            await self._do(self._firewall.admit, address, name, answers)
+
+    async def _readdress(self) -> None:
+        if self._firewall is not None:
+            await self._do(self._firewall.set_private, await self._do(self._private))
+
+    async def _restore(self) -> None:
+        """Somebody has deleted a table, perhaps ours, or made a chain, perhaps Docker's."""
+        if self._firewall is not None:
+            if await self._do(self._firewall.restore):
+                log.warning("network_table_restored table=%s", self._names.table)
+            await self._do(host_firewall.pass_docker, self._nft, self._names)
+
+    def _forget_connections(self, indexes: Collection[int]) -> None:
+        for index in indexes:
+            if self._conntrack is None or self.subnet is None or index >= self.subnet.capacity:
+                continue
+            try:
+                self._conntrack.forget(self.subnet.address(index))
+            except OSError as error:  # they will time out
+                log.warning("network_connections_kept error=%s", error)
+
+    def _private(self) -> Ranges:
+        if self._settings.lan == "allow":
+            return ()
+        assert self._netlink is not None
+        connected = [
+            item.network
+            for item in links.list_addresses(self._netlink)
+            if item.index != links.LOOPBACK and item.network.prefixlen > 0
+        ]
+        return ranges.merge([*PRIVATE, *ranges.of(connected)])
+
+    async def _do(self, work: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
+
+    async def _end_watches(self) -> None:
+        while self._watches:
+            await self._watches.pop().close()
+
+    async def _shut(self) -> None:
+        await self._end_watches()
+        if self._forwarder is not None:
+            await self._forwarder.close()
+        for part in (self._nft, self._netlink, self._conntrack):
+            if part is not None:
+                part.close()
+        self._nft = self._netlink = self._conntrack = self._firewall = self._forwarder = None
+
+
+class _NoForwardingError(Exception):
+    """The host does not forward packets."""
+
+
+def _enable_forwarding() -> None:
+    try:
+        if _FORWARDING.read_text().strip() != "1":
+            _FORWARDING.write_text("1")
+            log.info("network_forwarding_enabled")
+    except OSError as error:
+        raise _NoForwardingError(
+            f"IPv4 forwarding is off and cannot be turned on ({error.strerror}): sysctl -w net.ipv4.ip_forward=1"
+        ) from error
+
+
+def _uplink_mtu(netlink: Netlink) -> int:
+    """The smallest of the interfaces with a default route, so that no packet is too big for its next hop."""
+    ways_out = {route.index for route in links.list_routes(netlink) if route.network.prefixlen == 0}
+    sizes = [link.mtu for link in links.list_links(netlink) if link.index in ways_out and link.mtu >= 1280]
+    return min(sizes, default=1500)
+
+
+async def _asked_and_answered(loop: asyncio.AbstractEventLoop, question: socket.socket) -> None:
+    """Raises TimeoutError. Asks several times, since on older kernels a new cable may swallow the first packets."""
+    for last in (False, False, False, True):
+        try:
+            async with asyncio.timeout(_SELF_TEST):
+                await loop.sock_sendall(question, bytes.fromhex("53590100000100000000000004746573740000010001"))
+                await loop.sock_recv(question, 512)
+        except TimeoutError:
+            if last:
+                raise
+        else:
+            return
+
+
+def _socket_in(pin: Path) -> socket.socket:
+    """A UDP socket in another namespace."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    there = os.open(pin, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter_network_namespace(there)
+        try:
+            return socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        finally:
+            enter_network_namespace(home)
+    finally:
+        os.close(there)
+        os.close(home)

@@ -1,0 +1,99 @@
+"""The name servers of the host, asked from the host's side, so that `127.0.0.53` means what it means there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.drivers.namespace.net.dns_wire import Question, answers_to, with_id
+
+_PATIENCE = 2.0  # seconds for one server
+_ROUNDS = 2
+_REREAD = 1.0
+
+_Server = tuple[socket.AddressFamily, tuple[Any, ...]]
+
+
+class Upstream:
+    """Asks the servers listed in a resolv.conf, which is read again when it changes."""
+
+    def __init__(self, resolv_conf: Path) -> None:
+        self._path = resolv_conf
+        self._servers: list[_Server] = []
+        self._version: tuple[int, int] | None = None
+        self._looked = float("-inf")
+
+    async def ask(self, message: bytes, question: Question, stream: bool) -> bytes | None:
+        """The first valid response, under the question's own number; None when no server gave one in time."""
+        for _ in range(_ROUNDS):
+            for family, address in self.servers():
+                number = int.from_bytes(os.urandom(2), "big")
+                asked = with_id(message, number)
+                try:
+                    async with asyncio.timeout(_PATIENCE):
+                        exchange = _over_tcp if stream else _over_udp
+                        answer = await exchange(family, address, asked, number, question)
+                except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
+                    continue
+                return with_id(answer, question.id)
+        return None
+
+    def servers(self) -> list[_Server]:
+        now = time.monotonic()
+        if now - self._looked >= _REREAD:
+            self._looked = now
+            try:
+                status = self._path.stat()
+                version = (status.st_mtime_ns, status.st_ino)
+                if version != self._version:
+                    self._servers = _read(self._path.read_text(errors="replace"))
+                    self._version = version
+            except OSError:
+                self._servers, self._version = _read(""), None
+        return self._servers
+
+
+def _read(content: str) -> list[_Server]:
+    servers: list[_Server] = []
+    for line in content.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == "nameserver":
+            try:
+                found = socket.getaddrinfo(words[1], 53, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+            except OSError:
+                continue
+            servers.append((found[0][0], found[0][4]))
+    return servers or [(socket.AF_INET, ("127.0.0.1", 53))]  # what resolv.conf(5) says an empty one means
+
+
+async def _over_udp(
+    family: socket.AddressFamily, address: tuple[Any, ...], message: bytes, number: int, question: Question
+) -> bytes:
+    """From a port of its own for each question, which together with the number is hard to guess."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as asking:
+        asking.connect(address)
+        await loop.sock_sendall(asking, message)
+        while True:
+            answer = await loop.sock_recv(asking, 65535)
+            if answers_to(answer, number, question):
+                return answer
+
+
+async def _over_tcp(
+    family: socket.AddressFamily, address: tuple[Any, ...], message: bytes, number: int, question: Question
+) -> bytes:
+    reader, writer = await asyncio.open_connection(address[0], address[1], family=family)
+    try:
+        writer.write(len(message).to_bytes(2, "big") + message)
+        length = int.from_bytes(await reader.readexactly(2), "big")
+        answer = await reader.readexactly(length)
+    finally:
+        writer.close()
+    if not answers_to(answer, number, question):
+        raise ConnectionError("the server answered another question")
+    return answer

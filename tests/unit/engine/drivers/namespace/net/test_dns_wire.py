@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import random
+from ipaddress import IPv4Address
+
+import dns.message
+import dns.rrset
+
+from sandyard.engine.drivers.namespace.net.dns_wire import REFUSED, addresses, answers_to, read_question, with_id
+
+
+def query(name: str = "web.test", kind: str = "A") -> bytes:
+    return dns.message.make_query(name, kind, use_edns=True).to_wire()
+
+
+def response(*records: tuple[str, int, str, str], name: str = "web.test") -> bytes:
+    message = dns.message.make_response(dns.message.make_query(name, "A"))
+    message.answer += [dns.rrset.from_text(owner, ttl, "IN", kind, value) for owner, ttl, kind, value in records]
+    return message.to_wire()
+
+
+def test_a_question_is_read_and_refused() -> None:
+    wire = query("WwW.Web.test")
+    question = read_question(wire)
+    assert question and question.name == "www.web.test"
+    refusal = dns.message.from_wire(question.reply(REFUSED))
+    assert refusal.rcode() == REFUSED
+    assert dns.message.from_wire(wire).is_response(refusal)
+
+
+def test_a_dot_inside_a_label_is_no_separator() -> None:
+    wire = query("x")[:12] + b"\x08web.test\x00\x00\x01\x00\x01"
+    question = read_question(wire)
+    assert question and question.name != "web.test"
+
+
+def test_what_is_no_question() -> None:
+    wire = query()
+    for bad in (
+        b"",
+        wire[:11],
+        wire[:14],
+        wire[:20],
+        wire[:2] + b"\x81" + wire[3:],  # a response
+        wire[:2] + b"\x29" + wire[3:],  # another opcode
+        wire[:5] + b"\x02" + wire[6:],  # two questions
+        wire[:12] + b"\xc0\x0c\x00\x01\x00\x01",  # a pointer to itself
+        wire[:12]
+        + b"\x3f"
+        + b"a" * 63
+        + b"\x3f"
+        + b"b" * 63
+        + b"\x3f"
+        + b"c" * 63
+        + b"\x3f"
+        + b"d" * 63
+        + b"\x05eeeee\x00"
+        + bytes(4),
+    ):
+        assert read_question(bad) is None
+    random.seed(7)
+    for _ in range(2000):
+        noise = bytes(random.getrandbits(8) for _ in range(random.randrange(80)))
+        read_question(noise)
+        read_question(wire[:12] + noise)
+        addresses(noise)
+        addresses(response(("web.test.", 60, "A", "198.51.100.1"))[:20] + noise)
+
+
+def test_only_the_right_answer_counts() -> None:
+    asked = read_question(query())
+    assert asked
+    good = with_id(response(("web.test.", 60, "A", "198.51.100.1")), 77)
+    assert answers_to(good, 77, asked)
+    assert not answers_to(good, 78, asked)
+    assert not answers_to(with_id(query(), 77), 77, asked)
+    assert not answers_to(with_id(response(name="other.test"), 77), 77, asked)
+    assert not answers_to(b"\x00", 77, asked)
+
+
+def test_addresses_follow_aliases_from_the_name_that_was_asked_for() -> None:
+    wire = response(
+        ("web.test.", 300, "CNAME", "a.cdn.test."),
+        ("a.cdn.test.", 20, "CNAME", "b.cdn.test."),
+        ("b.cdn.test.", 60, "A", "198.51.100.1"),
+        ("unrelated.test.", 60, "A", "198.51.100.2"),
+    )
+    assert addresses(wire) == {IPv4Address("198.51.100.1"): 20}
+    assert addresses(response(("web.test.", 60, "CNAME", "web.test."))) == {}
+    assert addresses(response()) == {}
