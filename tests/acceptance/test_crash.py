@@ -84,23 +84,27 @@ class Load:
         self._promise(sandbox)
 
     def _promise(self, sandbox: Sandbox) -> None:
-        """From its answer on a sandbox counts; its mark and heartbeat are promised once they are written."""
-        mark = secrets.token_hex(8)
+        """From its answer on a sandbox counts."""
         promise = Promise(mark="", pid=0, may_be={"running"}, sandbox=sandbox)
         with promise.lock:
             with self.guard:
                 self.unanswered -= 1
                 self.promises[sandbox.sandbox_id] = promise
-            sandbox.files.write(MARK, mark)
-            promise.mark = mark
-            beat = f"while :; do echo . >> {BEAT}; sleep 0.05; done"
-            promise.pid = sandbox.commands.run(beat, background=True, timeout=0).pid
+            self._settle(sandbox.sandbox_id, promise)
+
+    def _settle(self, _: str, promise: Promise) -> None:
+        """Its mark and its heartbeat are promised once both answers came."""
+        mark = secrets.token_hex(8)
+        promise.sandbox.files.write(MARK, mark)
+        beat = f"while :; do echo . >> {BEAT}; sleep 0.05; done"
+        pid = promise.sandbox.commands.run(beat, background=True, timeout=0).pid
+        promise.mark, promise.pid = mark, pid
 
     def _use(self, sandbox_id: str, promise: Promise, dice: random.Random) -> None:
         if not promise.lock.acquire(blocking=False):
             return
         try:
-            verb = dice.choice(["exec", "exec", "pause", "fork", "kill"])
+            verb = dice.choice(["exec", "exec", "pause", "fork", "kill"]) if promise.pid else "settle"
             if promise.may_be == {"paused"}:
                 verb = dice.choice(["connect", "connect", "kill"])
             getattr(self, f"_{verb}")(sandbox_id, promise)

@@ -1,0 +1,402 @@
+"""Runs inside a sandbox, as its root: one attempt per function. Prints, as JSON, for each attempt what came of it.
+
+An attempt that gets through returns normally, with what it got; one that fails raises. Standard library only.
+"""
+
+# ruff: noqa: PTH, SIM115 - a thief does not tidy up
+
+import ctypes
+import errno
+import fcntl
+import glob
+import json
+import os
+import platform
+import socket
+import sys
+import termios
+import time
+
+libc = ctypes.CDLL(None, use_errno=True)
+ARM = platform.machine() == "aarch64"
+NUMBERS = {  # name: (x86_64, aarch64)
+    "pivot_root": (155, 41),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "kexec_load": (246, 104),
+    "userfaultfd": (323, 282),
+    "syslog": (103, 116),
+    "fsopen": (430, 430),
+    "open_tree": (428, 428),
+    "mount_setattr": (442, 442),
+    "io_uring_setup": (425, 425),
+}
+
+
+def check(result):
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def syscall(name, *arguments):
+    return check(libc.syscall(ctypes.c_long(NUMBERS[name][ARM]), *arguments))
+
+
+def mount_tmpfs():
+    check(libc.mount(b"none", b"/mnt", b"tmpfs", 0, None))
+
+
+def mount_proc():
+    check(libc.mount(b"proc", b"/mnt", b"proc", 0, None))
+
+
+def mount_cgroup():
+    check(libc.mount(b"cgroup", b"/mnt", b"cgroup", 0, b"memory"))
+
+
+def mount_cgroup2():
+    check(libc.mount(b"none", b"/mnt", b"cgroup2", 0, None))
+
+
+def mount_bind():
+    check(libc.mount(b"/etc", b"/mnt", None, 4096, None))
+
+
+def remount_root_writable():
+    check(libc.mount(None, b"/proc/sys", None, 32 | 4096, None))
+
+
+def unmount_masks():
+    masked = [line.split()[4] for line in open("/proc/self/mountinfo") if line.split()[4].startswith("/proc/")]
+    for point in masked or ["/proc"]:
+        check(libc.umount2(point.encode(), 2))
+    return masked
+
+
+def mount_overlay():
+    check(libc.mount(b"o", b"/mnt", b"overlay", 0, b"lowerdir=/etc:/usr"))
+
+
+def new_mount_api():
+    return syscall("fsopen", b"tmpfs", 0)
+
+
+def clone_tree():
+    return syscall("open_tree", -100, b"/", 1)
+
+
+def change_mount():
+    syscall("mount_setattr", -100, b"/proc", 0, ctypes.create_string_buffer(32), 32)
+
+
+def pivot():
+    os.makedirs("/tmp/p", exist_ok=True)
+    syscall("pivot_root", b"/tmp/p", b"/tmp/p")
+
+
+def new_user_namespace():
+    check(libc.unshare(0x10000000))
+
+
+def new_mount_namespace():
+    check(libc.unshare(0x00020000))
+
+
+def new_network_namespace():
+    check(libc.unshare(0x40000000))
+
+
+def join_init_namespaces():
+    check(libc.setns(os.open("/proc/1/ns/mnt", os.O_RDONLY), 0))
+
+
+def init_root():
+    return os.listdir("/proc/1/root/")
+
+
+def init_executable():
+    return open("/proc/1/exe", "rb").read(16)
+
+
+def init_memory():
+    line = open("/proc/1/maps").readline()
+    with open("/proc/1/mem", "rb") as memory:
+        memory.seek(int(line.split("-")[0], 16))
+        return memory.read(16)
+
+
+def init_environment():
+    return open("/proc/1/environ", "rb").read()
+
+
+def init_files():
+    return [os.readlink(name) for name in glob.glob("/proc/1/fd/*")] or check(-1)
+
+
+def init_ptrace():
+    check(libc.ptrace(16, 1, None, None))
+
+
+def init_read_memory():
+    buffer = ctypes.create_string_buffer(8)
+
+    class Piece(ctypes.Structure):
+        _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+    mine = Piece(ctypes.cast(buffer, ctypes.c_void_p), 8)
+    theirs = Piece(ctypes.cast(libc.mount, ctypes.c_void_p), 8)
+    check(libc.process_vm_readv(1, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0))
+
+
+def node(kind, major, minor):
+    path = f"/tmp/node-{major}-{minor}"
+    os.mknod(path, kind | 0o666, os.makedev(major, minor))
+    return os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1)
+
+
+def memory_device():
+    return node(0o020000, 1, 1)
+
+
+def disk_device():
+    return node(0o060000, 254, 0)
+
+
+def kernel_log_device():
+    return node(0o020000, 1, 11)
+
+
+def devices_present():
+    usual = set("null zero full random urandom tty ptmx pts shm fd stdin stdout stderr core mqueue console".split())
+    odd = sorted(set(os.listdir("/dev")) - usual)
+    return odd or check(-1)
+
+
+def kernel_log():
+    return syscall("syslog", 3, ctypes.create_string_buffer(100), 100)
+
+
+def load_module():
+    syscall("init_module", b"", 0, b"")
+
+
+def load_module_file():
+    syscall("finit_module", os.open("/bin/true", os.O_RDONLY), b"", 0)
+
+
+def unload_module():
+    syscall("delete_module", b"nope", 0)
+
+
+def load_kernel():
+    syscall("kexec_load", 0, 0, None, 0)
+
+
+def load_bpf():
+    syscall("bpf", 0, ctypes.create_string_buffer(128), 128)
+
+
+def open_perf():
+    return syscall("perf_event_open", ctypes.create_string_buffer(b"\1\0\0\0\x70\0\0\0", 128), 0, -1, -1, 0)
+
+
+def add_key():
+    return syscall("add_key", b"user", b"k", b"v", 1, -3)
+
+
+def use_keyring():
+    return syscall("keyctl", 0, -3, 1)
+
+
+def fault_handler():
+    return syscall("userfaultfd", 0)
+
+
+def uring():
+    return syscall("io_uring_setup", 8, ctypes.create_string_buffer(120))
+
+
+def open_by_handle():
+    handle = ctypes.create_string_buffer(b"\x08\0\0\0\1\0\0\0" + b"\2\0\0\0\0\0\0\0", 24)
+    return check(libc.open_by_handle_at(os.open("/", os.O_RDONLY), handle, os.O_RDONLY))
+
+
+def reboot():
+    check(libc.reboot(0x89ABCDEF))  # CAD off: harmless where it is allowed
+
+
+def set_hostname():
+    check(libc.sethostname(b"owned", 5))
+
+
+def set_clock():
+    time.clock_settime(time.CLOCK_REALTIME, time.time())
+
+
+def swap_on():
+    check(libc.swapon(b"/tmp/swap", 0))
+
+
+def quota_control():
+    check(libc.quotactl(0x800007 << 8, None, 0, ctypes.create_string_buffer(64)))
+
+
+def raw_socket():
+    socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+
+
+def packet_socket():
+    socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+
+
+def network_admin():
+    """Take the loopback down by ioctl."""
+    with socket.socket() as probe:
+        fcntl.ioctl(probe, 0x8914, b"lo".ljust(16, b"\0") + b"\0" * 24)
+
+
+def type_into_terminal():
+    """TIOCSTI into the terminal of whoever shares it."""
+    master, _slave = os.openpty()
+    fcntl.ioctl(master, termios.TIOCSTI, b"x")
+
+
+def write_to(path, text="|/tmp/owned"):
+    before = open(path).read()
+    with open(path, "w") as file:
+        file.write(text)
+    return before
+
+
+def core_pattern():
+    return write_to("/proc/sys/kernel/core_pattern")
+
+
+def modprobe_path():
+    return write_to("/proc/sys/kernel/modprobe")
+
+
+def overcommit():
+    return write_to("/proc/sys/vm/overcommit_memory", "1")
+
+
+def forwarding():
+    return write_to("/proc/sys/net/ipv4/ip_forward", "1")
+
+
+def sysrq():
+    with open("/proc/sysrq-trigger", "w") as file:
+        file.write("h")
+
+
+def uevent_helper():
+    return write_to("/sys/kernel/uevent_helper")
+
+
+def release_agents():
+    found = glob.glob("/sys/fs/cgroup/**/release_agent", recursive=True)
+    for path in found:
+        write_to(path)
+    return found or check(-1)
+
+
+def cgroup_limits():
+    found = glob.glob("/sys/fs/cgroup/**/memory.max", recursive=True) + glob.glob(
+        "/sys/fs/cgroup/**/memory.limit_in_bytes", recursive=True
+    )
+    for path in found:
+        write_to(path, "-1")
+    return found or check(-1)
+
+
+def kernel_core():
+    return open("/proc/kcore", "rb").read(16) or check(-1)
+
+
+def kernel_symbols():
+    lines = [line for line in open("/proc/kallsyms") if not line.startswith("0000000000000000")]
+    return lines[:1] or check(-1)
+
+
+def keys_of_others():
+    return open("/proc/keys").read() or check(-1)
+
+
+def foreign_processes():
+    """Processes that are not below pid 1 of this sandbox, by their names."""
+    names = [open(f"/proc/{pid}/comm").read().strip() for pid in os.listdir("/proc") if pid.isdigit()]
+    return sorted(set(names) & {"systemd", "sshd", "uvicorn", "dockerd", "kthreadd"}) or check(-1)
+
+
+def chroot_escape(canary):
+    """The classic: keep a directory outside a nested chroot, then climb."""
+    os.makedirs("/tmp/jail", exist_ok=True)
+    outside = os.open("/", os.O_RDONLY)
+    os.chroot("/tmp/jail")
+    os.fchdir(outside)
+    for _ in range(64):
+        os.chdir("..")
+    os.chroot(".")
+    return open(canary).read()
+
+
+def canary_by_path(canary):
+    return open(canary).read()
+
+
+def canary_by_processes(canary):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for way in ("root", "cwd"):
+            try:
+                return open(f"/proc/{pid}/{way}{canary}").read()
+            except OSError:
+                continue
+    raise FileNotFoundError(errno.ENOENT, "no process leads there")
+
+
+def connect(address, port):
+    with socket.create_connection((address, int(port)), timeout=1.5) as connection:
+        return connection.recv(100).decode()
+
+
+def abstract_socket(name):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect("\0" + name)
+        return client.recv(100).decode()
+
+
+def main():
+    own = [value for value in globals().values() if getattr(value, "__module__", "") == "__main__"]
+    names = sys.argv[1:] or [value.__name__ for value in own if not value.__code__.co_argcount]
+    outcome = {}
+    for name in names:
+        if name in ("main", "check", "syscall"):
+            continue
+        function, *arguments = name.split(":")
+        child, parent = os.pipe()
+        pid = os.fork()  # an attempt that works would change the ground for the next
+        if pid == 0:
+            try:
+                result = ["GOT THROUGH", repr(globals()[function](*arguments))[:200]]
+            except BaseException as error:
+                result = ["failed", f"{type(error).__name__}: {error}"]
+            os.write(parent, json.dumps(result).encode())
+            os._exit(0)
+        os.close(parent)
+        data = os.read(child, 4096)
+        os.close(child)
+        _, status = os.waitpid(pid, 0)
+        outcome[name] = json.loads(data) if data else ["failed", f"ended by {status}"]
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What a hostile agent would try, from inside, as root of its sandbox: all of it fails, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2b import CommandExitException, NotEnoughSpaceException, NotFoundException, Sandbox, SandboxException
+from e2b.exceptions import TimeoutException
+
+from tests.acceptance.conftest import DISK_MB, PIDS
+from tests.protocol.engine import Engine
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the namespace driver's full isolation needs root")
+
+NewSandbox = Callable[..., Sandbox]
+ATTACKS = (Path(__file__).parent / "attacks.py").read_text()
+
+
+def attack(sandbox: Sandbox, *names: str, user: str = "root") -> dict[str, str]:
+    """Run attempts inside; those that got through, with what they got."""
+    sandbox.files.write("/tmp/attacks.py", ATTACKS, user="root")
+    said = sandbox.commands.run(f"python3 /tmp/attacks.py {' '.join(names)}", user=user, timeout=120).stdout
+    outcome = json.loads(said)
+    assert outcome, "no attempt was made"
+    return {name: got for name, (what, got) in outcome.items() if what != "failed"}
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    """A file of the host, readable by everybody there, that nobody inside may see or change."""
+    path = tmp_path / "canary"
+    path.write_text(secrets.token_hex(16))
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    return path
+
+
+@contextlib.contextmanager
+def service(address: str | bytes, family: int = socket.AF_INET) -> Iterator[int]:
+    """A listener of the host's that greets whoever gets there; gives its port."""
+    with socket.socket(family) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, 0) if family == socket.AF_INET else address)
+        server.listen()
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connection.sendall(b"secret")
+                    connection.close()
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        yield server.getsockname()[1] if family == socket.AF_INET else 0
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_the_kernel_and_the_agent_give_nothing_away(sandbox: Sandbox, user: str) -> None:
+    assert attack(sandbox, user=user) == {}
+
+
+def test_host_files_are_not_there(sandbox: Sandbox, canary: Path) -> None:
+    ways = [f"{way}:{canary}" for way in ("canary_by_path", "canary_by_processes", "chroot_escape")]
+    assert attack(sandbox, *ways) == {}
+
+
+def test_symlinks_and_dots_stay_inside(sandbox: Sandbox, canary: Path) -> None:
+    before = canary.read_text()
+    sandbox.commands.run(f"ln -s {canary} link; ln -s {canary.parent} folder; ln -s /proc/1/root/{canary} init")
+    for path in ("link", f"folder/{canary.name}", "init", f"../../../../../../..{canary}", f"/proc/1/root{canary}"):
+        with pytest.raises(SandboxException):
+            sandbox.files.read(path)
+    for path in ("link", f"folder/{canary.name}", f"../../../../../../..{canary}"):
+        with contextlib.suppress(SandboxException):
+            sandbox.files.write(path, "owned", user="root")
+    with contextlib.suppress(SandboxException):
+        sandbox.files.remove("folder")
+    assert canary.read_text() == before
+
+
+def test_a_fifo_or_device_hangs_nobody(sandbox: Sandbox) -> None:
+    sandbox.commands.run("mkfifo pipe")
+    with pytest.raises(SandboxException) as refusal:
+        sandbox.files.read("pipe", request_timeout=10)
+    assert not isinstance(refusal.value, TimeoutException)
+    with pytest.raises(SandboxException) as refusal:
+        sandbox.files.write("pipe", "x", request_timeout=10)
+    assert not isinstance(refusal.value, TimeoutException)
+    assert sandbox.commands.run("echo well").stdout == "well\n"
+
+
+def test_host_services_are_out_of_reach(sandbox: Sandbox, engine: Engine) -> None:
+    gateway = sandbox.commands.run("awk '$2 == \"00000000\" {print $3}' /proc/net/route").stdout.strip()
+    addresses = ["127.0.0.1"]
+    if gateway:
+        addresses.append(socket.inet_ntoa(bytes.fromhex(gateway)[::-1]))
+    addresses += [line.split("/")[0] for line in host_addresses()]
+    with service("0.0.0.0") as port:
+        for address in addresses:
+            assert attack(sandbox, f"connect:{address}:{port}", f"connect:{address}:{engine.port}") == {}, address
+    name = f"sandyard-{secrets.token_hex(4)}"
+    with service(b"\0" + name.encode(), socket.AF_UNIX):
+        assert attack(sandbox, f"abstract_socket:{name}") == {}
+
+
+def host_addresses() -> list[str]:
+    said = subprocess.run(
+        ["ip", "-4", "-o", "addr", "show", "scope", "global"], capture_output=True, text=True, check=True
+    )
+    return [line.split()[3] for line in said.stdout.splitlines()]
+
+
+def test_the_metadata_address_is_out_of_reach(sandbox: Sandbox) -> None:
+    """The host itself plays the metadata service for the time of the test, so that nothing leaves this machine."""
+    address = "169.254.169.254"
+    subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", "lo"], check=True)
+    try:
+        with service(address) as port:
+            with socket.create_connection((address, port), timeout=5) as seen:
+                assert seen.recv(10) == b"secret", "the stand-in must work, or the test shows nothing"
+            assert attack(sandbox, f"connect:{address}:{port}") == {}
+    finally:
+        subprocess.run(["ip", "addr", "del", f"{address}/32", "dev", "lo"], check=True)
+
+
+def test_other_sandboxes_are_out_of_reach(new_sandbox: NewSandbox) -> None:
+    victim, attacker = new_sandbox(), new_sandbox()
+    victim.commands.run("python3 -m http.server 8080 --bind 0.0.0.0", background=True)
+    victim.commands.run("for i in $(seq 50); do curl -s 127.0.0.1:8080 >/dev/null && break; sleep 0.1; done")
+    victim.files.write("/tmp/secret", "s")
+    address = victim.commands.run("hostname -I").stdout.split()
+    for place in address:
+        assert attack(attacker, f"connect:{place}:8080") == {}
+    seen = attacker.commands.run("ps -eo args", user="root").stdout
+    assert "http.server" not in seen
+    with pytest.raises(NotFoundException):
+        attacker.files.read("/tmp/secret")
+    attacker.commands.run("echo owned > /usr/bin/owned; echo owned > /etc/profile.d/owned.sh", user="root")
+    assert "owned" not in victim.commands.run("ls /usr/bin /etc/profile.d").stdout
+
+
+def test_a_fork_bomb_hurts_only_itself(new_sandbox: NewSandbox) -> None:
+    bomber, neighbour = new_sandbox(), new_sandbox()
+    with contextlib.suppress(SandboxException, CommandExitException):
+        bomber.commands.run("bomb() { bomb | bomb & }; bomb; sleep 3", timeout=5)
+    assert neighbour.commands.run("echo well").stdout == "well\n"
+    assert len(list(Path("/proc").glob("[0-9]*"))) < PIDS + 2000
+    bomber.kill()
+    assert neighbour.commands.run("echo well").stdout == "well\n"
+
+
+def test_a_memory_bomb_hurts_only_itself(new_sandbox: NewSandbox) -> None:
+    bomber, neighbour = new_sandbox(), new_sandbox()
+    with pytest.raises(CommandExitException):
+        bomber.commands.run("python3 -c \"b = bytearray(2 << 30); print('GOT THROUGH')\"")
+    assert bomber.commands.run("echo well").stdout == "well\n", "the sandbox itself survives"
+    assert neighbour.commands.run("echo well").stdout == "well\n"
+
+
+def test_shared_memory_counts_as_memory(new_sandbox: NewSandbox) -> None:
+    with pytest.raises(CommandExitException):
+        new_sandbox().commands.run("head -c 2G /dev/zero > /dev/shm/fill")
+
+
+def test_disk_filling_ends_at_the_limit(new_sandbox: NewSandbox, engine: Engine) -> None:
+    filler, neighbour = new_sandbox(), new_sandbox()
+    before = shutil.disk_usage(engine.folder).free
+    with pytest.raises(CommandExitException) as full:
+        filler.commands.run("head -c 1G /dev/urandom > fill; r=$?; sync; exit $r", timeout=120)
+    assert "quota" in full.value.stderr.lower() or "space" in full.value.stderr.lower()
+    assert before - shutil.disk_usage(engine.folder).free < 2 * DISK_MB << 20
+    with pytest.raises(NotEnoughSpaceException):
+        filler.files.write("more", b"x" * (8 << 20))
+    assert not filler.files.exists("more"), "nothing half-written stays"
+    neighbour.files.write("more", b"x" * (8 << 20))
+    filler.commands.run("rm fill; sync")
+    filler.files.write("more", b"x" * 1024)
