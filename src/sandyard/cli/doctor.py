@@ -1,0 +1,94 @@
+"""`sandyard doctor`: what this machine can do for sandboxes, and for each thing it can't, why and what would help."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from sandyard.kit.errors import SandyardError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`vital`: without it there are no sandboxes at all."""
+
+    name: str
+    ok: bool
+    detail: str
+    vital: bool = False
+
+
+@click.command()
+def doctor() -> None:
+    """Say what this machine can do, and what is missing for more.
+
+    A driver is opened for a moment on an empty directory, and closed again: what it then says it can do, it has tried.
+    The exit code is 1 when sandboxes cannot run here.
+    """
+    healthy = True
+    for title, findings in (("Machine", _machine()), ("Sandboxes", _sandboxes()), ("Templates", _templates())):
+        click.echo(title)
+        for finding in findings:
+            healthy = healthy and (finding.ok or not finding.vital)
+            mark = click.style("ok     ", fg="green") if finding.ok else click.style("missing", fg="yellow")
+            click.echo(f"  {mark}  {finding.name}: {finding.detail}")
+    click.echo("Sandboxes can run here." if healthy else "Sandboxes cannot run here yet.")
+    sys.exit(0 if healthy else 1)
+
+
+def _machine() -> Iterator[Finding]:
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    yield Finding("system", sys.platform == "linux", system, vital=True)
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024 // 1024
+    yield Finding("size", True, f"{cores} cores, {memory} MiB of memory")
+    yield Finding(
+        "root",
+        os.geteuid() == 0,
+        "the engine has all means"
+        if os.geteuid() == 0
+        else "without root there are no limits, no firewall and no network of a sandbox's own. Run it with sudo",
+    )
+
+
+def _sandboxes() -> Iterator[Finding]:
+    from sandyard.engine.app import open_briefly  # noqa: PLC0415 - loads the whole engine
+    from sandyard.engine.drivers.namespace.net import probe  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="sandyard-doctor-") as folder:
+        try:
+            able = asyncio.run(open_briefly(Path(folder)))
+        except SandyardError as error:
+            yield Finding("driver", False, error.message, vital=True)
+            return
+    yield Finding("driver", True, "namespaces work", vital=True)
+    yield Finding("pause", able.freeze, able.missing.get("freeze", "processes can be frozen with their memory"))
+    yield Finding("memory to disk", able.suspend, able.missing.get("suspend", "long pauses free memory"))
+    copies = {"cow": "copy-on-write: a fork costs milliseconds", "copy": "by copying what changed"}
+    detail = able.missing.get("live_copy") or able.missing.get("cow") or copies[able.live_copy]
+    yield Finding("copies", able.live_copy == "cow", detail)
+    for limit in ("memory", "cpu", "pids", "disk"):
+        ok = limit in able.limits
+        yield Finding(f"{limit} limit", ok, "holds" if ok else able.missing.get(limit, "cannot be held here"))
+    yield Finding("internet", able.egress, able.missing.get("egress", "sandboxes reach it, as their policies say"))
+    named = {"freeze", "suspend", "live_copy", "cow", "memory", "cpu", "pids", "disk", "egress"}
+    for name in able.missing.keys() - named:
+        yield Finding(name, False, able.missing[name])
+    if os.geteuid() == 0:
+        for found in probe():
+            yield Finding(found.name, found.ok, found.detail)
+
+
+def _templates() -> Iterator[Finding]:
+    from sandyard.engine.templates.needs import needs_of_base  # noqa: PLC0415
+
+    for need in needs_of_base():
+        yield Finding(need.name, need.met, "there" if need.met else need.remedy)

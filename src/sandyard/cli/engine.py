@@ -1,0 +1,61 @@
+"""`sandyard engine`: serve sandboxes until told to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard import __version__
+from sandyard.engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from sandyard.engine.app import Ready
+
+
+@click.command()
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.  [default: 3000]")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="What outlives a restart lies here.")
+@click.option(
+    "--templates-dir", type=click.Path(file_okay=False, path_type=Path), help="Templates, for all engines of a machine."
+)
+@click.option("--api-key", "api_keys", multiple=True, help="Accept this key, besides the stored ones. Repeatable.")
+@click.option("--driver", type=click.Choice(["auto", "namespace", "fake"]), help="Where sandboxes run.")
+@click.option("--domain", help="Previews are reachable at {port}-{sandbox}.DOMAIN.")
+@click.option("--max-sandboxes", type=click.IntRange(1), help="How many may run at the same time.")
+@click.option("--pool-size", type=click.IntRange(0), help="Sandboxes kept ready per template; 0 keeps none.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
+@click.option("--log-json", is_flag=True, default=None, help="Log one JSON object a line.")
+@click.option("--access-log", is_flag=True, help="Log every request.")
+def engine(access_log: bool, api_keys: tuple[str, ...], **options: Any) -> None:
+    """Serve sandboxes to E2B clients: point E2B_API_URL and E2B_SANDBOX_URL here.
+
+    Every option, and more, can be set as SANDYARD_<NAME>; options win. SIGTERM stops the engine and leaves its
+    sandboxes running: the next engine with the same data directory goes on with them.
+    """
+    settings = EngineSettings.load(api_keys=api_keys or None, **options)
+    from sandyard.engine.app import run  # noqa: PLC0415 - a quarter of a second that a wrong option need not wait for
+
+    run(settings, lambda ready: announce(ready, settings), access_log=access_log)
+
+
+def announce(ready: Ready, settings: EngineSettings) -> None:
+    """Say where it is and how to use it."""
+    lines = [f"Sandyard engine {__version__} listens on {ready.url} (driver: {ready.driver}). To use it:"]
+    lines += [f"  export E2B_API_URL={ready.url}", f"  export E2B_SANDBOX_URL={ready.url}"]
+    if ready.new_key is not None:
+        lines.append(f"  export E2B_API_KEY={ready.new_key.reveal()}")
+        lines.append("This key was made just now and is not shown again; `sandyard keys create` makes more.")
+    elif settings.api_keys:
+        lines.append("  export E2B_API_KEY=…   (the key given with --api-key)")
+    else:
+        lines.append("  export E2B_API_KEY=…   (`sandyard keys list` shows which there are)")
+    click.echo("\n".join(lines))
+    if ready.exposed:
+        click.echo(
+            f"Warning: {settings.host} is reachable from other machines, and keys cross the network unencrypted. "
+            "Put a proxy with TLS in front, or listen on 127.0.0.1.",
+            err=True,
+        )

@@ -1,0 +1,31 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sandyard.engine.contract import Limits
+from sandyard.engine.sandboxes.model import Templates
+from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.kit.errors import InvalidInputError
+
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    sandboxes: Sandboxes
+    templates: Templates
+    defaults: Limits
+    domain: str | None  # under which previews are reachable, as clients are told
+
+
+def short_id(value: str) -> str:
+    """A sandbox's id as old clients write it, `id-clientid`, without its second half."""
+    return value.partition("-")[0]
+
+
+def page_limit(value: int | None) -> int:
+    if value is not None and not 1 <= value <= PAGE:
+        raise InvalidInputError(f"limit is not valid: use a number from 1 to {PAGE}.")
+    return value or PAGE

@@ -1,0 +1,56 @@
+"""Every error leaves as `{"code": int, "message": str}`, with a sentence that says what happened and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from sandyard.kit.errors import SandyardError
+
+_RETRY_AFTER = {503: "1"}
+_KNOWN = {
+    404: "There is no {method} {path} here. Check the address and the client's version.",
+    405: "{path} does not know {method}.",
+}
+
+
+def error_response(status: int, message: str) -> JSONResponse:
+    headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else None
+    return JSONResponse({"code": status, "message": message}, status, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Map each kind of error once."""
+
+    @app.exception_handler(SandyardError)
+    async def sandyard(request: Request, error: SandyardError) -> JSONResponse:
+        return error_response(error.status, error.message)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(400, f"Error when parsing request: {describe(error.errors())}")
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:  # the guard logs it
+        return error_response(500, "The engine failed to do this; its log says why. Try again, or report it.")
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        message = _KNOWN.get(error.status_code, str(error.detail))
+        return error_response(error.status_code, message.format(method=request.method, path=request.url.path))
+
+
+def describe(errors: Sequence[Any]) -> str:
+    """What is wrong with a request, in one line: the first few faults, each with its place."""
+    faults = []
+    for error in errors[:3]:
+        if error["type"] == "json_invalid":
+            return "the body is not valid JSON."
+        place = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path", "header"))
+        faults.append(f"{place or 'the body'}: {str(error['msg'])[0].lower()}{str(error['msg'])[1:]}")
+    return "; ".join(faults) + "."

@@ -1,0 +1,128 @@
+"""What every control request passes first: who asks, how much, and from which page in a browser; and the last resort
+when something fails that nobody expected."""
+
+from __future__ import annotations
+
+import json
+
+from sandyard.engine.e2b.dataplane.asgi import App, Headers, Message, Receive, Scope, Send, header
+from sandyard.engine.store.keys import ApiKeys
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+BODY_LIMIT = 4 * 1024 * 1024
+OPEN_PATHS = frozenset(("/health",))
+CORS: Headers = [
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", b"X-Next-Token, X-Total-Running"),
+]
+
+
+class TooLargeError(Exception):
+    """The body is larger than a control request may be."""
+
+
+class Guard:
+    """Wraps the control application. Sets `scope["state"]["key"]` to the ApiKey that was used."""
+
+    def __init__(self, app: App, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: Headers = scope["headers"]
+        if scope["method"] == "OPTIONS" and header(headers, b"access-control-request-method"):
+            await self._preflight(headers, send)
+            return
+        refusal = self._check(scope, headers)
+        if refusal is not None:
+            await _answer(send, *refusal)
+            return
+        body = _Body(receive)
+
+        async def reply(message: Message) -> None:
+            if body.too_large:
+                return  # whatever is made of half a body is not the answer
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *CORS]}
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, reply)
+        except TooLargeError:
+            pass
+        except Exception as error:
+            log.error("request_failed", exc=error, method=scope["method"], path=scope["path"])  # noqa: TRY400
+        if body.too_large:
+            await _answer(send, *_TOO_LARGE)
+
+    def _check(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
+        key = self._keys.check(_credential(headers))
+        if key is None:
+            given = _credential(headers)
+            if given is None:
+                return 401, "The API key is missing: send it in the header X-API-Key (SDKs take it from E2B_API_KEY)."
+            return 401, "The API key is not valid. `sandyard keys create` makes one."
+        scope.setdefault("state", {})["key"] = key
+        length = header(headers, b"content-length")
+        if length is not None and length.isdigit() and int(length) > BODY_LIMIT:
+            return _TOO_LARGE
+        return None
+
+    async def _preflight(self, headers: Headers, send: Send) -> None:
+        wanted = header(headers, b"access-control-request-headers") or "*"
+        answer: Headers = [
+            *CORS,
+            (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE"),
+            (b"access-control-allow-headers", wanted.encode("latin-1")),
+            (b"access-control-max-age", b"7200"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": answer})
+        await send({"type": "http.response.body", "body": b""})
+
+
+_TOO_LARGE = (413, f"The request's body is too large: the limit is {BODY_LIMIT // 1024 // 1024} MiB.")
+
+
+def _credential(headers: Headers) -> str | None:
+    key = header(headers, b"x-api-key")
+    if key is not None:
+        return key.strip()
+    scheme, _, token = (header(headers, b"authorization") or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+class _Body:
+    """Counts a body as it comes: its announced length may be missing."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._seen = 0
+
+    @property
+    def too_large(self) -> bool:
+        return self._seen > BODY_LIMIT
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        if self.too_large:
+            raise TooLargeError
+        return message
+
+
+async def _answer(send: Send, status: int, message: str) -> None:
+    body = json.dumps({"code": status, "message": message}).encode()
+    headers: Headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *CORS,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,72 @@
+"""Metrics and logs of sandboxes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
+
+from sandyard.engine.e2b.control import views
+from sandyard.engine.e2b.control.context import Context, short_id
+from sandyard.engine.sandboxes.model import LogLevel, LogQuery
+from sandyard.kit.errors import InvalidInputError
+
+MOST_AT_ONCE = 100
+Moment = Annotated[int | None, Query(ge=0)]
+LogLimit = Annotated[int, Query(ge=0, le=1000)]
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter()
+    service = context.sandboxes
+
+    @router.get("/sandboxes/metrics")
+    async def latest(sandbox_ids: Annotated[list[str], Query()]) -> JSONResponse:
+        wanted = [short_id(name) for value in sandbox_ids for name in value.split(",") if name]
+        if len(wanted) > MOST_AT_ONCE:
+            raise InvalidInputError(f"Too many sandboxes requested, maximum is {MOST_AT_ONCE}")
+        found = await service.latest_metrics(wanted)
+        return JSONResponse({"sandboxes": {key: views.metric(sample) for key, sample in found.items()}})
+
+    @router.get("/sandboxes/{sandbox_id}/metrics")
+    async def metrics(sandbox_id: str, start: Moment = None, end: Moment = None) -> JSONResponse:
+        if start is not None and end is not None and start > end:
+            raise InvalidInputError("start is after end: give the earlier time as start.")
+        until = None if end is None else end + 1.0  # a whole second, as it was asked for in whole seconds
+        samples = await service.metrics(short_id(sandbox_id), start, until)
+        return JSONResponse([views.metric(sample) for sample in samples])
+
+    @router.get("/sandboxes/{sandbox_id}/logs")
+    async def logs_v1(sandbox_id: str, start: Moment = None, limit: LogLimit = 1000) -> JSONResponse:
+        query = LogQuery(start=None if start is None else start / 1000, limit=limit)
+        entries = service.logs(short_id(sandbox_id), query)
+        return JSONResponse(
+            {
+                "logs": [views.log_line(entry) for entry in entries],
+                "logEntries": [views.log_entry(entry) for entry in entries],
+            }
+        )
+
+    @router.get("/v2/sandboxes/{sandbox_id}/logs")
+    async def logs_v2(
+        sandbox_id: str,
+        *,
+        cursor: Moment = None,
+        limit: LogLimit = 1000,
+        direction: str = "forward",
+        level: LogLevel | None = None,
+        search: Annotated[str | None, Query(max_length=256)] = None,
+    ) -> JSONResponse:
+        if direction not in ("forward", "backward"):
+            raise InvalidInputError("direction is not valid: use forward or backward.")
+        query = LogQuery(
+            start=None if cursor is None else cursor / 1000,
+            limit=limit,
+            newest_first=direction == "backward",
+            level=level,
+            search=search or None,
+        )
+        return JSONResponse({"logs": [views.log_entry(entry) for entry in service.logs(short_id(sandbox_id), query)]})
+
+    return router

@@ -1,0 +1,79 @@
+"""A client's `network` object: checked, in E2B's words where clients look for them, and turned into a policy."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any
+
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.e2b.control.wire import Egress, NetworkConfig, NetworkUpdate
+from sandyard.engine.sandboxes.model import Network
+from sandyard.kit.errors import InvalidInputError
+
+ALL_TRAFFIC = "0.0.0.0/0"
+ALL_TRAFFIC_V6 = "::/0"
+INGRESS = ("allowPublicTraffic", "maskRequestHost")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_DOMAIN = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
+_HOST = re.compile(rf"((?:{_LABEL}\.)*{_LABEL})(?::(?:\d{{1,5}}|\$\{{PORT\}}))?")
+
+
+def for_new(config: NetworkConfig | None, allow_internet: bool | None) -> Network:
+    """Of a new sandbox. Raises InvalidInputError."""
+    if config is None:
+        return Network(NetworkPolicy(allow_internet=allow_internet is not False), None, allow_internet)
+    if config.httpsPorts:
+        raise InvalidInputError("HTTPS ports are not available on this engine yet: leave out network.httpsPorts.")
+    if config.maskRequestHost is not None and not _HOST.fullmatch(config.maskRequestHost):
+        raise InvalidInputError(f"mask request host is not valid: {config.maskRequestHost}")
+    policy = _policy(config, allow_internet)
+    shown: dict[str, Any] = config.model_dump(exclude_none=True, exclude={"rules", "egressProxy", "dnsServers"})
+    return Network(policy, shown, allow_internet)
+
+
+def for_update(update: NetworkUpdate, before: Network) -> Network:
+    """What is left out is cleared; who may come in stays as it was. Raises InvalidInputError."""
+    shown = {key: value for key, value in (before.config or {}).items() if key in INGRESS}
+    for key in ("allowOut", "denyOut"):
+        if (entries := getattr(update, key)) is not None:
+            shown[key] = entries
+    return Network(_policy(update, update.allow_internet_access), shown or None, update.allow_internet_access)
+
+
+def _policy(egress: Egress, allow_internet: bool | None) -> NetworkPolicy:
+    _refuse_unavailable(egress)
+    allow, deny = egress.allowOut or [], egress.denyOut or []
+    for entry in deny:
+        if not _is_address(entry):
+            raise InvalidInputError(f"invalid denied CIDR {entry}")
+    domains = [entry for entry in allow if not _is_address(entry)]
+    for entry in domains:
+        if not _DOMAIN.fullmatch(entry) or len(entry) > 253 or entry.rpartition(".")[2].isdigit():
+            raise InvalidInputError(f"invalid allowed address {entry}")
+    if domains and ALL_TRAFFIC not in deny:
+        raise InvalidInputError(
+            "When specifying allowed domains in allow out, you must include 'ALL_TRAFFIC' in deny out "
+            "to block all other traffic."
+        )
+    if allow_internet is False and allow:  # "behaves the same as specifying denyOut to 0.0.0.0/0"
+        return NetworkPolicy(allow_out=tuple(allow), deny_out=(*deny, ALL_TRAFFIC, ALL_TRAFFIC_V6))
+    return NetworkPolicy(allow_internet is not False, tuple(allow), tuple(deny))
+
+
+def _refuse_unavailable(egress: Egress) -> None:
+    """What would be a hole if it were ignored."""
+    if egress.rules:
+        raise InvalidInputError("Network transform rules are not available on this engine: leave out network.rules.")
+    if egress.egressProxy:
+        raise InvalidInputError("Egress proxies are not available on this engine: leave out network.egressProxy.")
+    if egress.dnsServers:
+        raise InvalidInputError("Own DNS servers are not available on this engine: leave out network.dnsServers.")
+
+
+def _is_address(entry: str) -> bool:
+    try:
+        ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False
+    return entry not in ("0.0.0.0", "::")  # noqa: S104 - an address nothing can be sent to, no rule can mean it

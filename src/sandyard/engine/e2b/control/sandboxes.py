@@ -1,0 +1,165 @@
+"""Create, list and look at sandboxes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated
+from urllib.parse import unquote_plus
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import JSONResponse
+
+from sandyard.engine.e2b.control import network, views
+from sandyard.engine.e2b.control.context import PAGE, Context, page_limit, short_id
+from sandyard.engine.e2b.control.wire import NewSandbox
+from sandyard.engine.sandboxes.model import CreateSandbox, OnTimeout, Sandbox, SandboxQuery, State
+from sandyard.kit.errors import InvalidInputError
+
+IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
+V1_TIMEOUT, V2_TIMEOUT = 15, 300
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter()
+    service = context.sandboxes
+
+    async def create(request: Request, wanted: CreateSandbox, key: str | None) -> JSONResponse:
+        if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
+            raise InvalidInputError("Idempotency-Key is not valid: use 1 to 255 of a-z, 0-9 and '-'.")
+        owner = request.state.key.id
+        sandbox = await service.create(replace(wanted, idempotency_key=key, owner=owner))
+        return JSONResponse(views.created(sandbox, context.domain), 201)
+
+    @router.post("/sandboxes")
+    async def create_v1(
+        request: Request, body: NewSandbox, idempotency_key: Annotated[str | None, Header()] = None
+    ) -> JSONResponse:
+        return await create(request, parse_new(body, V1_TIMEOUT, bool(body.secure)), idempotency_key)
+
+    @router.post("/v2/sandboxes")
+    async def create_v2(
+        request: Request, body: NewSandbox, idempotency_key: Annotated[str | None, Header()] = None
+    ) -> JSONResponse:
+        return await create(request, parse_new(body, V2_TIMEOUT, True), idempotency_key)
+
+    @router.get("/sandboxes")
+    async def list_v1(metadata: str | None = None) -> JSONResponse:
+        query = SandboxQuery(parse_metadata(metadata), frozenset((State.RUNNING,)), limit=PAGE)
+        return JSONResponse([views.listed(sandbox) for sandbox in _walk(context, query)])
+
+    @router.get("/v2/sandboxes")
+    async def list_v2(
+        *,
+        metadata: str | None = None,
+        state: Annotated[list[str] | None, Query()] = None,
+        template: str | None = None,
+        startedAfter: str | None = None,  # noqa: N803 - the wire's own name
+        order: str | None = None,
+        limit: int | None = None,
+        nextToken: str | None = None,  # noqa: N803
+    ) -> JSONResponse:
+        if order not in (None, "asc", "desc"):
+            raise InvalidInputError("order is not valid: use asc or desc.")
+        query = SandboxQuery(
+            metadata=parse_metadata(metadata),
+            states=parse_states(state),
+            template=template or None,
+            started_after=parse_time("startedAfter", startedAfter),
+            oldest_first=order == "asc",
+            limit=page_limit(limit),
+            cursor=nextToken or None,
+        )
+        page = service.list(query)
+        headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else {}
+        if State.RUNNING in query.states:
+            running = replace(query, states=frozenset((State.RUNNING,)), limit=PAGE, cursor=None)
+            headers["X-Total-Running"] = str(sum(1 for _ in _walk(context, running)))
+        return JSONResponse([views.listed(sandbox) for sandbox in page.items], headers=headers)
+
+    @router.get("/sandboxes/{sandbox_id}")
+    async def get(sandbox_id: str) -> JSONResponse:
+        return JSONResponse(views.detail(service.get(short_id(sandbox_id)), context.domain))
+
+    return router
+
+
+def parse_new(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSandbox:
+    """Raises InvalidInputError, in E2B's words where clients look for them."""
+    if body.timeout == 0:
+        raise InvalidInputError("Timeout must be greater than 0")
+    if body.volumeMounts:
+        raise InvalidInputError("Volume mounts are not available on this engine yet: leave out volumeMounts.")
+    if body.iam and body.iam.get("tokens"):
+        raise InvalidInputError("Workload identity is not available on this engine: leave out iam.")
+    for name, value in (body.envVars or {}).items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise InvalidInputError(f"envVars: {name[:100]!r} is not valid: no '=' in a name, no NUL in name or value.")
+    public = body.network is None or body.network.allowPublicTraffic is not False
+    if not public and not secure:
+        raise InvalidInputError(
+            "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag."
+        )
+    auto_resume = body.autoResume is not None and body.autoResume.wanted
+    keep_memory = body.autoPauseMemory is not False
+    if auto_resume and body.autoPause and not keep_memory:
+        raise InvalidInputError(
+            "autoResume cannot be combined with autoPauseMemory=false: traffic wakes no sandbox that would reboot."
+        )
+    return CreateSandbox(
+        template=body.templateID.strip(),
+        timeout_s=body.timeout or default_timeout,
+        metadata=body.metadata or {},
+        env=body.envVars or {},
+        network=network.for_new(body.network, body.allow_internet_access),
+        secure=secure,
+        public_traffic=public,
+        on_timeout=OnTimeout.PAUSE if body.autoPause else OnTimeout.KILL,
+        auto_pause_memory=keep_memory,
+        auto_resume=auto_resume,
+        extra={"mcp": body.mcp} if body.mcp else {},
+    )
+
+
+def parse_metadata(text: str | None) -> dict[str, str]:
+    """`key=value&…`, keys and values encoded once more than the URL itself: so clients have done from the start."""
+    if not text:
+        return {}
+    wanted = {}
+    for pair in unquote_plus(text).split("&"):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidInputError("metadata is not valid: use key=value pairs, joined by '&' and URL-encoded.")
+        wanted[unquote_plus(key)] = unquote_plus(value)
+    return wanted
+
+
+def parse_states(values: list[str] | None) -> frozenset[State]:
+    """Of `state=running,paused` as well as of `state=running&state=paused`."""
+    names = [name for value in values or [] for name in value.split(",") if name]
+    try:
+        return frozenset(State(name) for name in names) or frozenset(State)
+    except ValueError:
+        raise InvalidInputError("state is not valid: use running, paused or both.") from None
+
+
+def parse_time(name: str, text: str | None) -> float | None:
+    """RFC 3339. A '+' of an offset that came as a space counts: not every client encodes it."""
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text)
+    except ValueError:
+        raise InvalidInputError(f"{name} is not valid: use a time like 2026-01-31T10:00:00Z.") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _walk(context: Context, query: SandboxQuery) -> Iterator[Sandbox]:
+    while True:
+        page = context.sandboxes.list(query)
+        yield from page.items
+        if page.next_cursor is None:
+            return
+        query = replace(query, cursor=page.next_cursor)

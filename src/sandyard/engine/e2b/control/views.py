@@ -1,0 +1,172 @@
+"""Records as clients read them."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sandyard.engine.contract import Limits
+from sandyard.engine.sandboxes.model import Forked, LogEntry, Metric, PauseKind, Sandbox, Snapshot, Template
+
+ENVD_VERSION = "0.6.4"
+"""The envd whose protocol the guest agent speaks. Clients switch features on by it."""
+CLIENT_ID = "sandyard"
+"""Once the name of a node. Old clients write it behind a sandbox's id, with a hyphen."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+View = dict[str, Any]
+
+
+def alias(sandbox: Sandbox) -> str | None:
+    """The template's name: of its names the one by which it was asked for."""
+    asked = (sandbox.name or "").partition(":")[0]
+    return sandbox.alias and (asked if asked not in ("", sandbox.template_id) else sandbox.alias)
+
+
+def time(seconds: float) -> str:
+    """RFC 3339 in UTC, to the microsecond, never later than it was: asked for what began after it, it is found."""
+    moment = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def created(sandbox: Sandbox, domain: str | None) -> View:
+    """The answer to create, connect, resume and fork."""
+    view: View = {
+        "templateID": sandbox.template_id,
+        "sandboxID": sandbox.id,
+        "clientID": CLIENT_ID,
+        "envdVersion": ENVD_VERSION,
+        "domain": domain,
+        "trafficAccessToken": sandbox.traffic_token.reveal() if sandbox.traffic_token else None,
+    }
+    if name := alias(sandbox):
+        view["alias"] = name
+    if sandbox.access_token:
+        view["envdAccessToken"] = sandbox.access_token.reveal()
+    return view
+
+
+def forked(result: Forked, domain: str | None) -> View:
+    if result.sandbox is not None:
+        return {"sandbox": created(result.sandbox, domain)}
+    assert result.error is not None
+    return {"error": {"code": result.error.status, "message": result.error.message}}
+
+
+def listed(sandbox: Sandbox) -> View:
+    view: View = {
+        "templateID": sandbox.template_id,
+        "sandboxID": sandbox.id,
+        "clientID": CLIENT_ID,
+        "startedAt": time(sandbox.started_at),
+        "endAt": time(sandbox.ends_at),
+        "cpuCount": sandbox.limits.cpu_count,
+        "memoryMB": sandbox.limits.memory_mb,
+        "diskSizeMB": sandbox.limits.disk_mb,
+        "metadata": dict(sandbox.metadata),
+        "state": sandbox.state.value,
+        "envdVersion": ENVD_VERSION,
+    }
+    if name := alias(sandbox):
+        view["alias"] = name
+    if sandbox.volume_mounts:
+        view["volumeMounts"] = [dict(mount) for mount in sandbox.volume_mounts]
+    return view
+
+
+def detail(sandbox: Sandbox, domain: str | None) -> View:
+    view = listed(sandbox)
+    view["domain"] = domain
+    view["allowInternetAccess"] = sandbox.network.allow_internet
+    view["lifecycle"] = {"autoResume": sandbox.auto_resume, "onTimeout": sandbox.on_timeout.value}
+    if sandbox.network.config is not None:
+        view["network"] = dict(sandbox.network.config)
+    if sandbox.access_token:
+        view["envdAccessToken"] = sandbox.access_token.reveal()
+    if sandbox.pause_kind is not None:
+        view["pauseMode"] = "filesystem" if sandbox.pause_kind is PauseKind.FILESYSTEM else "full"
+    if sandbox.memory_lost:
+        view["memoryLost"] = sandbox.memory_lost
+    return view
+
+
+def snapshot(record: Snapshot) -> View:
+    return {"snapshotID": record.ref, "names": list(record.names)}
+
+
+def metric(sample: Metric) -> View:
+    return {
+        "timestamp": time(sample.timestamp),
+        "timestampUnix": int(sample.timestamp),
+        "cpuCount": sample.cpu_count,
+        "cpuUsedPct": round(sample.cpu_used_pct, 2),
+        "memUsed": sample.mem_used,
+        "memTotal": sample.mem_total,
+        "memCache": sample.mem_cache,
+        "diskUsed": sample.disk_used,
+        "diskTotal": sample.disk_total,
+    }
+
+
+def log_entry(entry: LogEntry) -> View:
+    return {
+        "timestamp": time(entry.timestamp),
+        "level": entry.level.value,
+        "message": entry.message,
+        "fields": dict(entry.fields),
+    }
+
+
+def log_line(entry: LogEntry) -> View:
+    return {"timestamp": time(entry.timestamp), "line": entry.message}
+
+
+def build_id(template_id: str) -> str:
+    """Clients want the UUID of a build; a template here is one build, so its name gives the UUID."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"sandyard:template:{template_id}"))
+
+
+UNKNOWN_TIME = 0.0
+"""When a template was made is not kept. The field is required, so it says 1970 and nobody takes it for a date."""
+
+
+def template(record: Template, defaults: Limits) -> View:
+    names = list(record.aliases) or [record.id]
+    return {
+        "templateID": record.id,
+        "buildID": build_id(record.id),
+        "cpuCount": record.cpu_count or defaults.cpu_count,
+        "memoryMB": record.memory_mb or defaults.memory_mb,
+        "diskSizeMB": record.disk_mb or defaults.disk_mb,
+        "public": True,
+        "aliases": names,
+        "names": names,
+        "createdAt": time(UNKNOWN_TIME),
+        "updatedAt": time(UNKNOWN_TIME),
+        "createdBy": None,
+        "lastSpawnedAt": None,
+        "spawnCount": 0,
+        "buildCount": 1,
+        "envdVersion": ENVD_VERSION,
+        "buildStatus": "ready",
+    }
+
+
+def template_build(record: Template, defaults: Limits) -> View:
+    return {
+        "buildID": build_id(record.id),
+        "status": "ready",
+        "createdAt": time(UNKNOWN_TIME),
+        "updatedAt": time(UNKNOWN_TIME),
+        "finishedAt": time(UNKNOWN_TIME),
+        "cpuCount": record.cpu_count or defaults.cpu_count,
+        "memoryMB": record.memory_mb or defaults.memory_mb,
+        "diskSizeMB": record.disk_mb or defaults.disk_mb,
+        "envdVersion": ENVD_VERSION,
+    }
+
+
+def tag(name: str, template_id: str, made_at: float) -> View:
+    return {"tag": name, "buildID": build_id(template_id), "createdAt": time(made_at)}

@@ -1,0 +1,63 @@
+"""Who may talk to a sandbox. The agent trusts its socket, so every check is made here, before anything is sent on.
+
+- To the agent: `X-Access-Token`, except for `/health` and for `/files` with a signature in its URL.
+- To any other port: nothing, unless the sandbox is private; then `e2b-traffic-access-token`.
+- Nobody from outside reaches what the engine alone may ask of the agent: `/init` and everything below `/_sandyard`.
+"""
+
+from __future__ import annotations
+
+from sandyard.engine.contract import AGENT_PORT
+from sandyard.engine.e2b.dataplane import pages
+from sandyard.engine.e2b.dataplane.asgi import Scope, header
+from sandyard.engine.e2b.dataplane.pages import Page
+from sandyard.engine.e2b.dataplane.signature import verify
+from sandyard.engine.e2b.dataplane.target import Target, signed_file
+from sandyard.engine.sandboxes.model import Sandbox
+from sandyard.kit.errors import SandyardError, UnauthenticatedError
+from sandyard.kit.secret import Secret
+
+ACCESS_TOKEN = b"x-access-token"
+TRAFFIC_TOKEN = b"e2b-traffic-access-token"
+UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
+
+
+def refuse(scope: Scope, target: Target, sandbox: Sandbox) -> Page | None:
+    """The answer to a request that may not pass, None for one that may."""
+    if target.port == AGENT_PORT:
+        return _refuse_agent(scope, sandbox)
+    if sandbox.traffic_token is None:
+        return None
+    given = header(scope["headers"], TRAFFIC_TOKEN)
+    if given is None:
+        return pages.missing_traffic_token(target)
+    return None if sandbox.traffic_token.matches(given) else pages.wrong_traffic_token(target)
+
+
+def _refuse_agent(scope: Scope, sandbox: Sandbox) -> Page | None:
+    """In envd's own words and shape: clients take these answers for its."""
+    path: str = scope["path"].strip("/")
+    if path == "init" or path.partition("/")[0] == "_sandyard":
+        return pages.plain(401, UNAUTHORIZED)
+    token = sandbox.access_token
+    if token is None or path == "health":
+        return None
+    given = header(scope["headers"], ACCESS_TOKEN)
+    if token.matches(given):
+        return None
+    if scope["path"] != "/files":
+        return pages.plain(401, UNAUTHORIZED)
+    try:
+        _check_signature(scope, token, given)
+    except SandyardError as error:
+        return pages.plain(error.status, error.message)
+    return None
+
+
+def _check_signature(scope: Scope, token: Secret, given: str | None) -> None:
+    if given:
+        raise UnauthenticatedError("access token present in header but does not match")
+    signed = signed_file(scope)
+    if signed is None:
+        raise UnauthenticatedError("missing signature query parameter")
+    verify(signed, token)

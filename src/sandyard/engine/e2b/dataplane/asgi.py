@@ -1,0 +1,24 @@
+"""The ASGI types in use here, and where the server and the application agree on more than ASGI says."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+CLOSE = "sandyard.close"
+"""Name of the scope extension whose `close` cuts the client's connection, after what was sent so far."""
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The first header of this name, which is in lower case."""
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None

@@ -1,0 +1,190 @@
+"""The front door: an ASGI application that takes requests for sandboxes and leaves the others to the control API."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from sandyard.engine.contract import AGENT_PORT
+from sandyard.engine.e2b.dataplane import pages
+from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, refuse
+from sandyard.engine.e2b.dataplane.asgi import App, Headers, Receive, Scope, Send, header
+from sandyard.engine.e2b.dataplane.pages import Page
+from sandyard.engine.e2b.dataplane.pool import Pool
+from sandyard.engine.e2b.dataplane.relay import ClientGoneError, Exchange, StaleConnectionError, build_request
+from sandyard.engine.e2b.dataplane.reply import BadReplyError, UpstreamError
+from sandyard.engine.e2b.dataplane.signature import SignatureIndex
+from sandyard.engine.e2b.dataplane.target import Target, find_target, signed_file
+from sandyard.engine.e2b.dataplane.tunnel import Tunnel
+from sandyard.engine.e2b.dataplane.upstream import Upstream
+from sandyard.engine.sandboxes.model import Sandbox, SandboxQuery
+from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.kit.errors import SandyardError, UnreachableError
+from sandyard.kit.secret import Secret
+
+PREFLIGHT_METHOD = b"access-control-request-method"
+PREFLIGHT_HEADERS = b"access-control-request-headers"
+
+
+class Gateway:
+    """Listens to the service, to cut what leads into a sandbox when it pauses or ends."""
+
+    def __init__(self, sandboxes: Sandboxes, control: App) -> None:
+        self._sandboxes = sandboxes
+        self._control = control
+        self._signatures = SignatureIndex()
+        self.pool = Pool()
+        sandboxes.on_interrupted(self._interrupted)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._control(scope, receive, send)
+            return
+        try:
+            target = find_target(scope)
+            if target is None:
+                target = await self._find_signed(scope)
+        except SandyardError as error:
+            await pages.answer(pages.plain(error.status, error.message), scope, send)
+            return
+        if target is None:
+            await self._control(scope, receive, send)
+        else:
+            await self._serve(target, scope, receive, send)
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def admit(self, target: Target, scope: Scope) -> Sandbox | Page:
+        """The sandbox a request may pass to, else the answer to give."""
+        sandbox = self._sandboxes.find(target.sandbox_id)
+        if sandbox is None:
+            return pages.not_found(target)
+        page = refuse(scope, target, sandbox)
+        if page is not None:
+            return page
+        if not sandbox.running and (not sandbox.auto_resume or scope["path"] == "/health"):
+            return pages.not_found(target)  # asking for its health wakes nobody
+        return sandbox
+
+    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> tuple[Target, socket.socket, Headers] | Page:
+        """For a WebSocket: the connection it may have, with the headers to send, else the answer to give."""
+        target = find_target(scope)
+        if target is None:
+            return pages.plain(404, "There is no WebSocket here: name a sandbox and a port.")
+        admitted = self.admit(target, scope)
+        if isinstance(admitted, Page):
+            return admitted
+        try:
+            sock = await self._sandboxes.dial(target.sandbox_id, target.port)
+        except UnreachableError:
+            return self._why(target)
+        self.pool.enter(target.sandbox_id, tunnel)
+        kept = [pair for pair in scope["headers"] if pair[0] not in _KEPT_FROM_USERS]
+        return target, sock, kept + _masked(target, admitted, scope)
+
+    def end_tunnel(self, target: Target, tunnel: Tunnel) -> None:
+        self.pool.leave(target.sandbox_id, tunnel)
+
+    async def _find_signed(self, scope: Scope) -> Target | None:
+        file = signed_file(scope)
+        if file is None:
+            return None
+        client = scope["client"][0] if scope.get("client") else ""
+        return Target(await self._signatures.find(file, client, self._tokens()), AGENT_PORT)
+
+    def _tokens(self) -> Iterator[tuple[str, Secret]]:
+        cursor: str | None = None
+        while True:
+            page = self._sandboxes.list(SandboxQuery(limit=1000, cursor=cursor))
+            for sandbox in page.items:
+                if sandbox.access_token is not None:
+                    yield sandbox.id, sandbox.access_token
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def _serve(self, target: Target, scope: Scope, receive: Receive, send: Send) -> None:
+        if target.port == AGENT_PORT and scope["method"] == "OPTIONS" and header(scope["headers"], PREFLIGHT_METHOD):
+            await _preflight(scope, send)
+            return
+        admitted = self.admit(target, scope)
+        if isinstance(admitted, Page):
+            await pages.answer(admitted, scope, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        try:
+            await exchange.receive_first()  # before there is a connection that would have to be given back
+            await self._exchange(target, admitted, scope, exchange)
+        except ClientGoneError:
+            return
+        except UnreachableError:
+            await pages.answer(self._why(target), scope, send)
+        except SandyardError as error:
+            await pages.answer(pages.plain(error.status, error.message, target), scope, send)
+        except UpstreamError as error:
+            if isinstance(error, BadReplyError):
+                await pages.answer(pages.plain(502, str(error), target), scope, send)
+            else:
+                await pages.answer(self._why(target), scope, send)
+
+    async def _exchange(self, target: Target, sandbox: Sandbox, scope: Scope, exchange: Exchange) -> None:
+        if target.port != AGENT_PORT:
+            upstream = await self._dial(target)
+            request = build_request(scope, keep_alive=False, drop=_KEPT_FROM_USERS, add=_masked(target, sandbox, scope))
+            with self.pool.busy(target.sandbox_id, upstream):
+                await exchange.run(request, upstream)
+            return
+        request = build_request(scope, keep_alive=True, drop=_KEPT_FROM_AGENT)
+        upstream = self.pool.take(target.sandbox_id) or await self._dial(target)
+        with self.pool.busy(target.sandbox_id, upstream):
+            try:
+                usable = await exchange.run(request, upstream)
+            except StaleConnectionError:
+                upstream = await self._dial(target)
+                with self.pool.busy(target.sandbox_id, upstream):
+                    usable = await exchange.run(request, upstream)
+        if usable:
+            self.pool.give(target.sandbox_id, upstream)
+
+    async def _dial(self, target: Target) -> Upstream:
+        sock = await self._sandboxes.dial(target.sandbox_id, target.port)
+        upstream = await Upstream.open(sock)
+        sandbox = self._sandboxes.find(target.sandbox_id)
+        if sandbox is None or not sandbox.running:  # paused or ended meanwhile
+            upstream.abort()
+            raise UnreachableError("The sandbox was not found")
+        return upstream
+
+    def _interrupted(self, sandbox_id: str, reason: str) -> None:
+        self.pool.drop(sandbox_id)
+        if reason != "paused":
+            self._signatures.forget(sandbox_id)
+
+    def _why(self, target: Target) -> Page:
+        """Why the sandbox could not be reached, as it is now."""
+        sandbox = self._sandboxes.find(target.sandbox_id)
+        return pages.port_closed(target) if sandbox is not None and sandbox.running else pages.not_found(target)
+
+
+_KEPT_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN))
+_KEPT_FROM_USERS = frozenset((TRAFFIC_TOKEN, b"host"))
+
+
+def _masked(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:
+    """The Host header a user's server gets: the client's, or the one its owner asked for."""
+    host = header(scope["headers"], b"host") or f"localhost:{target.port}"
+    mask = (sandbox.network.config or {}).get("maskRequestHost")
+    if not isinstance(mask, str) or not mask:
+        return [(b"host", host.encode("latin-1"))]
+    masked = mask.replace("${PORT}", str(target.port))
+    return [(b"host", masked.encode("latin-1")), (b"x-forwarded-host", host.encode("latin-1"))]
+
+
+async def _preflight(scope: Scope, send: Send) -> None:
+    """A browser asks whether it may ask: it may, the tokens decide about the rest."""
+    headers: Headers = [*pages.CORS, (b"access-control-allow-methods", b"*"), (b"access-control-max-age", b"7200")]
+    if (wanted := header(scope["headers"], PREFLIGHT_HEADERS)) is not None:
+        headers.append((b"access-control-allow-headers", wanted.encode("latin-1")))
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

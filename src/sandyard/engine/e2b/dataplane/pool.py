@@ -1,0 +1,112 @@
+"""Idle connections to sandboxes' agents, kept for the next request, and the exchanges under way, to be cut when their
+sandbox pauses or ends.
+
+Only connections to the agent are kept: it is ours and known to stay. A user's server gets a new connection each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from sandyard.engine.e2b.dataplane.upstream import Upstream
+
+KEPT_EACH = 4
+"""Idle connections kept per sandbox: enough for a client's parallel calls, few enough to cost its agent nothing."""
+KEPT_TOTAL = 4096
+IDLE_SECONDS = 30.0
+"""The agent never closes an idle connection; the engine does, so that an idle sandbox holds none."""
+
+
+class Connection(Protocol):
+    """Something that leads into a sandbox and can be cut."""
+
+    def abort(self, reason: str = ...) -> None: ...
+
+
+class Pool:
+    def __init__(self) -> None:
+        self._idle: dict[str, list[Upstream]] = {}
+        self._busy: dict[str, set[Connection]] = {}
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, sandbox_id: str) -> Upstream | None:
+        """An idle connection to this sandbox's agent, the one used last, if there is one."""
+        idle = self._idle.get(sandbox_id)
+        while idle:
+            upstream = idle.pop()
+            self._count -= 1
+            if not idle:
+                del self._idle[sandbox_id]
+            if upstream.usable:
+                return upstream
+        return None
+
+    def give(self, sandbox_id: str, upstream: Upstream) -> None:
+        """Keep a connection whose exchange ended well."""
+        idle = self._idle.setdefault(sandbox_id, [])
+        if len(idle) >= KEPT_EACH or self._count >= KEPT_TOTAL:
+            if not idle:
+                del self._idle[sandbox_id]
+            upstream.abort()
+            return
+        loop = asyncio.get_running_loop()
+        upstream.idle_since = loop.time()
+        idle.append(upstream)
+        self._count += 1
+        if self._timer is None:
+            self._timer = loop.call_later(IDLE_SECONDS, self._sweep, loop)
+
+    @contextmanager
+    def busy(self, sandbox_id: str, connection: Connection) -> Iterator[None]:
+        """While inside, `drop` cuts this connection."""
+        self.enter(sandbox_id, connection)
+        try:
+            yield
+        finally:
+            self.leave(sandbox_id, connection)
+
+    def enter(self, sandbox_id: str, connection: Connection) -> None:
+        self._busy.setdefault(sandbox_id, set()).add(connection)
+
+    def leave(self, sandbox_id: str, connection: Connection) -> None:
+        if busy := self._busy.get(sandbox_id):
+            busy.discard(connection)
+            if not busy:
+                del self._busy[sandbox_id]
+
+    def drop(self, sandbox_id: str) -> None:
+        """The sandbox paused or ended: nothing that leads into it is left open."""
+        for upstream in self._idle.pop(sandbox_id, ()):
+            self._count -= 1
+            upstream.abort()
+        for connection in self._busy.pop(sandbox_id, ()):
+            connection.abort("The sandbox was paused or ended.")
+
+    def sandboxes(self) -> set[str]:
+        """Those with a connection, idle or busy."""
+        return {*self._idle, *self._busy}
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for sandbox_id in self.sandboxes():
+            self.drop(sandbox_id)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        oldest = loop.time() - IDLE_SECONDS
+        for sandbox_id, idle in list(self._idle.items()):
+            kept = [upstream for upstream in idle if upstream.idle_since > oldest and upstream.usable]
+            for upstream in idle:
+                if upstream not in kept:
+                    upstream.abort()
+            self._count -= len(idle) - len(kept)
+            if kept:
+                self._idle[sandbox_id] = kept
+            else:
+                del self._idle[sandbox_id]
+        self._timer = loop.call_later(IDLE_SECONDS, self._sweep, loop) if self._idle else None

@@ -1,0 +1,170 @@
+"""One request into a sandbox and its reply back, streamed both ways at the pace of the slower side.
+
+What holds for every exchange
+- Nothing is collected: a body's piece is passed on before the next one is taken.
+- A client that goes away ends the exchange in the sandbox. A sandbox that goes away cuts the client's connection: a
+  reply that is not whole never looks whole, and a cut is what makes SDKs ask whether their sandbox still lives. (E2B's
+  own proxy ends streams with an `unavailable` error instead, which JavaScript clients up to 2.51 take for a timeout.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from sandyard.engine.e2b.dataplane.asgi import CLOSE, Headers, Message, Receive, Scope, Send
+from sandyard.engine.e2b.dataplane.reply import Head, UpstreamError
+from sandyard.engine.e2b.dataplane.upstream import Upstream
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"expect",  # the server itself says "100 Continue"
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
+
+
+class StaleConnectionError(UpstreamError):
+    """A pooled connection was dead before the sandbox saw the request: another one may be tried."""
+
+
+class ClientGoneError(Exception):
+    """The client went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent into the sandbox. `chunked`: the length of its body is not known beforehand."""
+
+    method: str
+    head: bytes
+    chunked: bool
+
+
+def end_to_end(headers: Headers) -> Headers:
+    """Without the headers that are about one connection only."""
+    kept = [pair for pair in headers if pair[0] not in HOP_BY_HOP]
+    if len(kept) == len(headers):
+        return kept
+    named = {
+        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
+    } - {b"close", b"keep-alive"}
+    return [pair for pair in kept if pair[0] not in named] if named else kept
+
+
+def build_request(
+    scope: Scope, *, keep_alive: bool, drop: frozenset[bytes] = frozenset(), add: Headers | None = None
+) -> Request:
+    """The request as the sandbox gets it: same method, target and body, with the headers that go end to end."""
+    headers: Headers = scope["headers"]
+    chunked = any(name == b"transfer-encoding" for name, _ in headers)
+    target: bytes = scope["raw_path"] or b"/"
+    if scope["query_string"]:
+        target += b"?" + scope["query_string"]
+    if chunked:
+        drop |= {b"content-length"}
+    lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), target)]
+    kept = [pair for pair in end_to_end(headers) if pair[0] not in drop]
+    # In the case everybody writes them in: there are programs in sandboxes that look for "Host:" to the letter.
+    lines += [b"%b: %b" % (name.title(), value) for name, value in kept + (add or [])]
+    if chunked:
+        lines.append(b"Transfer-Encoding: chunked")
+    lines.append(b"Connection: keep-alive\r\n\r\n" if keep_alive else b"Connection: close\r\n\r\n")
+    return Request(scope["method"], b"\r\n".join(lines), chunked)
+
+
+def _chunk(body: bytes, more: bool, chunked: bool) -> bytes:
+    if not chunked:
+        return body
+    data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+    return data if more else data + b"0\r\n\r\n"
+
+
+class Exchange:
+    """One request and its reply. `receive_first`, then `run`."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._first: Message = {}
+        self._sent = False
+        self._client_gone = False
+
+    async def receive_first(self) -> None:
+        """Have the first piece of the request's body, which is nearly always all of it. Raises ClientGoneError."""
+        self._first = await self._receive()
+        if self._first["type"] == "http.disconnect":
+            raise ClientGoneError
+
+    async def run(self, request: Request, upstream: Upstream) -> bool:
+        """Carry it out; true when the connection can be used again. Raises ClientGoneError, and UpstreamError while the
+        client was sent nothing. May be run again, on another connection, after StaleConnectionError."""
+        body, more = self._first.get("body", b""), self._first.get("more_body", False)
+        upstream.begin(request.method, request.head + _chunk(body, more, request.chunked))
+        self._sent = not more
+        pump = asyncio.ensure_future(self._pump(upstream, request.chunked))
+        try:
+            head = await upstream.head()
+            self._first = {}  # a stream may last for hours, and its first piece is sent
+            if not await self._reply(head, upstream):
+                await self._cut(pump)
+        except UpstreamError as error:
+            if self._client_gone:
+                raise ClientGoneError from error
+            if upstream.silent and not more and request.method in REPEATABLE:
+                raise StaleConnectionError from error
+            raise
+        finally:
+            pump.cancel()
+            usable = upstream.finish(sent=self._sent)
+        return usable
+
+    async def _pump(self, upstream: Upstream, chunked: bool) -> None:
+        """Send the rest of the request's body, then watch whether the client is still there."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._client_gone = True
+                upstream.abort("The client went away.")
+                return
+            body, more = message.get("body", b""), message.get("more_body", False)
+            if self._sent:
+                continue
+            if data := _chunk(body, more, chunked):
+                upstream.write(data)
+                await upstream.drain()
+            self._sent = not more
+
+    async def _reply(self, head: Head, upstream: Upstream) -> bool:
+        """Pass the reply on; false when it broke off and the client has to be told."""
+        send = self._send
+        headers = end_to_end(head.headers)
+        if head.status in (204, 304):  # may announce a length, of a body that does not come
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": head.status, "headers": headers})
+        more = True
+        try:
+            while more:
+                piece = await upstream.body()
+                more = not upstream.complete
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
+        except UpstreamError:
+            return self._client_gone
+        return True
+
+    async def _cut(self, pump: asyncio.Future[None]) -> None:
+        """End the client's connection in the middle of its reply. What was sent before still arrives."""
+        extension = self._scope.get("extensions", {}).get(CLOSE)
+        if extension is not None:
+            extension["close"]()
+            await asyncio.wait((pump,))

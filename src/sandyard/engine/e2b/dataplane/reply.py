@@ -1,0 +1,163 @@
+"""One HTTP/1.1 reply out of a sandbox, as its bytes come in.
+
+Whatever answers in there is a stranger: its header sizes are bounded, its framing is checked, and a body is whole only
+when the framing says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import httptools
+
+from sandyard.engine.e2b.dataplane.asgi import Headers
+
+SILENT_LIMIT = 64 * 1024
+"""How many bytes may pass without anything to hand on: a head, a trailer, a chunk's extension."""
+HEADERS_LIMIT = 256
+
+
+class UpstreamError(Exception):
+    """The connection into the sandbox failed."""
+
+
+class BrokenUpstreamError(UpstreamError):
+    """The sandbox's end went away before the exchange was complete."""
+
+
+class BadReplyError(UpstreamError):
+    """The sandbox's end sent what is not HTTP, or not within bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A reply's first part. Header names are in lower case."""
+
+    status: int
+    headers: Headers = field(default_factory=list)
+
+
+class Reply:
+    """`feed` it; read `head` and `take`; `complete` says that all of it was fed."""
+
+    def __init__(self, method: str) -> None:
+        self.head: Head | None = None
+        self.complete = False
+        self.keep_alive = True
+        self.waiting = 0  # bytes fed and not taken
+        self._headless = method == "HEAD"
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: Headers = []
+        self._pieces: list[bytes] = []
+        self._remaining: int | None = None
+        self._until_close = False
+        self._progress = False
+        self._silent = 0
+
+    def feed(self, data: bytes) -> None:
+        """Raises BadReplyError; what was good before it can still be taken."""
+        if self.complete:
+            raise BadReplyError("The sandbox sent data that nobody asked for.")
+        if self._until_close:
+            self._keep(data)
+        elif self._remaining is not None:
+            self._feed_counted(data)
+        else:
+            self._feed_parser(data)
+
+    def end(self) -> bool:
+        """The connection ended; true when that is how this reply was to end."""
+        if self._until_close:
+            self.complete = True
+        return self.complete
+
+    def take(self) -> bytes:
+        """What came since the last time."""
+        pieces, self._pieces, self.waiting = self._pieces, [], 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    # httptools callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head is not None:
+            return  # a trailer: nothing that is relayed needs one
+        if len(self._headers) >= HEADERS_LIMIT:
+            raise BadReplyError("The sandbox sent too many headers.")
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self.head is not None:
+            raise BadReplyError("The sandbox sent a second reply.")
+        if 100 <= status < 200 and status != 101:
+            self._headers = []
+            return
+        if not 200 <= status <= 599:
+            raise BadReplyError(f"The sandbox answered with status {status}.")
+        self._frame(status)
+        self.keep_alive = self.keep_alive and self._parser.should_keep_alive()
+        self.head = Head(status, self._headers)
+        self._progress = True
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        if self._headless:
+            return
+        if self._remaining is not None:
+            self._remaining -= len(body)
+        self._keep(body)
+
+    def on_message_complete(self) -> None:
+        if self.head is not None and not self._until_close:
+            self.complete = True
+
+    # inside
+
+    def _frame(self, status: int) -> None:
+        """Decide where the body ends, by the rules of RFC 9112 section 6.3."""
+        coding = b",".join(value for name, value in self._headers if name == b"transfer-encoding").strip().lower()
+        lengths = {value.strip() for name, value in self._headers if name == b"content-length"}
+        if len(lengths) > 1 or not all(value.isdigit() and len(value) < 19 for value in lengths):
+            raise BadReplyError("The sandbox sent an invalid Content-Length.")
+        if self._headless or status in (204, 304):
+            self.complete = True
+            self.keep_alive = not self._headless  # the parser cannot be told that no body follows
+        elif coding:
+            if coding != b"chunked":
+                raise BadReplyError("The sandbox sent an unknown Transfer-Encoding.")
+        elif lengths:
+            self._remaining = int(lengths.pop())
+        else:
+            self._until_close = True
+            self.keep_alive = False
+
+    def _feed_parser(self, data: bytes) -> None:
+        self._progress = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            raise BadReplyError("The sandbox switched protocols without being asked.") from error
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, BadReplyError):
+                raise error.__context__ from None
+            raise BadReplyError("The sandbox sent invalid HTTP.") from error
+        self._silent = 0 if self._progress else self._silent + len(data)
+        if self._silent > SILENT_LIMIT:
+            raise BadReplyError("The sandbox sent headers that are too large.")
+
+    def _feed_counted(self, data: bytes) -> None:
+        """The fast path of a body with a known length: no parser, no copy."""
+        assert self._remaining is not None
+        surplus = len(data) - self._remaining
+        if surplus > 0:
+            data = data[: self._remaining]
+        self._remaining -= len(data)
+        self._keep(data)
+        self.complete = self._remaining == 0
+        if surplus > 0:
+            raise BadReplyError("The sandbox sent more than it had announced.")
+
+    def _keep(self, data: bytes) -> None:
+        if data:
+            self._pieces.append(data)
+            self.waiting += len(data)

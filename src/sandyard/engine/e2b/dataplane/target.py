@@ -1,0 +1,86 @@
+"""Which sandbox, and which of its ports, a request is for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qs
+
+from sandyard.engine.contract import AGENT_PORT
+from sandyard.engine.e2b.dataplane.asgi import Headers, Scope
+from sandyard.kit.errors import InvalidInputError
+
+SANDBOX_ID = b"e2b-sandbox-id"
+SANDBOX_PORT = b"e2b-sandbox-port"
+_HOST = re.compile(rb"(\d{1,5})-([A-Za-z0-9]+)(?:-[A-Za-z0-9]+)?\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    sandbox_id: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignedFile:
+    """The parameters of a signed `/files` URL, as they were signed."""
+
+    path: str
+    operation: str
+    user: str
+    signature: str
+    expires: str | None
+
+
+def short_id(value: str) -> str:
+    """A sandbox id as old clients write it, `id-clientid`, without its second half."""
+    return value.partition("-")[0]
+
+
+def find_target(scope: Scope) -> Target | None:
+    """By the routing headers, else by a host name `{port}-{id}.…`; None when the request is not for a sandbox.
+    Raises InvalidInputError on a port that is none."""
+    headers: Headers = scope["headers"]
+    sandbox_id = port = host = None
+    for name, value in headers:
+        if name == SANDBOX_ID:
+            sandbox_id = value
+        elif name == SANDBOX_PORT:
+            port = value
+        elif name == b"host":
+            host = value
+    if sandbox_id is None:
+        match = _HOST.match(host) if host else None
+        if match is None:
+            return None
+        port, sandbox_id = match.group(1), match.group(2)
+    return Target(short_id(sandbox_id.decode("latin-1").strip()), _port(port))
+
+
+def _port(value: bytes | None) -> int:
+    if value is None:
+        return AGENT_PORT
+    if not (value.isdigit() and len(value) <= 5 and 0 < int(value) < 65536):
+        raise InvalidInputError("The sandbox port is not valid: use a number from 1 to 65535.")
+    return int(value)
+
+
+def signed_file(scope: Scope) -> SignedFile | None:
+    """The signature a `/files` request carries in its URL, if it carries one. Raises InvalidInputError."""
+    if scope["path"] != "/files" or b"signature=" not in scope["query_string"]:
+        return None
+    operation = {"GET": "read", "HEAD": "read", "POST": "write", "PUT": "write"}.get(scope["method"])
+    if operation is None:
+        return None
+    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32)
+
+    def one(name: str) -> str | None:
+        return query[name][0] if name in query else None
+
+    signature = one("signature")
+    if signature is None:
+        return None
+    expires = one("signature_expiration")
+    if expires is not None and not (expires.isascii() and expires.isdigit() and len(expires) <= 15):
+        raise InvalidInputError("signature_expiration is not valid: use a Unix time in seconds.")
+    return SignedFile(one("path") or "", operation, one("username") or "", signature, expires)

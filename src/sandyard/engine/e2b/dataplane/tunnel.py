@@ -1,0 +1,250 @@
+"""WebSockets into a sandbox: the client's connection and one to the sandbox's port, joined byte for byte.
+
+uvicorn hands a connection over as soon as a client asks to upgrade it. Until the sandbox has agreed (101) nothing of
+the client's is sent on but that one request. When it does not agree, its answer is the last thing on the connection:
+what follows might be meant for somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import unquote
+
+from sandyard.engine.e2b.dataplane import pages
+from sandyard.engine.e2b.dataplane.asgi import Headers, Scope
+from sandyard.engine.e2b.dataplane.pages import Page
+from sandyard.engine.e2b.dataplane.relay import end_to_end
+from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Reply
+from sandyard.engine.e2b.dataplane.target import Target
+from sandyard.kit.errors import SandyardError
+
+if TYPE_CHECKING:
+    from uvicorn.server import ServerState
+
+BUFFER = 256 * 1024
+
+
+class Door(Protocol):
+    """What the tunnel needs of the gateway."""
+
+    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> tuple[Target, socket.socket, Headers] | Page:
+        """The connection this request may have, with the headers to send, else the answer to give."""
+        ...
+
+    def end_tunnel(self, target: Target, tunnel: Tunnel) -> None: ...
+
+
+class Tunnel(asyncio.Protocol):
+    """The client's side. Made by uvicorn, for one connection."""
+
+    def __init__(self, door: Door, server_state: ServerState) -> None:
+        self._door = door
+        self._connections = cast(set[Any], server_state.connections)
+        self._transport: asyncio.Transport | None = None
+        self._inside: Inside | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._target: Target | None = None
+
+    @classmethod
+    def factory(cls, door: Door) -> Callable[..., Tunnel]:
+        """What uvicorn calls as its WebSocket protocol."""
+
+        def make(config: Any, server_state: ServerState, app_state: Any) -> Tunnel:
+            return cls(door, server_state)
+
+        return make
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=BUFFER)
+        self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._task is None:
+            self.hold()
+            self._task = asyncio.get_running_loop().create_task(self._open(data))
+        elif self._inside is not None:
+            self._inside.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        if self._task is not None:
+            self._task.cancel()
+        if self._inside is not None:
+            self._inside.close()
+        if self._target is not None:
+            self._door.end_tunnel(self._target, self)
+
+    def pause_writing(self) -> None:
+        if self._inside is not None:
+            self._inside.hold()
+
+    def resume_writing(self) -> None:
+        if self._inside is not None:
+            self._inside.go_on()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        self.close()
+
+    def abort(self, reason: str = "") -> None:
+        """The sandbox paused or ended."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def hold(self) -> None:
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def refuse(self, page: Page, headers: Headers) -> None:
+        """Answer instead of the sandbox, and end the connection."""
+        content_type, body = pages.render(page, headers)
+        self.answer(page.status, [(b"content-type", content_type), *pages.CORS], body)
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
+        lines = [f"HTTP/1.1 {status} {phrase}".encode()]
+        lines += [b"%b: %b" % pair for pair in headers if pair[0] != b"content-length"]
+        lines += [b"content-length: %d" % len(body), b"connection: close", b"", body]
+        self.write(b"\r\n".join(lines))
+        self.close()
+
+    async def _open(self, request: bytes) -> None:
+        scope = _scope(request, self._transport)
+        try:
+            opened = await self._door.open_tunnel(scope, self)
+        except SandyardError as error:
+            opened = pages.plain(error.status, error.message)
+        if isinstance(opened, Page):
+            self.refuse(opened, scope["headers"])
+            return
+        self._target, sock, headers = opened
+        loop = asyncio.get_running_loop()
+        try:
+            if sock.family == socket.AF_UNIX:
+                _, self._inside = await loop.create_unix_connection(lambda: Inside(self), sock=sock)
+            else:
+                _, self._inside = await loop.create_connection(lambda: Inside(self), sock=sock)
+        except OSError:
+            sock.close()
+            self.refuse(pages.port_closed(self._target), scope["headers"])
+            return
+        lines = [request.partition(b"\r\n")[0], *(b"%b: %b" % pair for pair in headers), b"", b""]
+        self._inside.write(b"\r\n".join(lines))
+
+
+class Inside(asyncio.Protocol):
+    """The sandbox's side."""
+
+    def __init__(self, client: Tunnel) -> None:
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._head: bytes | None = b""  # what came of the answer's head; None once the tunnel is open
+        self._refusal: Reply | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=BUFFER)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is None:
+            self._client.write(data)
+        elif self._refusal is not None:
+            self._refused(self._refusal, data)
+        else:
+            self._answered(self._head + data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._refusal is not None and self._refusal.end():
+            self._pass_refusal(self._refusal)
+        elif self._head is not None:
+            self._client.refuse(pages.plain(502, "The sandbox closed the connection instead of upgrading it."), [])
+        self._client.close()
+
+    def pause_writing(self) -> None:
+        self._client.hold()
+
+    def resume_writing(self) -> None:
+        self._client.go_on()
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def hold(self) -> None:
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _answered(self, head: bytes) -> None:
+        self._head = head
+        if b"\r\n\r\n" not in head:
+            if len(head) > SILENT_LIMIT:
+                self._client.refuse(pages.plain(502, "The sandbox sent headers that are too large."), [])
+                self.close()
+            return
+        if head.startswith((b"HTTP/1.1 101 ", b"HTTP/1.1 101\r")):
+            self._head = None
+            self._client.write(head)
+            self._client.go_on()
+            return
+        self._refusal = Reply("GET")
+        self._refused(self._refusal, head)
+
+    def _refused(self, reply: Reply, data: bytes) -> None:
+        """It does not upgrade: its answer is collected, within bounds, and passed on as the last one."""
+        try:
+            reply.feed(data)
+        except BadReplyError as error:
+            self._head = None
+            self._client.refuse(pages.plain(502, str(error)), [])
+            self.close()
+            return
+        if reply.complete or reply.waiting > SILENT_LIMIT:
+            self._pass_refusal(reply)
+
+    def _pass_refusal(self, reply: Reply) -> None:
+        self._head, self._refusal = None, None
+        if reply.head is not None:
+            self._client.answer(reply.head.status, end_to_end(reply.head.headers), reply.take()[:SILENT_LIMIT])
+        self.close()
+
+
+def _scope(request: bytes, transport: asyncio.Transport | None) -> Scope:
+    """As much of an ASGI scope as routing and access checks look at."""
+    start, *lines = request.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
+    method, target, _ = start.split(b" ", 2)
+    raw_path, _, query = target.partition(b"?")
+    peer = transport.get_extra_info("peername") if transport is not None else None
+    return {
+        "type": "http",
+        "method": method.decode("latin-1"),
+        "path": unquote(raw_path.decode("latin-1")),
+        "raw_path": raw_path,
+        "query_string": query,
+        "headers": [(name, value.lstrip()) for name, _, value in (line.partition(b":") for line in lines)],
+        "client": (peer[0], peer[1]) if isinstance(peer, tuple) else None,
+    }

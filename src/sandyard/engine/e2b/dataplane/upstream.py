@@ -1,0 +1,181 @@
+"""One HTTP/1.1 client connection into a sandbox, for one exchange at a time.
+
+Bodies are handed on as they come, never collected: the reader's pace slows the sender down through `pause_reading`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import cast
+
+from sandyard.engine.e2b.dataplane.reply import BadReplyError, BrokenUpstreamError, Head, Reply, UpstreamError
+
+READ_AHEAD = 256 * 1024
+"""How much of a body may wait for its reader before the sandbox is told to hold on."""
+
+
+class Upstream(asyncio.Protocol):
+    """`open` connects; `begin` starts an exchange; then `head` once, `body` until `complete`, `finish` at the end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._reply: Reply | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._write_paused = False
+        self._read_paused = False
+        self._failure: UpstreamError | None = None
+        self._lost = False
+        self._fresh = True
+        self._heard = False
+        self.idle_since = 0.0
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> Upstream:
+        """Take over a connected socket. The socket is closed when this fails."""
+        loop = asyncio.get_running_loop()
+        try:
+            if sock.family == socket.AF_UNIX:
+                _, upstream = await loop.create_unix_connection(lambda: cls(loop), sock=sock)
+            else:
+                _, upstream = await loop.create_connection(lambda: cls(loop), sock=sock)
+        except OSError as error:
+            sock.close()
+            raise BrokenUpstreamError(str(error)) from error
+        return upstream
+
+    # the exchange
+
+    def begin(self, method: str, request: bytes) -> None:
+        """Send a request's head, with as much of its body as there is already."""
+        assert self._reply is None
+        self._reply = Reply(method)
+        self._heard = False
+        self.write(request)
+
+    def write(self, data: bytes) -> None:
+        """More of the request's body. What comes too late is dropped: `body` tells why."""
+        if not self._lost and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the sandbox has taken most of what was written."""
+        while self._write_paused and not self._lost:
+            self._writer = self._loop.create_future()
+            await self._writer
+
+    async def head(self) -> Head:
+        """The reply's head. Raises UpstreamError."""
+        assert self._reply is not None
+        while self._reply.head is None:
+            await self._wait()
+        return self._reply.head
+
+    async def body(self) -> bytes:
+        """The next piece of the reply; b"" only when it is whole. Raises UpstreamError when it will never be."""
+        assert self._reply is not None
+        while not self._reply.waiting and not self._reply.complete:
+            await self._wait()
+        piece = self._reply.take()
+        if self._read_paused and self._transport is not None:
+            self._read_paused = False
+            self._transport.resume_reading()
+        return piece
+
+    @property
+    def complete(self) -> bool:
+        """The reply is whole, and all of it was read."""
+        return self._reply is not None and self._reply.complete and not self._reply.waiting
+
+    def finish(self, *, sent: bool) -> bool:
+        """End the exchange; true when the connection can carry another one. `sent`: the request was sent to its end."""
+        reply, complete = self._reply, self.complete
+        self._reply = None
+        self._fresh = False
+        usable = sent and complete and reply is not None and reply.keep_alive and self.usable
+        if not usable:
+            self.abort()
+        return usable
+
+    def abort(self, reason: str = "The connection was closed.") -> None:
+        """Close at once, dropping what was not sent. A reader gets BrokenUpstreamError, unless the reply is whole."""
+        self._fail(BrokenUpstreamError(reason))
+
+    @property
+    def usable(self) -> bool:
+        """Idle and, as far as is known, alive."""
+        return (
+            not self._lost and self._reply is None and self._transport is not None and not self._transport.is_closing()
+        )
+
+    @property
+    def silent(self) -> bool:
+        """Reused, and dead before a single byte of a reply: the other end may have closed it while it was idle."""
+        return not self._fresh and self._lost and not self._heard
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=READ_AHEAD)
+
+    def data_received(self, data: bytes) -> None:
+        reply = self._reply
+        if reply is None:
+            self._fail(BadReplyError("The sandbox sent data that nobody asked for."))
+            return
+        self._heard = True
+        try:
+            reply.feed(data)
+        except BadReplyError as error:
+            self._fail(error)
+            return
+        if reply.waiting > READ_AHEAD and not self._read_paused and self._transport is not None:
+            self._read_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        """Who ends to write has ended: no server in a sandbox is left half open."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        ended = exc is None and self._failure is None and self._reply is not None and self._reply.end()
+        if self._failure is None and not ended:
+            self._failure = BrokenUpstreamError("The sandbox closed the connection before its reply was complete.")
+        self._lost = True
+        self._wake()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
+
+    # inside
+
+    def _fail(self, failure: UpstreamError) -> None:
+        if self._failure is None:
+            self._failure = failure
+        self._lost = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    async def _wait(self) -> None:
+        """Until something happened. Raises what ended the connection."""
+        if self._failure is not None:
+            raise self._failure
+        self._reader = self._loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

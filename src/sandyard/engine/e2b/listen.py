@@ -1,0 +1,64 @@
+"""The engine's listening socket and its file descriptors: what has to be had before anything else is worth starting."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import resource
+import socket
+
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, SandyardError
+
+BACKLOG = 4096
+FILES_WANTED = 1 << 20
+"""A sandbox costs a handful of descriptors, a client one: room for thousands of each."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind and listen. Raises, in a sentence for a person, what keeps it from doing so."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError):
+        raise InvalidInputError(f"There is no address {host!r} to listen on. Choose another --host.") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)  # only now does the kernel say whether somebody else listens there
+    except OSError as error:
+        listener.close()
+        raise _reason(error, host, port) from None
+    listener.setblocking(False)
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Only programs on this machine get through."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def raise_file_limit(wanted: int = FILES_WANTED) -> int:
+    """As many open files as this process may have. The number it may have from now on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = [(max(hard, wanted), max(hard, wanted)), (hard, hard)]  # the first needs privilege
+    for new in limits if hard != resource.RLIM_INFINITY else [(hard, hard)]:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, new)
+        except (OSError, ValueError):
+            continue
+        return new[0]
+    return soft
+
+
+def _reason(error: OSError, host: str, port: int) -> SandyardError:
+    if error.errno == errno.EADDRINUSE:
+        return ConflictError(f"Port {port} on {host} is in use by another program. Stop it, or choose another --port.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ForbiddenError(f"Listening on port {port} of {host} is not permitted. Choose a --port above 1023.")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return InvalidInputError(f"{host} is not an address of this machine. Choose another --host.")
+    return SandyardError(f"Listening on {host}:{port} failed: {error.strerror}.")

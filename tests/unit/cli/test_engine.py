@@ -1,0 +1,118 @@
+"""`sandyard engine`: what it says when it starts, and when it can't."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sandyard.cli.engine import announce
+from sandyard.cli.main import cli
+from sandyard.engine.app import Ready
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.store.datadir import DataDir
+from sandyard.kit.secret import Secret
+
+
+def failed(*arguments: str, user: int | None = None) -> str:
+    """Start an engine that can't start; what it says, on one line."""
+    command = [sys.executable, "-m", "sandyard", "engine", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, user=user)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("sandyard: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = failed("--port", str(port), "--data-dir", str(tmp_path / "data"))
+    assert f"Port {port}" in said
+    assert "--port" in said
+    assert not (tmp_path / "data").exists(), "nothing was begun"
+
+
+def test_a_data_directory_in_use(tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    data.lock()
+    try:
+        assert "in use by another engine" in failed("--port", "0", "--data-dir", str(data.path))
+    finally:
+        data.unlock()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "no.such.host.invalid"), "--host"),
+        (("--host", "192.0.2.1"), "--host"),
+        (("--port", "0", "--data-dir", "/dev/null/data"), "/dev/null"),
+        (("--port", "0", "--data-dir", "/proc/data"), "/proc/data"),
+    ],
+)
+def test_what_cannot_be_had(arguments: tuple[str, ...], words: str) -> None:
+    assert words in failed(*arguments)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_what_is_not_permitted(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    code = "import os, sandyard.engine.app, sandyard.cli.engine; from sandyard.__main__ import main\n"
+    code += "os.setuid(65534); main()"  # by then all is loaded that another user might not be able to read
+    arguments = [sys.executable, "-c", code, "engine", "--port", "0", "--data-dir", str(closed / "data")]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("sandyard: ")
+    assert str(closed) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--port", "99999"), ("--driver", "magic"), ("--nonsense",), ("--max-sandboxes", "0")]
+)
+def test_wrong_options(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli, ["engine", *arguments])
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDYARD_POOL_SIZE", "many")
+    result = CliRunner().invoke(cli, ["engine"])
+    assert result.exit_code == 1
+    assert "pool_size" in result.output
+
+
+URL = "http://127.0.0.1:3000"
+
+
+@pytest.mark.parametrize(
+    ("ready", "settings", "words"),
+    [
+        (Ready(URL, False, Secret("e2b_new"), "fake"), {}, ["export E2B_API_KEY=e2b_new", "not shown again"]),
+        (Ready(URL, False, None, "fake"), {"api_keys": ["e2b_given"]}, ["given with --api-key"]),
+        (Ready(URL, False, None, "fake"), {}, ["sandyard keys list"]),
+    ],
+)
+def test_what_it_says_when_it_serves(
+    ready: Ready, settings: dict[str, list[str]], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(ready, EngineSettings(**settings))  # type: ignore[arg-type]
+    said = capsys.readouterr()
+    for word in [f"export E2B_API_URL={URL}", f"export E2B_SANDBOX_URL={URL}", *words]:
+        assert word in said.out
+    assert "e2b_given" not in said.out
+    assert said.err == ""
+
+
+def test_it_warns_when_others_can_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(Ready(URL, True, None, "fake"), EngineSettings(host="0.0.0.0"))
+    assert "Warning" in capsys.readouterr().err

@@ -1,0 +1,587 @@
+"""The control API's own part: who may ask, what is understood of a request, and how answers and errors look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import httpx
+import pytest
+from e2b.api.client.models import ListedSandbox, SandboxDetail, SandboxMetric
+from e2b.api.client.models import Sandbox as SandboxModel
+from e2b.api.client.models import Template as TemplateModel
+from e2b.api.client.models import TemplateWithBuilds as TemplateWithBuildsModel
+
+from sandyard.engine.contract import Limits
+from sandyard.engine.e2b.control import api, views
+from sandyard.engine.e2b.control.context import Context
+from sandyard.engine.e2b.control.guard import BODY_LIMIT, Guard
+from sandyard.engine.e2b.control.sandboxes import parse_time
+from sandyard.engine.sandboxes.model import (
+    CreateSandbox,
+    Forked,
+    LogEntry,
+    LogLevel,
+    LogQuery,
+    Metric,
+    Network,
+    OnTimeout,
+    Page,
+    PauseKind,
+    Sandbox,
+    SandboxQuery,
+    Snapshot,
+    SnapshotQuery,
+    State,
+    Template,
+)
+from sandyard.engine.store.database import Database
+from sandyard.engine.store.keys import ApiKeys
+from sandyard.kit.errors import FullError, NotFoundError
+from sandyard.kit.secret import Secret
+
+from .support import TOKEN, sandbox
+
+KEY = "e2b_0123456789"
+NOW = 1_700_000_000.25
+BASE = Template("tbase", (), aliases=("base", "code-interpreter-v1"))
+
+
+class Verbs:
+    """Remembers what it was asked; answers with one sandbox, `iabc`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.record = sandbox(started_at=NOW, ends_at=NOW + 300, alias="base", template_id="tbase", metadata={"a": "b"})
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        if sandbox_id != "iabc":
+            raise NotFoundError(f"Sandbox '{sandbox_id}' not found")
+        return self.record
+
+    async def create(self, wanted: CreateSandbox) -> Sandbox:
+        self.calls.append(("create", wanted))
+        if wanted.template == "full":
+            raise FullError("All 3 sandboxes are in use. Kill one, or raise --max-sandboxes.")
+        if wanted.template == "bug":
+            raise RuntimeError("a bug with secret details")
+        return self.record
+
+    def list(self, query: SandboxQuery) -> Page[Sandbox]:
+        self.calls.append(("list", query))
+        return Page((self.record,), None if query.cursor else "next")
+
+    async def kill(self, sandbox_id: str) -> None:
+        self.get(sandbox_id)
+        self.calls.append(("kill", sandbox_id))
+
+    async def pause(self, sandbox_id: str, *, memory: bool) -> Sandbox:
+        self.calls.append(("pause", sandbox_id, memory))
+        return self.record
+
+    async def resume(self, sandbox_id: str, timeout_s: float, *, auto_pause: bool | None, memory: bool) -> Sandbox:
+        self.calls.append(("resume", sandbox_id, timeout_s, auto_pause, memory))
+        return self.record
+
+    async def connect(self, sandbox_id: str, timeout_s: float, *, memory: bool) -> tuple[Sandbox, bool]:
+        self.calls.append(("connect", sandbox_id, timeout_s, memory))
+        return self.record, not memory
+
+    async def set_timeout(self, sandbox_id: str, timeout_s: float) -> Sandbox:
+        self.calls.append(("set_timeout", sandbox_id, timeout_s))
+        return self.record
+
+    async def refresh(self, sandbox_id: str, duration_s: float) -> Sandbox:
+        self.calls.append(("refresh", sandbox_id, duration_s))
+        return self.record
+
+    async def set_network(self, sandbox_id: str, network: Network) -> Sandbox:
+        self.calls.append(("set_network", sandbox_id, network))
+        return self.record
+
+    async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> Sequence[Forked]:
+        self.calls.append(("fork", sandbox_id, count, timeout_s))
+        return [Forked(sandbox=self.record), Forked(error=FullError("full"))]
+
+    async def snapshot(self, sandbox_id: str, name: str | None) -> Snapshot:
+        self.calls.append(("snapshot", sandbox_id, name))
+        return Snapshot("s1", sandbox_id, "tbase", (), Limits(), NOW, name=name)
+
+    def snapshots(self, query: SnapshotQuery) -> Page[Snapshot]:
+        self.calls.append(("snapshots", query))
+        named = Snapshot("s1", "iabc", "tbase", (), Limits(), NOW, name="mine", tag="v1")
+        return Page((named,) if query.name in (None, "mine") else (), None if query.cursor else "next")
+
+    async def delete_snapshot(self, name: str) -> None:
+        self.calls.append(("delete_snapshot", name))
+
+    async def metrics(self, sandbox_id: str, start: float | None, end: float | None) -> Sequence[Metric]:
+        self.calls.append(("metrics", sandbox_id, start, end))
+        return [Metric(NOW, 2, 12.3456, 1, 2, 3, 4, 5)]
+
+    async def latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
+        return {sandbox_id: Metric(NOW, 2, 0, 1, 2, 3, 4, 5) for sandbox_id in sandbox_ids}
+
+    def logs(self, sandbox_id: str, query: LogQuery) -> Sequence[LogEntry]:
+        self.calls.append(("logs", sandbox_id, query))
+        return [LogEntry(NOW, LogLevel.INFO, "The sandbox was created", {"a": "b"})]
+
+    def resolve_template(self, name: str) -> Template:
+        if name in ("base", "tbase", "ns/base:default"):
+            return BASE
+        raise NotFoundError(f"Template '{name}' not found")
+
+
+class Shelf:
+    def resolve(self, name: str) -> Template | None:
+        return BASE if name in ("base", "tbase") else None
+
+    def list(self) -> Sequence[Template]:
+        return [BASE, Template("thost", (), aliases=("host",))]
+
+
+class Client(httpx.AsyncClient):
+    verbs: Verbs
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Guard, Verbs]]:
+    database = Database(tmp_path_factory.mktemp("control") / "engine.db")
+    database.open()
+    verbs = Verbs()
+    context = Context(verbs, Shelf(), Limits(), "localhost:1")  # type: ignore[arg-type]
+    yield api.build(context, ApiKeys(database, [Secret(KEY)])), verbs
+    database.close()
+
+
+@pytest.fixture
+async def client(endpoint: tuple[Guard, Verbs]) -> AsyncIterator[Client]:
+    app, verbs = endpoint
+    verbs.__init__()  # type: ignore[misc]
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with Client(transport=transport, base_url="http://engine", headers={"X-API-KEY": KEY}) as made:
+        made.verbs = verbs
+        yield made
+
+
+def error_of(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert set(body) == {"code", "message"}
+    assert body["code"] == status
+    assert isinstance(body["message"], str)
+    assert body["message"]
+    return body["message"]
+
+
+class TestWhoMayAsk:
+    @pytest.mark.parametrize("headers", [{"X-API-KEY": ""}, {"X-API-KEY": "wrong"}, {"Authorization": "Basic x"}])
+    async def test_without_a_key_nothing_is_done(self, client: Client, headers: dict[str, str]) -> None:
+        del client.headers["X-API-KEY"]
+        for method, path in [("POST", "/v2/sandboxes"), ("GET", "/sandboxes/iabc"), ("GET", "/nothing/here")]:
+            error_of(await client.request(method, path, headers=headers, content=b"{not json"), 401)
+        assert client.verbs.calls == []
+
+    async def test_a_bearer_token_serves_as_well(self, client: Client) -> None:
+        del client.headers["X-API-KEY"]
+        answer = await client.get("/sandboxes/iabc", headers={"Authorization": f"Bearer {KEY}"})
+        assert answer.status_code == 200
+
+    async def test_health_is_for_everybody(self, client: Client) -> None:
+        del client.headers["X-API-KEY"]
+        assert (await client.get("/health")).status_code == 204
+
+    async def test_browsers_may_ask_from_any_page(self, client: Client) -> None:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}
+        del client.headers["X-API-KEY"]
+        answer = await client.options("/v2/sandboxes", headers=asked)
+        assert answer.status_code == 204
+        assert answer.headers["access-control-allow-headers"] == "x-api-key"
+        for path in ("/sandboxes", "/nothing"):
+            assert (await client.get(path)).headers["access-control-allow-origin"] == "*"
+
+
+class TestErrors:
+    async def test_no_such_route(self, client: Client) -> None:
+        assert "/nothing/here" in error_of(await client.get("/nothing/here"), 404)
+
+    async def test_wrong_method(self, client: Client) -> None:
+        error_of(await client.put("/v2/sandboxes"), 405)
+
+    async def test_no_json(self, client: Client) -> None:
+        answer = await client.post("/v2/sandboxes", content=b"{no", headers={"Content-Type": "application/json"})
+        assert "JSON" in error_of(answer, 400)
+
+    @pytest.mark.parametrize("path", ["/v2/sandboxes", "/sandboxes/iabc/timeout", "/sandboxes/iabc/network"])
+    async def test_no_body(self, client: Client, path: str) -> None:
+        method = "PUT" if path.endswith("network") else "POST"
+        error_of(await client.request(method, path), 400)
+
+    async def test_too_large(self, client: Client) -> None:
+        error_of(await client.post("/v2/sandboxes", content=b" " * (BODY_LIMIT + 1)), 413)
+
+        async def endless() -> AsyncIterator[bytes]:
+            while True:
+                yield b" " * 100_000
+
+        headers = {"Content-Type": "application/json"}
+        error_of(await client.post("/v2/sandboxes", content=endless(), headers=headers), 413)
+
+    async def test_a_full_machine(self, client: Client) -> None:
+        message = error_of(await client.post("/v2/sandboxes", json={"templateID": "full"}), 429)
+        assert message.startswith("All 3 sandboxes")
+
+    async def test_a_bug_is_told_without_its_details(self, client: Client) -> None:
+        message = error_of(await client.post("/v2/sandboxes", json={"templateID": "bug"}), 500)
+        assert "secret details" not in message
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", "/v3/templates"),
+            ("POST", "/v2/templates/t/builds/b"),
+            ("GET", "/templates/t/builds/b/status"),
+            ("GET", "/templates/t/files/h"),
+            ("POST", "/templates/tags"),
+            ("DELETE", "/templates/tags"),
+            ("GET", "/volumes"),
+            ("POST", "/secrets"),
+        ],
+    )
+    async def test_what_is_not_there_yet_says_so(self, client: Client, method: str, path: str) -> None:
+        assert "not available" in error_of(await client.request(method, path, json={}), 501)
+
+
+class TestCreate:
+    async def wanted(self, client: Client, body: dict[str, Any], path: str = "/v2/sandboxes") -> CreateSandbox:
+        answer = await client.post(path, json={"templateID": "base", **body})
+        assert answer.status_code == 201, answer.text
+        SandboxModel.from_dict(answer.json())
+        return client.verbs.calls[-1][1]
+
+    async def test_v2_is_always_secure(self, client: Client) -> None:
+        wanted = await self.wanted(client, {"secure": False})
+        assert (wanted.template, wanted.timeout_s, wanted.secure) == ("base", 300, True)
+        assert wanted.on_timeout is OnTimeout.KILL
+        assert wanted.network.policy.allow_internet
+
+    async def test_v1_is_secure_on_wish(self, client: Client) -> None:
+        wanted = await self.wanted(client, {}, "/sandboxes")
+        assert (wanted.timeout_s, wanted.secure) == (15, False)
+        assert (await self.wanted(client, {"secure": True}, "/sandboxes")).secure
+
+    async def test_everything_is_passed_on(self, client: Client) -> None:
+        body = {
+            "timeout": 77,
+            "metadata": {"k": "v"},
+            "envVars": {"A": "1"},
+            "autoPause": True,
+            "autoResume": {"enabled": True},
+            "allow_internet_access": False,
+            "mcp": {"server": {}},
+            "futureField": {"x": 1},
+        }
+        wanted = await self.wanted(client, body)
+        assert (wanted.timeout_s, wanted.metadata, wanted.env) == (77, {"k": "v"}, {"A": "1"})
+        assert (wanted.on_timeout, wanted.auto_resume, wanted.auto_pause_memory) == (OnTimeout.PAUSE, True, True)
+        assert wanted.network.policy.allow_internet is False
+        assert wanted.extra == {"mcp": {"server": {}}}
+
+    async def test_nulls_count_as_not_said(self, client: Client) -> None:
+        names = ("timeout", "metadata", "envVars", "autoResume", "network", "mcp", "volumeMounts", "iam")
+        wanted = await self.wanted(client, dict.fromkeys(names))
+        assert (wanted.timeout_s, wanted.metadata) == (300, {})
+
+    async def test_private_previews(self, client: Client) -> None:
+        assert not (await self.wanted(client, {"network": {"allowPublicTraffic": False}})).public_traffic
+        body = {"templateID": "base", "network": {"allowPublicTraffic": False}}
+        assert "'secure' flag" in error_of(await client.post("/sandboxes", json=body), 400)
+
+    async def test_the_idempotency_key_belongs_to_the_api_key(self, client: Client) -> None:
+        headers = {"Idempotency-Key": "abc-1"}
+        await client.post("/v2/sandboxes", json={"templateID": "base"}, headers=headers)
+        wanted = client.verbs.calls[-1][1]
+        assert (wanted.idempotency_key, wanted.owner) == ("abc-1", "fixed-0")
+        for bad in ("ABC", "a b", "x" * 256):
+            answer = await client.post("/v2/sandboxes", json={"templateID": "b"}, headers={"Idempotency-Key": bad})
+            error_of(answer, 400)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"templateID": None},
+            {"templateID": ""},
+            {"timeout": 0},
+            {"timeout": -1},
+            {"timeout": 1.5},
+            {"timeout": "60"},
+            {"timeout": 2**31},
+            {"metadata": {"a": 1}},
+            {"metadata": []},
+            {"envVars": {"": "x"}},
+            {"envVars": {"A=B": "x"}},
+            {"envVars": {"A": "x\0"}},
+            {"autoPause": "yes"},
+            {"autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}},
+            {"volumeMounts": [{"name": "v", "path": "/v"}]},
+            {"iam": {"tokens": {"t": {}}}},
+            {"network": {"rules": {"example.com": []}}},
+            {"network": {"egressProxy": {"address": "proxy:1080"}}},
+            {"network": {"dnsServers": ["9.9.9.9"]}},
+            {"network": {"httpsPorts": [443]}},
+            {"network": {"maskRequestHost": "-https://abcd"}},
+            {"network": {"maskRequestHost": "a b"}},
+            {"network": {"maskRequestHost": "a\r\nX-Evil: 1"}},
+        ],
+        ids=str,
+    )
+    async def test_what_is_refused(self, client: Client, body: dict[str, Any]) -> None:
+        error_of(await client.post("/v2/sandboxes", json={"templateID": "base", **body}), 400)
+        assert client.verbs.calls == []
+
+
+class TestList:
+    async def query(self, client: Client, **parameters: Any) -> SandboxQuery:
+        answer = await client.get("/v2/sandboxes", params=parameters)
+        assert answer.status_code == 200, answer.text
+        return next(call[1] for call in client.verbs.calls if call[0] == "list")
+
+    async def test_plain(self, client: Client) -> None:
+        answer = await client.get("/v2/sandboxes")
+        assert answer.headers["x-next-token"] == "next"
+        assert answer.headers["x-total-running"] == "2", "all pages are counted"
+        listed = ListedSandbox.from_dict(answer.json()[0])
+        assert listed.started_at == datetime.fromtimestamp(NOW, UTC)
+        assert listed.metadata == {"a": "b"}
+        query = client.verbs.calls[0][1]
+        assert (query.states, query.limit, query.oldest_first) == (frozenset(State), 100, False)
+
+    async def test_metadata_is_encoded_twice_by_sdks_and_once_by_others(self, client: Client) -> None:
+        wanted = {"a key=": "1% + ü&", "b": ""}
+        by_sdks = urlencode({quote(key): quote(value) for key, value in wanted.items()})
+        assert (await self.query(client, metadata=by_sdks)).metadata == wanted
+        client.verbs.calls.clear()
+        assert (await self.query(client, metadata="user=abc&app=prod")).metadata == {"user": "abc", "app": "prod"}
+
+    async def test_states_in_both_spellings(self, client: Client) -> None:
+        assert (await self.query(client, state="paused")).states == {State.PAUSED}
+        client.verbs.calls.clear()
+        assert (await self.query(client, state="paused,running")).states == set(State)
+        client.verbs.calls.clear()
+        assert (await self.query(client, state=["paused", "running"])).states == set(State)
+        answer = await client.get("/v2/sandboxes", params={"state": "paused"})
+        assert "x-total-running" not in answer.headers
+
+    async def test_the_rest(self, client: Client) -> None:
+        query = await self.query(
+            client, limit=7, nextToken="tok", order="asc", template="base", startedAfter="2026-01-31T10:00:00+01:00"
+        )
+        assert (query.limit, query.cursor, query.oldest_first, query.template) == (7, "tok", True, "base")
+        assert query.started_after == datetime(2026, 1, 31, 9, tzinfo=UTC).timestamp()
+
+    @pytest.mark.parametrize(
+        "parameters",
+        [
+            {"limit": 0},
+            {"limit": 101},
+            {"limit": "x"},
+            {"state": "asleep"},
+            {"order": "up"},
+            {"metadata": "novalue"},
+            {"startedAfter": "soon"},
+        ],
+        ids=str,
+    )
+    async def test_what_is_refused(self, client: Client, parameters: dict[str, Any]) -> None:
+        error_of(await client.get("/v2/sandboxes", params=parameters), 400)
+
+    async def test_v1_lists_all_that_run(self, client: Client) -> None:
+        answer = await client.get("/sandboxes")
+        assert len(answer.json()) == 2, "every page of it"
+        assert {call[1].states for call in client.verbs.calls} == {frozenset((State.RUNNING,))}
+
+
+class TestLook:
+    async def test_detail(self, client: Client) -> None:
+        client.verbs.record = replace(
+            client.verbs.record,
+            network=Network(config={"allowOut": ["1.1.1.1"]}, allow_internet=False),
+            pause_kind=PauseKind.FILESYSTEM,
+            on_timeout=OnTimeout.PAUSE,
+        )
+        answer = await client.get("/sandboxes/iabc-6532622b")
+        detail = SandboxDetail.from_dict(answer.json())
+        assert detail.envd_access_token == TOKEN
+        assert detail.domain == "localhost:1"
+        assert detail.allow_internet_access is False
+        assert str(detail.pause_mode) == "filesystem"
+        assert detail.lifecycle.to_dict() == {"autoResume": False, "onTimeout": "pause"}  # type: ignore[union-attr]
+        assert answer.json()["network"] == {"allowOut": ["1.1.1.1"]}
+        error_of(await client.get("/sandboxes/inone"), 404)
+
+    async def test_metrics(self, client: Client) -> None:
+        answer = await client.get("/sandboxes/iabc/metrics", params={"start": 1, "end": 2})
+        sample = SandboxMetric.from_dict(answer.json()[0])
+        assert (sample.cpu_used_pct, sample.timestamp_unix, sample.mem_cache) == (12.35, 1700000000, 3)
+        error_of(await client.get("/sandboxes/iabc/metrics", params={"start": 2, "end": 1}), 400)
+        answer = await client.get("/sandboxes/metrics", params={"sandbox_ids": "iabc,ixyz-1"})
+        assert set(answer.json()["sandboxes"]) == {"iabc", "ixyz"}
+        many = ",".join(f"i{number}" for number in range(101))
+        error_of(await client.get("/sandboxes/metrics", params={"sandbox_ids": many}), 400)
+        error_of(await client.get("/sandboxes/metrics"), 400)
+
+    async def test_logs(self, client: Client) -> None:
+        answer = await client.get("/sandboxes/iabc/logs", params={"start": 1500, "limit": 5})
+        entry = answer.json()["logEntries"][0]
+        assert entry["message"] == answer.json()["logs"][0]["line"] == "The sandbox was created"
+        assert entry["fields"] == {"a": "b"}
+        assert client.verbs.calls[-1][2] == LogQuery(start=1.5, limit=5)
+        parameters = {"cursor": 2000, "direction": "backward", "level": "warn", "search": "x"}
+        await client.get("/v2/sandboxes/iabc/logs", params=parameters)
+        assert client.verbs.calls[-1][2] == LogQuery(2.0, 1000, True, LogLevel.WARN, "x")
+        error_of(await client.get("/v2/sandboxes/iabc/logs", params={"direction": "up"}), 400)
+        error_of(await client.get("/v2/sandboxes/iabc/logs", params={"level": "loud"}), 400)
+
+
+class TestChange:
+    @pytest.mark.parametrize(
+        ("method", "path", "body", "status", "call"),
+        [
+            ("DELETE", "", None, 204, ("kill", "iabc")),
+            ("POST", "/pause", None, 204, ("pause", "iabc", True)),
+            ("POST", "/pause", {"memory": False}, 204, ("pause", "iabc", False)),
+            ("POST", "/resume", None, 201, ("resume", "iabc", 15, None, True)),
+            ("POST", "/resume", {"timeout": 9, "autoPause": True}, 201, ("resume", "iabc", 9, True, True)),
+            ("POST", "/connect", {"timeout": 9}, 200, ("connect", "iabc", 9, True)),
+            ("POST", "/connect", {"timeout": 9, "memory": False}, 201, ("connect", "iabc", 9, False)),
+            ("POST", "/timeout", {"timeout": 0}, 204, ("set_timeout", "iabc", 0)),
+            ("POST", "/refreshes", None, 204, ("refresh", "iabc", 15)),
+            ("POST", "/refreshes", {"duration": 60}, 204, ("refresh", "iabc", 60)),
+            ("POST", "/fork", {"count": 2, "timeout": 9}, 201, ("fork", "iabc", 2, 9)),
+            ("POST", "/fork", None, 201, ("fork", "iabc", 1, 15)),
+            ("POST", "/snapshots", {}, 201, ("snapshot", "iabc", None)),
+            ("POST", "/snapshots", {"name": "mine:v1", "memory": True}, 201, ("snapshot", "iabc", "mine:v1")),
+        ],
+    )
+    async def test_verbs(
+        self, client: Client, method: str, path: str, body: Any, status: int, call: tuple[Any, ...]
+    ) -> None:
+        answer = await client.request(method, f"/sandboxes/iabc-6532622b{path}", json=body)
+        assert answer.status_code == status, answer.text
+        assert client.verbs.calls[-1] == call
+        assert (answer.content == b"") is (status == 204)
+
+    async def test_v2_connect_needs_no_body(self, client: Client) -> None:
+        assert (await client.post("/v2/sandboxes/iabc/connect")).status_code == 200
+        assert client.verbs.calls[-1] == ("connect", "iabc", 300, True)
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/timeout", {"timeout": -1}),
+            ("/timeout", {}),
+            ("/connect", {}),
+            ("/connect", {"timeout": -1}),
+            ("/resume", {"timeout": 0}),
+            ("/fork", {"count": 0}),
+            ("/fork", {"timeout": 0}),
+            ("/fork", []),
+            ("/refreshes", {"duration": 3601}),
+            ("/pause", {"memory": 1}),
+        ],
+        ids=str,
+    )
+    async def test_what_is_refused(self, client: Client, path: str, body: Any) -> None:
+        error_of(await client.post(f"/sandboxes/iabc{path}", json=body), 400)
+        assert client.verbs.calls == []
+
+    async def test_each_fork_has_its_own_outcome(self, client: Client) -> None:
+        results = (await client.post("/sandboxes/iabc/fork", json={"count": 2})).json()
+        assert results[0]["sandbox"]["sandboxID"] == "iabc"
+        assert results[1] == {"error": {"code": 429, "message": "full"}}
+
+    async def test_an_update_of_the_network_keeps_who_may_come_in(self, client: Client) -> None:
+        before = {"allowPublicTraffic": False, "maskRequestHost": "m", "allowOut": ["1.1.1.1"]}
+        client.verbs.record = replace(client.verbs.record, network=Network(config=before))
+        answer = await client.put("/sandboxes/iabc/network", json={"denyOut": ["10.0.0.0/8"]})
+        assert answer.status_code == 204
+        network: Network = client.verbs.calls[-1][2]
+        assert network.config == {"allowPublicTraffic": False, "maskRequestHost": "m", "denyOut": ["10.0.0.0/8"]}
+        assert network.policy.deny_out == ("10.0.0.0/8",)
+        assert network.policy.allow_out == ()
+
+
+class TestTemplates:
+    async def test_listing(self, client: Client) -> None:
+        for path in ("/templates", "/default-templates", "/v2/templates"):
+            listed = [TemplateModel.from_dict(item) for item in (await client.get(path)).json()]
+            assert [item.template_id for item in listed] == ["tbase", "thost"]
+            assert listed[0].names == ["base", "code-interpreter-v1"]
+        first = await client.get("/v2/templates", params={"limit": 1})
+        assert [item["templateID"] for item in first.json()] == ["tbase"]
+        parameters = {"limit": "1", "nextToken": first.headers["x-next-token"]}
+        last = await client.get("/v2/templates", params=parameters)
+        assert [item["templateID"] for item in last.json()] == ["thost"]
+        assert "x-next-token" not in last.headers
+
+    async def test_one(self, client: Client) -> None:
+        found = TemplateWithBuildsModel.from_dict((await client.get("/templates/base")).json())
+        assert found.builds[0].status == "ready"
+        error_of(await client.get("/templates/none"), 404)
+
+    @pytest.mark.parametrize("name", ["base", "ns%2Fbase%3Adefault", "ns/base:default"])
+    async def test_aliases(self, client: Client, name: str) -> None:
+        answer = await client.get(f"/templates/aliases/{name}")
+        assert answer.json() == {"templateID": "tbase", "public": True}
+        error_of(await client.get("/templates/aliases/none"), 404)
+
+    async def test_tags(self, client: Client) -> None:
+        assert [tag["tag"] for tag in (await client.get("/templates/base/tags")).json()] == ["default"]
+        assert [tag["tag"] for tag in (await client.get("/templates/mine/tags")).json()] == ["v1"]
+        error_of(await client.get("/templates/none/tags"), 404)
+
+    async def test_deleting(self, client: Client) -> None:
+        answer = await client.delete("/templates/mine%3Av1")
+        assert answer.status_code == 204
+        assert client.verbs.calls[-1] == ("delete_snapshot", "mine:v1")
+        error_of(await client.delete("/templates/base"), 403)
+
+    async def test_snapshots(self, client: Client) -> None:
+        parameters = {"sandboxID": "iabc-1", "limit": "3", "nextToken": "t", "name": ""}
+        answer = await client.get("/snapshots", params=parameters)
+        assert answer.json() == [{"snapshotID": "mine:v1", "names": ["mine:v1"]}]
+        assert client.verbs.calls[-1][1] == SnapshotQuery("iabc", None, 3, "t")
+        assert "x-next-token" not in answer.headers
+        assert (await client.get("/snapshots")).headers["x-next-token"] == "next"
+        error_of(await client.get("/snapshots", params={"limit": 0}), 400)
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "shown"),
+    [
+        ("base", "base", "base"),
+        ("code-interpreter-v1:default", "base", "code-interpreter-v1"),
+        ("t", "base", "base"),
+        (None, "base", "base"),
+        ("s1:default", None, None),
+    ],
+)
+def test_a_sandbox_has_the_name_it_was_asked_for(asked: str | None, first: str | None, shown: str | None) -> None:
+    assert views.listed(sandbox(name=asked, alias=first)).get("alias") == shown
+
+
+@pytest.mark.parametrize("moment", [1763179539.5681947, 1763179539.5681949, 0.0, NOW, 1763179539.9999998])
+def test_what_began_at_a_time_began_not_after_it(moment: float) -> None:
+    shown = parse_time("x", views.time(moment))
+    assert shown is not None
+    assert shown <= moment < shown + 0.00001
+
+
+def test_views_hold_no_secret_but_the_tokens() -> None:
+    record = sandbox(env={"SECRET": "hidden"}, started_at=NOW, ends_at=NOW)
+    for view in (views.listed(record), views.detail(record, None), views.created(record, None)):
+        assert "hidden" not in json.dumps(view)

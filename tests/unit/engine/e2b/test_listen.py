@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import resource
+import socket
+
+import pytest
+
+from sandyard.engine.e2b.listen import is_loopback, listen, raise_file_limit
+from sandyard.kit.errors import ConflictError, InvalidInputError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0"])
+def test_it_listens(host: str) -> None:
+    with listen(host, 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConflictError):
+            listen(host, port)
+        target = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
+        socket.create_connection((target, port), timeout=5).close()
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a" * 70])
+def test_addresses_that_are_none(host: str) -> None:
+    with pytest.raises(InvalidInputError, match="--host"):
+        listen(host, 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_who_can_reach_it(host: str, alone: bool) -> None:
+    assert is_loopback(host) is alone
+
+
+def test_the_file_limit_is_raised_as_far_as_it_may_be() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        now = raise_file_limit(before[1])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == now == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

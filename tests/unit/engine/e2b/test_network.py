@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.e2b.control.network import for_new, for_update
+from sandyard.engine.e2b.control.wire import NetworkConfig, NetworkUpdate
+from sandyard.engine.sandboxes.model import Network
+from sandyard.kit.errors import InvalidInputError
+
+ALL = "0.0.0.0/0"
+
+
+@pytest.mark.parametrize(
+    ("config", "internet", "policy"),
+    [
+        (None, None, NetworkPolicy()),
+        (None, True, NetworkPolicy()),
+        (None, False, NetworkPolicy(allow_internet=False)),
+        ({}, None, NetworkPolicy()),
+        ({"allowOut": ["1.1.1.1", "10.0.0.1/8"]}, None, NetworkPolicy(True, ("1.1.1.1", "10.0.0.1/8"))),
+        (
+            {"allowOut": ["*.a-b.test"], "denyOut": [ALL]},
+            None,
+            NetworkPolicy(True, ("*.a-b.test",), (ALL,)),
+        ),
+        ({"denyOut": ["2001:db8::/32"]}, None, NetworkPolicy(True, (), ("2001:db8::/32",))),
+        ({"denyOut": ["1.1.1.1"]}, False, NetworkPolicy(False, (), ("1.1.1.1",))),
+        ({"allowOut": ["1.1.1.1"]}, False, NetworkPolicy(True, ("1.1.1.1",), (ALL, "::/0"))),
+    ],
+)
+def test_policies(config: dict[str, list[str]] | None, internet: bool | None, policy: NetworkPolicy) -> None:
+    network = for_new(None if config is None else NetworkConfig(**config), internet)  # type: ignore[arg-type]
+    assert network.policy == policy
+    assert network.allow_internet is internet
+    assert network.config == config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"denyOut": ["example.com"]},
+        {"denyOut": ["300.1.1.1"]},
+        {"denyOut": [""]},
+        {"denyOut": ["0.0.0.0"]},
+        {"denyOut": ["1.1.1.1:80"]},
+        {"allowOut": ["300.1.1.1"], "denyOut": [ALL]},
+        {"allowOut": ["1.1.1.1/33"], "denyOut": [ALL]},
+        {"allowOut": ["a..b"], "denyOut": [ALL]},
+        {"allowOut": ["*"], "denyOut": [ALL]},
+        {"allowOut": ["-a.com"], "denyOut": [ALL]},
+        {"allowOut": ["a.*.com"], "denyOut": [ALL]},
+        {"allowOut": ["example.com:443"], "denyOut": [ALL]},
+        {"allowOut": ["ex ample.com"], "denyOut": [ALL]},
+        {"allowOut": ["a" * 64 + ".com"], "denyOut": [ALL]},
+        {"allowOut": ["example.com"]},
+        {"allowOut": ["example.com"], "denyOut": ["10.0.0.0/8"]},
+    ],
+    ids=str,
+)
+def test_refused(config: dict[str, list[str]]) -> None:
+    with pytest.raises(InvalidInputError):
+        for_new(NetworkConfig(**config), None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError):
+        for_update(NetworkUpdate(**config), Network())  # type: ignore[arg-type]
+
+
+def test_an_empty_update_clears_everything() -> None:
+    before = for_new(NetworkConfig(denyOut=[ALL]), False)
+    after = for_update(NetworkUpdate(), before)
+    assert after == Network(NetworkPolicy(), None, None)
