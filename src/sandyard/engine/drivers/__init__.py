@@ -1,0 +1,37 @@
+"""Where sandboxes run. `load` gives the driver that the settings name; nothing else of the engine knows one by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sandyard.engine.contract import Driver
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.errors import InvalidInputError
+
+NAMES = ("namespace", "fake")
+
+
+def load(settings: EngineSettings, data_dir: Path) -> Driver:
+    """`auto` is the namespace driver. The fake one isolates nothing and must be asked for by name."""
+    if settings.driver in ("auto", "namespace"):
+        return _namespace(settings, data_dir)
+    if settings.driver == "fake":
+        from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests ask for it
+
+        return FakeDriver(data_dir)
+    raise InvalidInputError(f"There is no driver {settings.driver!r}: choose auto, {' or '.join(NAMES)}.")
+
+
+def _namespace(settings: EngineSettings, data_dir: Path) -> Driver:
+    from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
+    from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
+
+    network = NetworkSettings(lan=settings.lan, subnet=settings.subnet)
+    return NamespaceDriver(
+        Options(
+            data_dir,
+            layer_roots=(settings.templates_dir,),
+            network=lambda instance, state: Network(instance, state, network),
+        )
+    )

@@ -1,4 +1,5 @@
-"""An agent on its own, for the fake driver and for tests: `python -m sandyard.engine.guest --socket PATH [--root DIR]`."""
+"""An agent on its own, for the fake driver and for tests: `python -m sandyard.engine.guest --socket PATH [--root
+DIR]`."""
 
 from __future__ import annotations
 

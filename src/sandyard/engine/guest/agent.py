@@ -49,13 +49,15 @@ def prepare() -> None:
 
 
 def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
-    """Serve until the end of this process, which is all that remains of the caller. To be called in a process of its own
-    (forked, or pid 1 of a namespace), single-threaded, after everything about it has been set up."""
+    """Serve until the end of this process, which is all that remains of the caller. To be called in a process of its
+    own (forked, or pid 1 of a namespace), single-threaded, after everything about it has been set up."""
     os.umask(0o022)
     os.chdir("/")
     _close_inherited({listen_socket.fileno(), *config.keep_fds})
     if os.getpid() == 1:
         kernel.set_undumpable()
+    else:
+        kernel.become_subreaper()
     # A loop of our own: one made before the fork would be shared with the parent.
     loop = Loop()
     stop = asyncio.Event()
@@ -72,18 +74,34 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
 
 
 async def _until(stop: asyncio.Event) -> None:
-    """Serve, then ask what runs here to end, and give it a moment. As pid 1 this is everybody, and the kernel ends the rest."""
+    """Serve until asked to stop, then let nobody live on. As pid 1 everybody here is asked to end, has a moment to do
+    so, and goes with the agent; on its own the agent ends at once what it has started."""
     await stop.wait()
-    if os.getpid() != 1:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(-1, signal.SIGTERM)
+    number = signal.SIGTERM if os.getpid() == 1 else signal.SIGKILL
+    _signal_all(number)
     for _ in range(int(_GRACE * 50)):
-        await asyncio.sleep(0.02)
-        try:
-            os.kill(-1, 0)
-        except OSError:
+        if not _others():
             return
+        await asyncio.sleep(0.02)
+        if number == signal.SIGKILL:
+            _signal_all(number)  # those that were orphaned by it
+
+
+def _signal_all(number: int) -> None:
+    for pid in _others():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _others() -> list[int]:
+    """Everybody else here: in the whole namespace as pid 1, else the agent's children."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == 1:
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        own = os.getpid()
+        with open(f"/proc/{own}/task/{own}/children", encoding="utf-8") as file:
+            return [int(pid) for pid in file.read().split()]
+    return []
 
 
 def build(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits) -> Server:

@@ -10,8 +10,12 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class GuestConfig:
-    """`root` is a directory that stands for `/` in every path of the protocol. With another root than `/` (the fake driver,
-    tests) processes run on the host as whoever runs the agent, with their home and working directory below `root`.
+    """`root` is a directory that stands for `/` in every path of the protocol. With another root than `/` (the fake
+    driver, tests) processes run on the host as whoever runs the agent, with their home and working directory below
+    `root`.
+
+    Without `switch_user` everything runs as and belongs to the agent's own user, whatever user a request names: for a
+    user namespace in which there is no other.
 
     `keep_fds` are descriptors the driver wants kept: every other inherited one above 2 is closed when serving starts.
     The three sizes are what `/metrics` reports as totals; what is None is read from the system.
@@ -21,6 +25,7 @@ class GuestConfig:
     default_user: str = "user"
     default_workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    switch_user: bool = True
     keep_fds: tuple[int, ...] = ()
     memory_bytes: int | None = None
     cpu_count: int | None = None

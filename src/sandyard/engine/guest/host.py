@@ -1,4 +1,5 @@
-"""The agent's plain endpoints beside files: health, environment, metrics, `/init` and the engine's way to ports inside."""
+"""The agent's plain endpoints beside files: health, environment, metrics, `/init` and the engine's way to ports
+inside."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from sandyard.engine.guest.wire import protojson
 from sandyard.engine.guest.wire.http1 import Exchange, HttpError
 
 _DIAL_PATIENCE = 5.0
+_IDENTITY_FOLDER = "/run/e2b"
+_IDENTITY = frozenset({"E2B_SANDBOX", "E2B_SANDBOX_ID", "E2B_TEMPLATE_ID"})
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -43,9 +46,20 @@ class Host:
             raise HttpError(400, "invalid request body: not an environment variable")
         defaults = self._sandbox.defaults
         defaults.env.update(env)
+        self._write_identity()
         defaults.user = user or defaults.user
         defaults.workdir = workdir or defaults.workdir
         await exchange.reply(204, headers=_NO_STORE)
+
+    def _write_identity(self) -> None:
+        """Who this sandbox is, as files too: where E2B's own images have it. One that does not let us stays without."""
+        folder = self._sandbox.host(_IDENTITY_FOLDER)
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+            for name, value in self._sandbox.defaults.env.items():
+                if name in _IDENTITY:
+                    with open(f"{folder}/.{name}", "w", encoding="utf-8") as file:
+                        file.write(value)
 
     async def metrics(self, exchange: Exchange) -> None:
         config = self._sandbox.config
@@ -71,7 +85,8 @@ class Host:
         await exchange.reply_json(200, values, _NO_STORE)
 
     async def dial(self, exchange: Exchange) -> None:
-        """A TCP connection to a port of this network namespace's loopback, as a descriptor beside the answer's first byte."""
+        """A TCP connection to a port of this network namespace's loopback, as a descriptor beside the answer's first
+        byte."""
         port = exchange.request.query("port") or ""
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise HttpError(400, "port: not a port number")
@@ -146,7 +161,7 @@ def _pids() -> list[str]:
 
 def _memory_info() -> dict[str, int]:
     values = {"MemTotal": 0, "Cached": 0}
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="utf-8") as file:
         for line in file:
             name, _, rest = line.partition(":")
             if name in values:

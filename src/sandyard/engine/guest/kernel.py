@@ -1,4 +1,5 @@
-"""System calls Python 3.11 does not offer: openat2, inotify, signalfd, statfs, prctl. Each raises OSError like `os` does.
+"""System calls Python 3.11 does not offer: openat2, inotify, signalfd, statfs, prctl. Each raises OSError like `os`
+does.
 
 libc is looked up once, at import, which is in the zygote: a forked agent finds everything resolved.
 """
@@ -24,6 +25,7 @@ _SFD_CLOEXEC = 0o2000000
 SIGINFO_SIZE = 128
 
 _PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
 
 IN_MODIFY = 0x2
 IN_ATTRIB = 0x4
@@ -104,6 +106,11 @@ def on_network_filesystem(path: str) -> bool:
     _checked(_libc.statfs(os.fsencode(path), raw), path)
     kind: Any = ctypes.c_long.from_buffer(raw).value
     return int(kind) & 0xFFFFFFFF in _NETWORK_FILESYSTEMS
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children, as everybody's do with pid 1."""
+    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def set_undumpable() -> None:

@@ -1,17 +1,19 @@
 """The agent's event loop: just what coroutines, timers and non-blocking descriptors need, in one epoll.
 
-asyncio's own loop would do, but its selector objects, handles and contexts are most of the work of running a short command
-(a registration costs ten times as much), and merely creating it makes a megabyte of a forked agent's memory private.
-Tasks, futures, `asyncio.timeout`, `asyncio.Event` and `asyncio.sleep` are asyncio's and work as usual. Callbacks run in no
-particular context: nothing here uses context variables. There are no threads, so nothing is thread-safe.
+asyncio's own loop would do, but its selector objects, handles and contexts are most of the work of running a short
+command (a registration costs ten times as much), and merely creating it makes a megabyte of a forked agent's memory
+private. Tasks, futures, `asyncio.timeout`, `asyncio.Event` and `asyncio.sleep` are asyncio's and work as usual.
+Callbacks run in no particular context: nothing here uses context variables. There are no threads, so nothing is
+thread-safe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
+import os
 import select
-import sys
 import time
 import traceback
 from asyncio import events
@@ -22,6 +24,8 @@ from typing import Any, TypeVar
 Callback = Callable[..., object]
 _T = TypeVar("_T")
 _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
+_LOG = 2
+_REPORT_LIMIT = 4000  # what a pipe that is ready is sure to take
 _TIDY = 256  # timers, above which those that were cancelled long before their time are looked for
 
 
@@ -144,7 +148,7 @@ class Loop:
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        sys.stderr.write(f"{context.get('message')}: {context.get('exception')!r}\n")
+        report(f"{context.get('message')}: {context.get('exception')!r}\n")
 
     # running ---------------------------------------------------------------------------------------------------------
 
@@ -198,7 +202,10 @@ class Loop:
             report()
 
 
-def report() -> None:
-    """A fault of the agent itself, with its traceback, to the log the driver gave it."""
-    sys.stderr.write(traceback.format_exc())
-    sys.stderr.flush()
+def report(message: str = "") -> None:
+    """A fault of the agent itself, with its traceback, to the log the driver gave it: without waiting for whoever reads
+    that, and without minding when nobody does."""
+    text = message or traceback.format_exc()[-_REPORT_LIMIT:]
+    with contextlib.suppress(OSError):
+        if select.select([], [_LOG], [], 0)[1]:
+            os.write(_LOG, text.encode("utf-8", "replace"))

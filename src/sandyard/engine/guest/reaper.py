@@ -1,7 +1,8 @@
-"""The duties of pid 1: every child that ends is waited for, whoever started it, and only the outside can end the agent.
+"""The duties of pid 1: every child that ends is waited for, whoever started it, and only the outside can end the
+agent.
 
-Signals are read from a signalfd, not handled: a record says who sent it, so that a SIGTERM from a process of the sandbox is
-told from one of the engine (whose pid this namespace cannot see, and reads as 0).
+Signals are read from a signalfd, not handled: a record says who sent it, so that a SIGTERM from a process of the
+sandbox is told from one of the engine (whose pid this namespace cannot see, and reads as 0).
 """
 
 from __future__ import annotations

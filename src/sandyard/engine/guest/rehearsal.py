@@ -1,7 +1,8 @@
 """A dry run in the process that agents are forked from.
 
-CPython rewrites the code it runs as it learns what it deals with, and fills caches on first use. Done once here, before the
-fork, a new agent's first command is answered by code that has settled, and writes to fewer pages it shares with the others.
+CPython rewrites the code it runs as it learns what it deals with, and fills caches on first use. Done once here,
+before the fork, a new agent's first command is answered by code that has settled, and writes to fewer pages it shares
+with the others.
 """
 
 from __future__ import annotations

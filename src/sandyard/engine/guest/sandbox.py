@@ -1,7 +1,8 @@
-"""The place an agent serves: its root directory, its accounts, and who and where a request is when it does not say so.
+"""The place an agent serves: its root directory, its accounts, and who and where a request is when it does not say
+so.
 
-Paths of the protocol are absolute in the sandbox ("/home/user/x"). `host` says where such a path is for the agent: the same,
-or below `config.root` when the agent's own root is another one.
+Paths of the protocol are absolute in the sandbox ("/home/user/x"). `host` says where such a path is for the agent:
+the same, or below `config.root` when the agent's own root is another one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Sandbox:
     def __init__(self, config: GuestConfig) -> None:
         self.config = config
         self.defaults = Defaults(config)
-        self.is_root = config.rooted and os.geteuid() == 0
+        self.is_root = config.rooted and config.switch_user and os.geteuid() == 0
         self._root = "" if config.rooted else os.path.realpath(config.root)
         self.accounts = Accounts(self.host("/etc"), owned_by_caller=not self.is_root)
         self._own_proc = f"/proc/{os.getpid()}"
@@ -67,7 +68,8 @@ class Sandbox:
     # where -----------------------------------------------------------------------------------------------------------
 
     def resolve(self, path: str, user: User) -> str:
-        """An absolute path: relative ones and `~` are taken from the user's home, an empty one is the default directory."""
+        """An absolute path: relative ones and `~` are taken from the user's home, an empty one is the default
+        directory."""
         path = path or self.defaults.workdir or ""
         if "\0" in path:
             raise PathError("the path has a NUL byte in it")

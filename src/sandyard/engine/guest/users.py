@@ -1,5 +1,5 @@
-"""The sandbox's accounts, from its own /etc/passwd and /etc/group. Not from `pwd`: that would load the image's NSS modules
-into the agent. Both files are read again when they change."""
+"""The sandbox's accounts, from its own /etc/passwd and /etc/group. Not from `pwd`: that would load the image's NSS
+modules into the agent. Both files are read again when they change."""
 
 from __future__ import annotations
 
@@ -95,20 +95,21 @@ class Accounts:
         self._users, self._names = {}, {}
         for row in self._passwd.rows:
             if len(row) >= 7 and row[2].isdigit() and row[3].isdigit():
-                self._add(row[0], int(row[2]), int(row[3]), row[5] or "/", row[6].strip(), memberships.get(row[0], []))
+                name, gid = row[0], int(row[3])
+                groups = (gid, *(group for group in memberships.get(name, []) if group != gid))
+                self._add(User(name, int(row[2]), gid, row[5] or "/", row[6].strip() or "/bin/sh", groups))
         if self._owned_by_caller:
             self._adopt_caller()
 
-    def _add(self, name: str, uid: int, gid: int, home: str, shell: str, groups: list[int]) -> None:
-        every = (gid, *(group for group in groups if group != gid))
-        self._users.setdefault(name, User(name, uid, gid, home, shell or "/bin/sh", every))
-        self._names.setdefault(uid, name)
+    def _add(self, user: User) -> None:
+        """The first of a name, and the first of a number, is the one."""
+        self._users.setdefault(user.name, user)
+        self._names.setdefault(user.uid, user.name)
 
     def _adopt_caller(self) -> None:
         uid, gid = os.getuid(), os.getgid()
         for name, home in (("user", "/home/user"), ("root", "/root")):
-            if name not in self._users:
-                self._add(name, uid, gid, home, "/bin/bash", [])
+            self._users.setdefault(name, User(name, uid, gid, home, "/bin/bash", (gid,)))
         self._users = {name: User(name, uid, gid, user.home, user.shell, (gid,)) for name, user in self._users.items()}
         self._names = {uid: "user"}
         self._group_names = {gid: "user"}

@@ -8,24 +8,27 @@ from typing import Any, TypeVar
 
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.errors import StuckError, no_such_sandbox
-from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 
 T = TypeVar("T")
 log = get_logger(__name__)
 
+_HARMLESS = frozenset({"condition", "stats", "connect", "init"})  # whenever they end, the sandbox is what it was
+
 
 class Calls:
     """Runs one verb of the driver at a time as a task of its own, so that it can be given up and cancelled from
     elsewhere."""
 
-    def __init__(self, driver: Driver, settings: EngineSettings) -> None:
+    def __init__(self, driver: Driver, deadline: Callable[[str], float]) -> None:
         self.driver = driver
-        self._settings = settings
+        self._deadline = deadline  # seconds, by verb
         self._under_way: dict[str, set[asyncio.Task[Any]]] = {}
-        self._late: dict[asyncio.Task[None], str] = {}
-        self.on_late: Callable[[str], None] = lambda subject: None  # told when a call that was given up has ended
+        self._late: dict[asyncio.Task[None], tuple[str, str]] = {}
+        self.on_late: Callable[[str], None] = lambda subject: (
+            None
+        )  # told when a given up call has ended that may have changed something
 
     async def run(
         self,
@@ -41,7 +44,7 @@ class Calls:
         `if_late` gets its answer); NotFoundError when `interrupt` ended it; kit errors as the driver raised them;
         anything else as SandyardError.
         """
-        deadline = self._settings.deadline(verb)
+        deadline = self._deadline(verb)
         task = asyncio.ensure_future(call)
         tasks = self._under_way.setdefault(subject, set())
         tasks.add(task)
@@ -63,9 +66,9 @@ class Calls:
     async def rest(self, subject: str) -> None:
         """Wait for calls for this sandbox that were given up: the driver may still be at it. StuckError when it goes
         on."""
-        late = [task for task, whose in self._late.items() if whose == subject]
+        late = [task for task, (verb, whose) in self._late.items() if whose == subject and verb not in _HARMLESS]
         if late:
-            _, pending = await asyncio.wait(late, timeout=self._settings.default_deadline_s)
+            _, pending = await asyncio.wait(late, timeout=self._deadline("rest"))
             if pending:
                 raise StuckError(f"The driver is still busy with sandbox '{subject}' and does not come to an end.")
 
@@ -93,11 +96,13 @@ class Calls:
 
         task.cancel()
         late = asyncio.ensure_future(follow())
-        self._late[late] = subject
+        self._late[late] = (verb, subject)
         late.add_done_callback(self._followed)
 
     def _followed(self, late: asyncio.Task[None]) -> None:
-        self.on_late(self._late.pop(late))
+        verb, subject = self._late.pop(late)
+        if verb not in _HARMLESS:
+            self.on_late(subject)
         if not late.cancelled() and late.exception() is not None:
             log.error("late_answer_not_undone", exc=late.exception())
 

@@ -28,6 +28,8 @@ from sandyard.kit.errors import ConflictError, FullError, SandyardError
 from sandyard.kit.ids import random_secret
 from sandyard.kit.secret import Secret
 
+_DEFAULT_POLICY = NetworkPolicy()
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -72,6 +74,20 @@ class Creation:
             disk_mb=template.disk_mb or default.disk_mb,
         )
 
+    def claim(self, request: CreateSandbox, template: Template) -> Sandbox | None:
+        """A sandbox from the pool, when there is one that fits as it is. Nothing to wait for: one write, and it is the
+        client's."""
+        if request.env or request.network.policy != _DEFAULT_POLICY:
+            return None
+        own = self.limits_of(template)
+        if request.limits is not None and request.limits != own:
+            return None
+        self._capacity.check(self._ledger.registry.running + self.under_way)
+        handle = self._pool.claim(template, own)
+        if handle is None:
+            return None
+        return self._record(self._described_by(request, template, own, handle), "The sandbox was created")
+
     async def create(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
     ) -> Sandbox:
@@ -80,36 +96,39 @@ class Creation:
         limits = request.limits or own
         with self._room(template.snapshots):
             made = await self._make(template, limits, request.network.policy, poolable=limits == own)
-            env = {**template.env, **request.env}
-            now = self._ledger.clock.now()
-            record = Sandbox(
-                id=made.handle.id,
-                template_id=template.id,
-                alias=template.aliases[0] if template.aliases else None,
-                name=request.template,
-                state=State.RUNNING,
-                handle=made.handle,
-                layers=template.layers,
-                snapshots=template.snapshots,
-                limits=limits,
-                network=request.network,
-                created_at=now,
-                started_at=now,
-                ends_at=now + request.timeout_s,
-                timeout_s=request.timeout_s,
-                metadata=request.metadata,
-                env=env,
-                defaults=template.defaults,
-                secure=request.secure,
-                access_token=random_secret() if request.secure else None,
-                traffic_token=None if request.public_traffic else random_secret(),
-                on_timeout=request.on_timeout,
-                auto_pause_memory=request.auto_pause_memory,
-                auto_resume=request.auto_resume,
-                volume_mounts=request.volume_mounts,
-                extra=request.extra,
-            )
-            return await self._begin(record, "The sandbox was created", told=made.told and not request.env, key=key)
+            record = self._described_by(request, template, limits, made.handle)
+            told = made.told and not request.env
+            return await self._begin(record, "The sandbox was created", told=told, key=key)
+
+    def _described_by(self, request: CreateSandbox, template: Template, limits: Limits, handle: Handle) -> Sandbox:
+        now = self._ledger.clock.now()
+        return Sandbox(
+            id=handle.id,
+            template_id=template.id,
+            alias=template.aliases[0] if template.aliases else None,
+            name=request.template,
+            state=State.RUNNING,
+            handle=handle,
+            layers=template.layers,
+            snapshots=template.snapshots,
+            limits=limits,
+            network=request.network,
+            created_at=now,
+            started_at=now,
+            ends_at=now + request.timeout_s,
+            timeout_s=request.timeout_s,
+            metadata=request.metadata,
+            env={**template.env, **request.env},
+            defaults=template.defaults,
+            secure=request.secure,
+            access_token=random_secret() if request.secure else None,
+            traffic_token=None if request.public_traffic else random_secret(),
+            on_timeout=request.on_timeout,
+            auto_pause_memory=request.auto_pause_memory,
+            auto_resume=request.auto_resume,
+            volume_mounts=request.volume_mounts,
+            extra=request.extra,
+        )
 
     async def fork(self, entry: Entry, count: int, timeout_s: float) -> list[Forked]:
         """Copies of a running sandbox, all of the same instant."""
@@ -210,7 +229,7 @@ class Creation:
         )
 
     async def _make(self, template: Template, limits: Limits, policy: NetworkPolicy, *, poolable: bool) -> Made:
-        if poolable and policy == NetworkPolicy():
+        if poolable and policy == _DEFAULT_POLICY:
             handle = self._pool.claim(template, limits)
             if handle is not None:
                 return Made(handle, told=True)
@@ -236,13 +255,20 @@ class Creation:
     async def _begin(
         self, record: Sandbox, event: str, *, told: bool, key: tuple[str, str, bytes] | None = None
     ) -> Sandbox:
-        """The last steps, common to all: settings into the agent, the row, and everything that accompanies a living
-        sandbox."""
+        """The last steps, common to all: settings into the agent, then the record."""
         try:
             if not told:
-                await guest.initialise(self._calls, record.handle, record.env, record.defaults)
+                await guest.initialise(self._calls, record.handle, record.template_id, record.env, record.defaults)
                 now = self._ledger.clock.now()
                 record = replace(record, created_at=now, started_at=now, ends_at=now + record.timeout_s)
+        except BaseException:
+            self._undertaker.discard(record.handle)
+            raise
+        return self._record(record, event, key)
+
+    def _record(self, record: Sandbox, event: str, key: tuple[str, str, bytes] | None = None) -> Sandbox:
+        """The row, and everything that accompanies a living sandbox."""
+        try:
             entry = self._ledger.insert(record, event, key=key)
         except BaseException:
             self._undertaker.discard(record.handle)

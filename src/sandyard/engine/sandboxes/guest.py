@@ -15,19 +15,16 @@ from sandyard.kit.errors import UnreachableError
 MAX_ANSWER = 64 * 1024  # the agent runs beside hostile code: its answers are read with a bound
 
 
-def needs_init(env: Mapping[str, str], defaults: Defaults) -> bool:
-    """A fresh agent already has no variables and the default user; then there is nothing to say."""
-    return bool(env) or defaults != Defaults()
+async def initialise(
+    calls: Calls, handle: Handle, template_id: str, env: Mapping[str, str], defaults: Defaults
+) -> None:
+    """Tell the agent of a fresh sandbox who it is, its variables, user and directory."""
+    identity = {"E2B_SANDBOX_ID": handle.id, "E2B_TEMPLATE_ID": template_id}
 
+    async def tell() -> None:
+        await init(await calls.driver.connect(handle, AGENT_PORT), {**identity, **env}, defaults)
 
-async def initialise(calls: Calls, handle: Handle, env: Mapping[str, str], defaults: Defaults) -> None:
-    """Tell the agent of a fresh sandbox its variables, user and directory, if there is anything to tell."""
-    if needs_init(env, defaults):
-
-        async def tell() -> None:
-            await init(await calls.driver.connect(handle, AGENT_PORT), env, defaults)
-
-        await calls.run("init", handle.id, tell())
+    await calls.run("init", handle.id, tell())
 
 
 async def init(connection: socket.socket, env: Mapping[str, str], defaults: Defaults) -> None:

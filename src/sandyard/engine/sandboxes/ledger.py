@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sandyard.engine.sandboxes.errors import no_such_sandbox
 from sandyard.engine.sandboxes.logs import SandboxLogs
 from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
 from sandyard.engine.sandboxes.registry import Entry, Registry
@@ -12,6 +13,7 @@ from sandyard.engine.sandboxes.repository import KeyUse, SandboxRepository
 from sandyard.engine.sandboxes.timers import Timers
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import Clock
+from sandyard.kit.errors import NoSpaceError
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -22,7 +24,7 @@ Listener = Callable[[str, str], None]
 class Ledger:
     """Synchronous: a change is committed when the call returns, and nothing else ran in between.
 
-    When the database refuses (disk full), nothing has changed anywhere and the error is raised.
+    When the database refuses (disk full), nothing has changed anywhere and the error is raised, except for `remove`.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Ledger:
         self.timers = Timers(clock, due)
         self.suspend_after_s: float | None = None
         self._listeners: list[Listener] = []
+        self._unwritten: dict[str, tuple[str, LogLevel]] = {}
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -74,8 +77,10 @@ class Ledger:
     def change(
         self, entry: Entry, event: str | None = None, /, *, level: LogLevel = LogLevel.INFO, **changes: Any
     ) -> Sandbox:
-        """Change fields of the newest record. `event`, a sentence, goes to the sandbox's log in the same
-        transaction."""
+        """Change fields of the newest record. `event`, a sentence, goes to the sandbox's log in the same transaction.
+        NotFoundError when it was killed meanwhile."""
+        if entry.gone is not None:
+            raise no_such_sandbox(entry.id)
         before = entry.record
         record = self.registry.change(entry, **changes)
         try:
@@ -92,16 +97,34 @@ class Ledger:
         return record
 
     def remove(self, entry: Entry, event: str, *, reason: str, level: LogLevel = LogLevel.INFO) -> None:
-        """The sandbox is gone for every client from here on. `reason` is what listeners are told."""
-        with self._database.transaction():
-            self._repository.delete(entry.id)
-            self.logs.append(entry.id, level, event)
+        """The sandbox is gone for every client from here on. `reason` is what listeners are told.
+
+        A full disk does not hinder it, or nothing could be removed to make room: the row then goes with `catch_up`.
+        Should the engine end before that, the next one finds a record without a sandbox and removes it.
+        """
+        try:
+            self._erase(entry.id, event, level)
+        except NoSpaceError:
+            self._unwritten[entry.id] = (event, level)
+            log.warning("sandbox_row_left", sandbox=entry.id, reason="no space left for the database")
         self.registry.remove(entry, event)
         self.timers.drop(entry.id)
         if entry.watch is not None:
             entry.watch.cancel()
         log.info("sandbox_removed", sandbox=entry.id, what=event)
         self.interrupted(entry.id, reason)
+
+    def catch_up(self) -> None:
+        """Write what a full disk did not take."""
+        for sandbox_id, (event, level) in tuple(self._unwritten.items()):
+            self._erase(sandbox_id, event, level)
+            del self._unwritten[sandbox_id]
+
+    def _erase(self, sandbox_id: str, event: str, level: LogLevel) -> None:
+        with self._database.transaction():
+            self._repository.delete(sandbox_id)
+            self.logs.append(sandbox_id, level, event)
+            self.logs.end(sandbox_id)
 
     def interrupted(self, sandbox_id: str, reason: str) -> None:
         for listener in self._listeners:

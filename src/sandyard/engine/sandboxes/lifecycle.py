@@ -206,8 +206,9 @@ class Lifecycle:
                 await self._due(entry)
         except SandyardError as error:
             if entry.gone is None:
-                self._ledger.rearm(entry, self._now + RETRY_S)
-                log.warning("sandbox_expiry_failed", sandbox=entry.id, reason=error.message, retry_s=RETRY_S)
+                delay = RETRY_S if entry.record.running else self._ledger.suspend_after_s or RETRY_S
+                self._ledger.rearm(entry, self._now + delay)
+                log.warning("sandbox_expiry_failed", sandbox=entry.id, reason=error.message, retry_s=delay)
 
     async def _due(self, entry: Entry) -> None:
         if entry.gone is not None:

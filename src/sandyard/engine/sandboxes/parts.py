@@ -31,7 +31,7 @@ from sandyard.kit.tasks import TaskSet
 log = get_logger(__name__)
 
 TIDY_S = 2.0
-FORGET_S = 60.0
+BACKGROUND_S = 1.0  # removals that take longer are the next engine's
 
 
 class Parts:
@@ -49,11 +49,12 @@ class Parts:
         self._settings = settings
         self._clock = clock or SystemClock()
         self.tasks = TaskSet("verbs")
+        self.background = TaskSet("background")
         self.loops = TaskSet("loops")
         self.registry = Registry()
         self.repository = SandboxRepository(database)
         self.logs = SandboxLogs(database, self._clock, kept=settings.logs_kept, retention_s=settings.logs_retention_s)
-        self.calls = Calls(driver, settings)
+        self.calls = Calls(driver, settings.deadline)
         self.ledger = Ledger(
             database=database,
             repository=self.repository,
@@ -62,7 +63,9 @@ class Parts:
             clock=self._clock,
             due=self._due,
         )
-        self.undertaker = Undertaker(self.ledger, self.calls, self.tasks.spawn, patience_s=settings.kill_patience_s)
+        self.undertaker = Undertaker(
+            self.ledger, self.calls, self.background.spawn, patience_s=settings.kill_patience_s
+        )
         self.capacity = Capacity(settings, disks if disks is not None else (settings.data_dir,))
         self.sampler = Sampler(
             self.calls,
@@ -71,8 +74,8 @@ class Parts:
             interval_s=settings.metrics_interval_s,
             kept=settings.metrics_kept,
         )
-        self.snapshots = Snapshots(database, self.calls, self.tasks.spawn, self._users)
-        self.reconciler = Reconciler(self.ledger, self.calls, self.undertaker, self.tasks.spawn)
+        self.snapshots = Snapshots(database, self.calls, self.background.spawn, self._users)
+        self.reconciler = Reconciler(self.ledger, self.calls, self.undertaker, self.background.spawn)
         self.lifecycle = Lifecycle(
             ledger=self.ledger,
             calls=self.calls,
@@ -109,10 +112,10 @@ class Parts:
             snapshots=self.snapshots,
             reconciler=self.reconciler,
             undertaker=self.undertaker,
-            spawn=self.tasks.spawn,
+            spawn=self.background.spawn,
             boot_id=boot_id or read_boot_id(),
         )
-        self.undertaker.on_removed(lambda record: self.snapshots.collect())
+        self.undertaker.on_removed(lambda record: self._tidy_up())
         self.reconciler.on_boot = self.sampler.soon
         self.calls.on_late = self._late
         self._closed = False
@@ -131,6 +134,7 @@ class Parts:
         await self.loops.cancel()
         if not await self.tasks.wait(patience_s):
             log.warning("verbs_abandoned", verbs=len(self.tasks))
+        await self.background.wait(BACKGROUND_S)
         await self.abandon()
         await self.pool.close()
         try:
@@ -142,6 +146,7 @@ class Parts:
         """Stop everything where it stands."""
         await self.loops.cancel()
         await self.tasks.cancel()
+        await self.background.cancel()
         self.calls.abandon()
         for entry in self.registry:
             if entry.watch is not None:
@@ -162,25 +167,31 @@ class Parts:
     def _due(self, sandbox_id: str) -> None:
         entry = self.registry.find(sandbox_id)
         if entry is not None:
-            self.tasks.spawn(self.lifecycle.due(entry))
+            self.background.spawn(self.lifecycle.due(entry))
 
     async def _upkeep(self, prewarmed: Callable[[], Template | None]) -> None:
-        forgot_at = self._clock.now()
         while True:
             if self._settings.pool_size:
                 template = prewarmed()
                 if template is not None:
                     self.pool.want(template, self.creation.limits_of(template))
                 self.pool.tidy()
-            if self._clock.now() - forgot_at > FORGET_S:
-                forgot_at = self._clock.now()
-                self._forget(forgot_at)
+            self._tidy_up()
+            self._forget()
             await self._clock.sleep(TIDY_S)
 
-    def _forget(self, now: float) -> None:
+    def _tidy_up(self) -> None:
+        """What may have become possible: rows that a full disk did not let go, snapshots that nothing needs any
+        more."""
+        try:
+            self.ledger.catch_up()
+            self.snapshots.collect()
+        except SandyardError as error:
+            log.warning("upkeep_failed", reason=error.message)
+
+    def _forget(self) -> None:
         try:
             self.logs.forget()
-            self.repository.forget_keys(now - self._settings.idempotency_retention_s)
-            self.snapshots.collect()
+            self.repository.forget_keys(self._clock.now() - self._settings.idempotency_retention_s)
         except SandyardError as error:
             log.warning("upkeep_failed", reason=error.message)

@@ -121,9 +121,14 @@ class Pool:
                 watch.cancel()
             shelf.watches.clear()
             shelf.ready.clear()
-        kills = (self._calls.run("kill", handle.id, self._calls.driver.kill(handle)) for handle in handles)
-        await asyncio.gather(*kills, return_exceptions=True)
+        await asyncio.gather(*map(self._give_one_back, handles))
         return len(handles)
+
+    async def _give_one_back(self, handle: Handle) -> None:
+        try:
+            await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
+        except SandyardError:
+            self._undertaker.discard(handle)
 
     def drain(self) -> int:
         """Give everything back, in the background. How many there were."""
@@ -164,10 +169,12 @@ class Pool:
         self._shelves.clear()
 
     def _neediest(self) -> Shelf | None:
+        shelf = min(self._shelves.values(), key=lambda shelf: len(shelf.ready), default=None)
+        if shelf is None or len(shelf.ready) >= self._size:
+            return None
         if self._taken() + self.ready >= self._room or self._capacity.memory_low(MEMORY_MARGIN):
             return None
-        shelf = min(self._shelves.values(), key=lambda shelf: len(shelf.ready), default=None)
-        return shelf if shelf is not None and len(shelf.ready) < self._size else None
+        return shelf
 
     async def _add(self, shelf: Shelf) -> None:
         spec = Spec(new_sandbox_id(), shelf.template.layers, shelf.limits, NetworkPolicy())
@@ -177,7 +184,7 @@ class Pool:
 
         handle = await self._calls.run("create", spec.id, self._calls.driver.create(spec), if_late=discard)
         try:
-            await guest.initialise(self._calls, handle, shelf.template.env, shelf.template.defaults)
+            await guest.initialise(self._calls, handle, shelf.template.id, shelf.template.env, shelf.template.defaults)
         except BaseException:
             self._undertaker.discard(handle)
             raise

@@ -7,6 +7,7 @@ the record then says so.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -51,6 +52,7 @@ class Reconciler:
         self._calls = calls
         self._undertaker = undertaker
         self._spawn = spawn
+        self._doubted: dict[str, asyncio.Event] = {}
         self.on_boot: Callable[[Entry], None] = lambda entry: None
 
     @property
@@ -68,10 +70,16 @@ class Reconciler:
             raise
 
     def doubt(self, entry: Entry) -> None:
-        """Its condition is not known any more."""
-        if entry.gone is None:
-            entry.suspect += 1
-            self._spawn(self._inspect_until_known(entry))
+        """Its condition is not known any more. One task at a time finds it out; a new doubt makes it look again at
+        once."""
+        if entry.gone is not None:
+            return
+        entry.suspect += 1
+        doubted = self._doubted.get(entry.id)
+        if doubted is None:
+            doubted = self._doubted[entry.id] = asyncio.Event()
+            self._spawn(self._inspect_until_known(entry, doubted))
+        doubted.set()
 
     async def inspect(self, entry: Entry) -> None:
         """Ask the driver and settle. The caller holds the lock. StuckError when the driver does not say."""
@@ -83,18 +91,29 @@ class Reconciler:
             if entry.suspect == seen:  # else a call that had been given up came to an end meanwhile
                 entry.suspect = 0
 
-    async def _inspect_until_known(self, entry: Entry) -> None:
+    async def _inspect_until_known(self, entry: Entry, doubted: asyncio.Event) -> None:
         delay = 0.0
-        while entry.suspect and entry.gone is None:
-            await self._ledger.clock.sleep(delay)
-            async with entry.lock:
-                if not entry.suspect or entry.gone is not None:
-                    return
-                try:
-                    await self.inspect(entry)
-                except SandyardError as error:
-                    delay = min(LAST_RETRY_S, max(FIRST_RETRY_S, 2 * delay))
-                    log.warning("sandbox_condition_unknown", sandbox=entry.id, reason=error.message, retry_s=delay)
+        try:
+            while entry.suspect and entry.gone is None:
+                await self._either(doubted, delay)
+                async with entry.lock:
+                    try:
+                        await self.inspect(entry)
+                    except SandyardError as error:
+                        delay = min(LAST_RETRY_S, max(FIRST_RETRY_S, 2 * delay))
+                        log.warning("sandbox_condition_unknown", sandbox=entry.id, reason=error.message, retry_s=delay)
+        finally:
+            del self._doubted[entry.id]
+
+    async def _either(self, doubted: asyncio.Event, delay: float) -> None:
+        """Wait for a new doubt, at most for `delay` seconds."""
+        waits = {asyncio.ensure_future(doubted.wait()), asyncio.ensure_future(self._ledger.clock.sleep(delay))}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        doubted.clear()
 
     async def settle(self, entry: Entry, observed: Condition, lost: str) -> None:
         """Make record and host agree. `lost` says why processes are gone, if they are. Raises when the driver fails
@@ -217,7 +236,7 @@ class Reconciler:
             "boot", entry.id, self._driver.boot(record.handle, record.spec), if_late=stop_late
         )
         try:
-            await guest.initialise(self._calls, handle, record.env, record.defaults)
+            await guest.initialise(self._calls, handle, record.template_id, record.env, record.defaults)
         except SandyardError:
             await self._calls.run("stop", entry.id, self._driver.stop(handle))
             raise

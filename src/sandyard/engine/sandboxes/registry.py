@@ -66,8 +66,7 @@ class Registry:
         """Give the entry a new record: its newest one with `changes`."""
         before = entry.record
         entry.record = replace(before, **changes)
-        if entry.gone is None:
-            self.running += entry.record.running - before.running
+        self.running += entry.record.running - before.running
         return entry.record
 
     def remove(self, entry: Entry, reason: str) -> None:
@@ -118,7 +117,7 @@ def _matches(record: Sandbox, query: SandboxQuery) -> bool:
     return (
         record.state in query.states
         and (query.template is None or query.template in {record.template_id, record.alias, record.name})
-        and (query.started_after is None or record.started_at > query.started_after)
+        and (query.started_after is None or round(record.started_at, 6) >= query.started_after)
         and (query.started_before is None or record.started_at < query.started_before)
         and all(record.metadata.get(key) == value for key, value in query.metadata.items())
     )

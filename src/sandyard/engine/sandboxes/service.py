@@ -90,6 +90,9 @@ class Sandboxes:
         if request.idempotency_key is not None:
             return await self._create_once(request, (request.owner, request.idempotency_key))
         template = self.resolve_template(request.template)
+        ready = self._parts.creation.claim(request, template)
+        if ready is not None:
+            return ready
         return await self._parts.tasks.finish(self._parts.creation.create(request, template))
 
     async def _create_once(self, request: CreateSandbox, key: tuple[str, str]) -> Sandbox:

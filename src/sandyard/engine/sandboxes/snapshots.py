@@ -54,6 +54,7 @@ class Snapshots:
         self._live: dict[str, Snapshot] = {}
         self._doomed: dict[str, Snapshot] = {}
         self._removing: set[str] = set()
+        self._unrecorded: set[str] = set()
         self.held: dict[str, int] = {}  # ids on which a sandbox is just being made
 
     def load(self) -> None:
@@ -144,18 +145,18 @@ class Snapshots:
 
     def collect(self) -> None:
         """Have the driver remove the files of deleted snapshots that nothing needs any more, in the background."""
-        for snapshot in self._unused():
-            if snapshot.id not in self._removing:
-                self._removing.add(snapshot.id)
-                self._spawn(self._remove(snapshot.id))
+        for snapshot_id in [*(snapshot.id for snapshot in self._unused()), *self._unrecorded]:
+            if snapshot_id not in self._removing:
+                self._removing.add(snapshot_id)
+                self._spawn(self._remove(snapshot_id))
 
     def stands_on(self, layer: str) -> bool:
         return any(layer in snapshot.layers for kept in (self._live, self._doomed) for snapshot in kept.values())
 
     def discard(self, snapshot_id: str) -> None:
         """Remove the files of a snapshot that got no record."""
-        self._removing.add(snapshot_id)
-        self._spawn(self._remove(snapshot_id))
+        self._unrecorded.add(snapshot_id)
+        self.collect()
 
     async def _remove(self, snapshot_id: str) -> None:
         try:
@@ -163,6 +164,7 @@ class Snapshots:
         except SandyardError as error:  # tried again with the next `collect`, and swept at the next start
             log.warning("snapshot_removal_failed", snapshot=snapshot_id, reason=error.message)
         else:
+            self._unrecorded.discard(snapshot_id)
             self._forget(snapshot_id)
             log.info("snapshot_removed", snapshot=snapshot_id)
         finally:

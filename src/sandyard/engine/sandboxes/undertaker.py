@@ -59,7 +59,7 @@ class Undertaker:
         try:
             await self._calls.run("kill", entry.id, self._calls.driver.kill(entry.record.handle))
         except SandyardError as error:
-            self._spawn(self._bury_later(entry.record))
+            self._spawn(self._bury_later(entry.record.handle, entry.record))
             raise BusyError(
                 f"Sandbox '{entry.id}' is gone for its users, but the driver could not remove it yet; "
                 f"the engine goes on trying. {error.message}"
@@ -72,13 +72,7 @@ class Undertaker:
     def discard(self, handle: Handle) -> None:
         """Remove a sandbox that never got a record."""
 
-        async def kill() -> None:
-            try:
-                await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
-            except SandyardError as error:
-                log.warning("unused_sandbox_left", sandbox=handle.id, reason=error.message)
-
-        self._spawn(kill())
+        self._spawn(self._bury_later(handle, None))
 
     def watch(self, entry: Entry) -> None:
         """Notice it when this running or frozen sandbox ends by itself."""
@@ -101,18 +95,22 @@ class Undertaker:
                 self._calls.interrupt(entry.id)
         return False
 
-    async def _bury_later(self, record: Sandbox) -> None:
+    async def _bury_later(self, handle: Handle, record: Sandbox | None) -> None:
+        """Until it is done. One that had a record was tried before, so that the first try waits."""
         delay = FIRST_RETRY_S
-        while True:
+        if record is not None:
             await self._ledger.clock.sleep(delay)
+        while True:
             try:
-                await self._calls.run("kill", record.id, self._calls.driver.kill(record.handle))
+                await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
             except SandyardError as error:
+                log.warning("sandbox_removal_failed", sandbox=handle.id, reason=error.message, retry_s=delay)
+                await self._ledger.clock.sleep(delay)
                 delay = min(2 * delay, LAST_RETRY_S)
-                log.warning("sandbox_removal_failed", sandbox=record.id, reason=error.message, retry_s=delay)
             else:
-                self._buried(record)
-                return
+                break
+        if record is not None:
+            self._buried(record)
 
     def _buried(self, record: Sandbox) -> None:
         self._dying.pop(record.id, None)
@@ -130,8 +128,14 @@ class Undertaker:
             if condition not in _ALIVE:
                 break
             await self._ledger.clock.sleep(FIRST_RETRY_S)  # believe what is seen now over what was said before
-        entry.watch = None
-        self._died(entry, reason, condition)
+        while True:
+            try:
+                self._died(entry, reason, condition)
+            except SandyardError as error:
+                log.warning("sandbox_end_not_recorded", sandbox=entry.id, reason=error.message)
+                await self._ledger.clock.sleep(LAST_RETRY_S)
+            else:
+                return
 
     async def _look(self, entry: Entry) -> Condition:
         """Its condition, however often the driver has to be asked for it."""
@@ -147,6 +151,7 @@ class Undertaker:
     def _died(self, entry: Entry, reason: str, condition: Condition) -> None:
         if entry.gone is not None:
             return
+        entry.watch = None  # or it would be cancelled with the rest, while it does this
         if not entry.record.running and condition is Condition.STOPPED:
             self._ledger.change(
                 entry,

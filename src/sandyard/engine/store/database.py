@@ -148,9 +148,13 @@ class Database:
             raise SandyardError(
                 f"The database {self._path} was made by a newer engine (schema {done}, known here: {len(STEPS)})."
             )
-        for number in range(done, len(STEPS)):
-            # one script, so that a crash half-way leaves the step undone and not half done
-            connection.executescript(f"BEGIN IMMEDIATE;{STEPS[number]}PRAGMA user_version = {number + 1};COMMIT;")
+        if done < len(STEPS):
+            with self.transaction():  # a crash half-way leaves the old schema; another process that upgrades too waits
+                done = int(connection.execute("PRAGMA user_version").fetchone()[0])
+                for step in STEPS[done:]:
+                    for statement in _statements(step):
+                        connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {len(STEPS)}")
 
     def _flush_loop(self) -> None:
         while not self._stopping:
@@ -182,6 +186,16 @@ class Database:
                 if connection is not None:
                     connection.close()
             self._flusher = self._connection = None
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One by one: `executescript` would commit what is open."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
 
 
 def _connect(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:

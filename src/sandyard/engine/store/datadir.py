@@ -5,9 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from sandyard.kit.errors import ConflictError, NoSpaceError, SandyardError
+
+PATIENCE_S = (
+    0.5  # an engine that was just killed, or a child of it that is just being started, may hold on for a moment
+)
 
 
 class DataDir:
@@ -47,19 +52,31 @@ class DataDir:
         self.prepare()
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            self._take(fd)
+        except BaseException:
             os.close(fd)
-            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-                raise SandyardError(f"The data directory {self.path} cannot be locked: {error.strerror}.") from error
-            raise ConflictError(
-                f"The data directory {self.path} is in use by another engine (process {holder}). "
-                "Stop that one, or give this one another --data-dir."
-            ) from error
+            raise
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
+
+    def _take(self, fd: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+                    raise SandyardError(f"{self.path} cannot be locked: {error.strerror}.") from error
+                if time.monotonic() > deadline:
+                    holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+                    raise ConflictError(
+                        f"The data directory {self.path} is in use by another engine (process {holder}). "
+                        "Stop that one, or give this one another --data-dir."
+                    ) from None
+                time.sleep(0.02)
+            else:
+                return
 
     def unlock(self) -> None:
         """Idempotent."""

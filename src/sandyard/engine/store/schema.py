@@ -65,4 +65,12 @@ STEPS: tuple[str, ...] = (
         created_at REAL NOT NULL
     ) WITHOUT ROWID;
     """,
+    """
+    -- sandboxes whose logs are still kept, so that old ones are found without looking at every entry
+    CREATE TABLE ended (sandbox_id TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
+    CREATE INDEX ended_by_time ON ended (at);
+    INSERT INTO ended SELECT sandbox_id, max(at) FROM logs WHERE sandbox_id NOT IN (SELECT id FROM sandboxes)
+        GROUP BY sandbox_id;
+    CREATE INDEX idempotency_by_time ON idempotency (created_at);
+    """,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).parents[4] / "src"
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Agent:
@@ -55,11 +54,7 @@ class Agent:
         return sock
 
     def stop(self) -> None:
-        for pid in [process["pid"] for process in self.client().call("process.Process/List")["processes"]]:
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+        """End it, and with it everything it started."""
         self.process.terminate()
         assert self.process.wait(PATIENCE) == 0, "the agent did not end well"
 

@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from .client import SOURCE, Agent, Client
+from .client import Agent, Client
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +57,26 @@ def home(agent: Agent, root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def init_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+def init_agent() -> Iterator[Agent]:
     """An agent as a sandbox has it: root, pid 1 of a pid namespace, with accounts of its own. The files are the host's."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare(1)")
-    place = tmp_path_factory.mktemp("init")
-    for folder in (place, *place.parents):
-        if folder.owner() == "root" and folder.stat().st_mode & 0o077 == 0:
-            folder.chmod(0o711)  # pytest's directories are private, and the user has to get to the home in there
-    home = place / "home"
-    home.mkdir()
-    os.chown(home, 1000, 1000)
-    accounts = f"root:x:0:0::/root:/bin/bash\nuser:x:1000:1000::{home}:/bin/bash\nother:x:1001:1001::/:/bin/sh\n"
-    (place / "passwd").write_text(accounts)
-    (place / "group").write_text("root:x:0:\nuser:x:1000:\nstaff:x:2000:user,other\n")
-    script = f"mount --bind {place}/passwd /etc/passwd && mount --bind {place}/group /etc/group && exec " + " ".join(
-        [sys.executable, "-m", "sandyard.engine.guest", "--socket", str(place / "agent.sock")]
-    )
-    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
-    if subprocess.run([*unshare[:-1], "true"], capture_output=True, env={"PYTHONPATH": str(SOURCE)}).returncode:
-        pytest.skip("no namespaces here")
-    agent = Agent(str(place / "agent.sock"), unshare)
-    yield agent
-    agent.process.kill()
-    agent.process.wait()
+    # Not pytest's directory: that one is private, and the user has to get to the home in here.
+    with tempfile.TemporaryDirectory(prefix="guest-init-") as name:
+        place = Path(name)
+        place.chmod(0o711)
+        home = place / "home"
+        home.mkdir()
+        os.chown(home, 1000, 1000)
+        accounts = f"root:x:0:0::/root:/bin/bash\nuser:x:1000:1000::{home}:/bin/bash\nother:x:1001:1001::/:/bin/sh\n"
+        (place / "passwd").write_text(accounts)
+        (place / "group").write_text("root:x:0:\nuser:x:1000:\nstaff:x:2000:user,other\n")
+        command = [sys.executable, "-m", "sandyard.engine.guest", "--socket", str(place / "agent.sock")]
+        bind = f"mount --bind {place}/passwd /etc/passwd && mount --bind {place}/group /etc/group"
+        unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
+        if subprocess.run([*unshare, bind], capture_output=True).returncode:
+            pytest.skip("no namespaces here")
+        agent = Agent(str(place / "agent.sock"), [*unshare, f"{bind} && exec {' '.join(command)}"])
+        yield agent
+        agent.process.kill()
+        agent.process.wait()

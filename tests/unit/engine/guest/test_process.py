@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .client import Client, RpcFailure, envelope
+from .client import Agent, Client, RpcFailure, envelope
 
 Dial = Callable[[], Client]
 
@@ -405,3 +405,12 @@ def test_a_thousand_processes(dial: Dial) -> None:
         control.call("process.Process/SendSignal", {"process": {"tag": f"many-{number}"}, "signal": "SIGNAL_SIGKILL"})
     assert control.call("process.Process/List")["processes"] == []
     eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before, "descriptors leak")
+
+
+def test_an_agent_of_its_own_takes_everything_with_it(tmp_path: Path) -> None:
+    agent = Agent.on_host(tmp_path / "agent.sock", tmp_path / "root")
+    run = agent.client().start("/bin/sh", "-c", "setsid sleep 100 & (sleep 100 &); echo $!; sleep 100")
+    run.until("stdout", b"\n")
+    pids = [run.pid, int(run.stdout)]
+    agent.stop()
+    eventually(lambda: not any(alive(pid) for pid in pids), "somebody survived the agent")

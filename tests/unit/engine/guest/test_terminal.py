@@ -40,13 +40,14 @@ def test_a_shell_on_a_terminal(dial: Dial) -> None:
 
 
 def test_control_characters_reach_the_foreground(dial: Dial) -> None:
-    run = terminal(dial(), "/bin/bash", "--norc", "-i", process={"envs": {"PS1": "> "}})
+    run = terminal(dial(), "/bin/bash", "--norc", "-i", process={"envs": {"PS1": "> ", "TERM": "dumb"}})
     control = dial()
     run.until("pty", b"> ")
-    type_in(control, run.pid, "sleep 100; echo code-$?\n")
+    script = "trap 'echo cau''ght; exit' INT; echo run''ning; while :; do sleep 0.05; done"
+    type_in(control, run.pid, f'sh -c "{script}"\n')
+    run.until("pty", b"running\r\n")
     type_in(control, run.pid, "\x03")
-    type_in(control, run.pid, "echo after\n")
-    run.until("pty", b"after\r\n")
+    run.until("pty", b"caught\r\n> ")
     type_in(control, run.pid, "\x04")
     assert run.finish().end is not None
 

@@ -126,7 +126,8 @@ def _precondition(request: Request, modified: int) -> int | None:
 
 
 def _range(request: Request, size: int, modified: int) -> tuple[int, int] | None:
-    """(offset, count) of a single requested range; a count of 0 when it lies outside. Several ranges get the whole file."""
+    """(offset, count) of a single requested range; a count of 0 when it lies outside. Several ranges get the whole
+    file."""
     match = _RANGE.fullmatch(request.headers.get("range", ""))
     if match is None or match.group() == "bytes=-":
         return None

@@ -72,9 +72,9 @@ def decoded(body: Body, headers: Mapping[str, str]) -> Source:
 
 
 def preferred(headers: Mapping[str, str], *, whole: bool = True) -> str:
-    """The coding for a response: gzip only for a whole file, and only for a client that asks for nothing else or likes it
-    better than none. Others list it because their library can undo it, and would just wait longer for their file.
-    HttpError 406 when nothing will do."""
+    """The coding for a response: gzip only for a whole file, and only for a client that asks for nothing else or
+    likes it better than none. Others list it because their library can undo it, and would just wait longer for their
+    file. HttpError 406 when nothing will do."""
     qualities = _qualities(headers.get("accept-encoding", ""))
     others = qualities.get("*")
     gzip = qualities.get(GZIP, others or 0.0)

@@ -12,6 +12,7 @@ from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.wire import protojson
 
 _FILE, _DIRECTORY, _UNSPECIFIED = "FILE_TYPE_FILE", "FILE_TYPE_DIRECTORY", "FILE_TYPE_UNSPECIFIED"
+_DIRECTORY_SIZE = 4096  # where the file system (btrfs) says that an empty one has none
 
 
 def describe(sandbox: Sandbox, path: str) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict
         "name": protojson.printable(posixpath.basename(path.rstrip("/")) or "/"),
         "type": kind,
         "path": protojson.printable(path),
-        "size": str(status.st_size),
+        "size": str(status.st_size or (_DIRECTORY_SIZE if kind == _DIRECTORY else 0)),
         "mode": bits,
         "permissions": permissions(mode),
         "owner": sandbox.accounts.user_name(status.st_uid),

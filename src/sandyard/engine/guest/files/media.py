@@ -10,7 +10,8 @@ _BY_EXTENSION = {
     "md": "text/markdown" + _TEXT, "mjs": "text/javascript" + _TEXT, "mp3": "audio/mpeg", "mp4": "video/mp4",
     "pdf": "application/pdf", "png": "image/png", "py": "text/x-python" + _TEXT, "svg": "image/svg+xml",
     "tar": "application/x-tar", "txt": "text/plain" + _TEXT, "wasm": "application/wasm", "wav": "audio/x-wav",
-    "webm": "video/webm", "webp": "image/webp", "woff2": "font/woff2", "xml": "text/xml" + _TEXT, "zip": "application/zip",
+    "webm": "video/webm", "webp": "image/webp", "woff2": "font/woff2", "xml": "text/xml" + _TEXT,
+    "zip": "application/zip",
 }  # fmt: skip
 _BY_START = (
     (b"%PDF-", "application/pdf"), (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"),

@@ -1,4 +1,5 @@
-"""multipart/form-data, read in place: each byte is received into one buffer and written from there, whatever its size."""
+"""multipart/form-data, read in place: each byte is received into one buffer and written from there, whatever its
+size."""
 
 from __future__ import annotations
 

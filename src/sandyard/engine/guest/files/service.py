@@ -1,4 +1,5 @@
-"""The Connect service `filesystem.Filesystem`, but for its watchers. Paths are the sandbox's; the agent acts as root, as envd does."""
+"""The Connect service `filesystem.Filesystem`, but for its watchers. Paths are the sandbox's; the agent acts as root,
+as envd does."""
 
 from __future__ import annotations
 
@@ -50,8 +51,7 @@ class FilesystemService:
         source, user = self._path(request, message, "source")
         destination, _ = self._path(request, message, "destination")
         origin, target = self._sandbox.host(source), self._sandbox.host(destination)
-        if not os.path.lexists(origin):
-            raise RpcError("not_found", f"source file not found: {source}")
+        self._entry(source)  # before directories are made for what is not there
         self._ensure(posixpath.dirname(target.rstrip("/")) or "/", user)
         try:
             os.rename(origin, target)
@@ -67,7 +67,8 @@ class FilesystemService:
         try:
             await _remove_all(self._sandbox.host(path))
         except OSError as error:
-            reason = f"error removing file or directory: {error.strerror}: {self._sandbox.guest(str(error.filename or path))}"
+            where = self._sandbox.guest(str(error.filename or path))
+            reason = f"error removing file or directory: {error.strerror}: {where}"
             raise RpcError("internal", reason) from None
         return {}
 

@@ -1,5 +1,6 @@
-"""A file being uploaded. It is written where it will be, as envd does: those who watch see it change, a file that was there
-keeps its inode, its mode and its links, and a full disk can still be overwritten with less. What fails leaves nothing."""
+"""A file being uploaded. It is written where it will be, as envd does: those who watch see it change, a file that was
+there keeps its inode, its mode and its links, and a full disk can still be overwritten with less. What fails leaves
+nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _BAD_PATH = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIN
 
 
 class Target:
-    """Use it as a context: leaving it with an exception removes the file. `announced` is the request's length, if known."""
+    """Use it as a context: leaving it with an exception removes the file. `announced` is the request's length, if
+    known."""
 
     def __init__(
         self, sandbox: Sandbox, path: str, user: User, stored: Mapping[str, str], announced: int | None
@@ -38,9 +40,9 @@ class Target:
             raise self._failure(error, "error ensuring directories") from None
         self._fd = self._open(sandbox)
         try:
-            sandbox.give(self._fd, user)
             if not self._fresh:
-                os.ftruncate(self._fd, 0)
+                os.ftruncate(self._fd, 0)  # before anything else: watchers of envd see the write first
+            sandbox.give(self._fd, user)
             metadata.replace(self._fd, stored, fresh=self._fresh)
         except OSError as error:
             self._discard()

@@ -1,4 +1,5 @@
-"""`POST /files`: raw (`application/octet-stream`) or `multipart/form-data` with one file or many; and `POST /files/compose`."""
+"""`POST /files`: raw (`application/octet-stream`) or `multipart/form-data` with one file or many; and `POST
+/files/compose`."""
 
 from __future__ import annotations
 
@@ -156,7 +157,9 @@ async def _append(sandbox: Sandbox, source: str, target: Target) -> None:
     except OSError as error:
         raise HttpError(500, f"error opening source file {sandbox.guest(source)}: {error.strerror}") from None
     try:
-        while target.copy_from(fd, _COPY_STEP):
+        more = True
+        while more:
+            more = target.copy_from(fd, _COPY_STEP) > 0
             await asyncio.sleep(0)
     finally:
         os.close(fd)

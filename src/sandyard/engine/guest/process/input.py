@@ -21,7 +21,8 @@ class InputFullError(Exception):
 
 
 class Input:
-    """The write end of a pipe, or a terminal's master, which it owns. Writes are kept in order and wait for the process to read."""
+    """The write end of a pipe, or a terminal's master, which it owns. Writes are kept in order and wait for the
+    process to read."""
 
     __slots__ = ("_loop", "_queue", "_queued", "fd")
 

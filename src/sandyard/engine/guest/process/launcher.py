@@ -154,7 +154,14 @@ class Launcher:
         return process
 
     def _register(self, pid: int, request: StartRequest) -> Process:
-        process = Process(self._loop, pid, request.config(), request.tag, self._budget, self._registry.ended)
+        process = Process(
+            self._loop,
+            pid,
+            config=request.config(),
+            tag=request.tag,
+            budget=self._budget,
+            on_end=self._registry.ended,
+        )
         self._registry.add(process)
         self._waiter.expect(pid, process.exited)
         return process

@@ -1,7 +1,7 @@
 """What a process wrote, on its way to its readers.
 
-A reader that is attached loses nothing: when it is slow the process is made to wait. While nobody is attached the newest
-output is kept, up to a bound, and goes to the next one who attaches, first of all.
+A reader that is attached loses nothing: when it is slow the process is made to wait. While nobody is attached the
+newest output is kept, up to a bound, and goes to the next one who attaches, first of all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class End:
 
 
 class Budget:
-    """What all processes together keep for readers to come. When it is used up each keeps only the tail of its output."""
+    """What all processes together keep for readers to come. When it is used up each keeps only the tail of its
+    output."""
 
     __slots__ = ("limit", "used")
 

@@ -31,6 +31,7 @@ class Process:
         self,
         loop: Loop,
         pid: int,
+        *,
         config: dict[str, Any],
         tag: str | None,
         budget: Budget,
@@ -62,7 +63,7 @@ class Process:
         self._loop.add_reader(fd, partial(self._read, fd, kind))
 
     def expire_after(self, seconds: float) -> None:
-        """Kill the process and its group when it is still there after that time, whether or not anybody is listening."""
+        """Kill the process and its group if it is still there after that time, whether or not anybody listens."""
         self._deadline = self._loop.call_later(seconds, self._expire)
 
     # verbs -----------------------------------------------------------------------------------------------------------

@@ -118,7 +118,9 @@ class ProcessService:
         if number is None:
             raise RpcError("unimplemented", f"invalid signal: {wanted}")
         try:
-            process.send_signal(number, group=protojson.flag(message, "descendants"))
+            # A killed shell leaves no children behind: nobody could find them by its pid any more.
+            group = number == signal.SIGKILL or protojson.flag(message, "descendants")
+            process.send_signal(number, group=group)
         except ProcessLookupError:
             raise RpcError("not_found", f"process with pid {process.pid} not found") from None
         if number == signal.SIGKILL:

@@ -1,10 +1,10 @@
 """Starting a program as a user of the sandbox, fast.
 
-The agent itself turns into the user for an instant, lets `posix_spawn` (a vfork) start the program, and turns back: this
-costs no copy of the agent's page tables, 0.13 ms against 1.2 ms for fork + setuid + exec of an interpreter. It is safe
-because the agent has one thread, so nothing else runs in between; the saved ids stay 0, so it can always turn back; exec
-makes the program's saved ids the user's, so the program cannot; and the agent is undumpable, so that a process of the same
-user may not trace it during that instant.
+The agent itself turns into the user for an instant, lets `posix_spawn` (a vfork) start the program, and turns back:
+this costs no copy of the agent's page tables, 0.13 ms against 1.2 ms for fork + setuid + exec of an interpreter. It
+is safe because the agent has one thread, so nothing else runs in between; the saved ids stay 0, so it can always turn
+back; exec makes the program's saved ids the user's, so the program cannot; and the agent is undumpable, so that a
+process of the same user may not trace it during that instant.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Spawner:
                 except OSError as error:
                     if error.errno not in _NOT_A_PROGRAM:
                         raise
-            # As envd has it: the process starts, a shell says what is wrong on stderr and exits with 126 or 127. A script
-            # without a first line is run by the shell.
+            # As envd has it: the process starts, a shell says what is wrong on stderr and exits with 126 or 127. A
+            # script without a first line is run by the shell.
             argv = (_SHELL, "-c", 'exec "$@"', _SHELL, *program.argv)
             return self._posix_spawn(_SHELL, argv, program.env, actions)
         finally:
@@ -187,7 +187,8 @@ def _own_oom_score() -> int:
 
 
 def _own(name: str) -> bytes:
-    """A file about this process. Without Python's file objects: they would be the largest thing an idle agent touches."""
+    """A file about this process. Without Python's file objects: they would be the largest thing an idle agent
+    touches."""
     fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 4096)

@@ -145,8 +145,8 @@ class ServerStream:
     """
 
     __slots__ = (
-        "_deadline", "_due", "_exchange", "_expired", "_gone", "_interval", "_keepalive", "_last_sent", "_loop", "_opening", "_patient_until",
-        "_timer", "_waiter", "_woken",
+        "_deadline", "_due", "_exchange", "_expired", "_gone", "_interval", "_keepalive", "_last_sent", "_loop",
+        "_opening", "_patient_until", "_timer", "_waiter", "_woken",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, keepalive: bytes, limit: float | None) -> None:
@@ -163,8 +163,8 @@ class ServerStream:
         self._timer = self._loop.call_at(self._next_tick(), self._tick)
 
     async def begin(self, first: bytes, patience: float = 0.0) -> None:
-        """Open the stream with its first message. With `patience` it waits that long for company: when something else is
-        sent soon, all goes out at once."""
+        """Open the stream with its first message. With `patience` it waits that long for company: when something else
+        is sent soon, all goes out at once."""
         self._exchange.conn.watch(self._hang_up)
         self._opening = envelope(first)
         if patience:

@@ -1,7 +1,8 @@
 """One accepted socket: non-blocking reads, writes and sendfile as awaitables, without asyncio's transports.
 
-The transports would copy every byte once more, and could neither pass descriptors nor read straight into a file's buffer.
-A fast peer could keep a coroutine here running for ever, so every loop hands over to the others after `_FAIR_SHARE` bytes.
+The transports would copy every byte once more, and could neither pass descriptors nor read straight into a file's
+buffer. A fast peer could keep a coroutine here running for ever, so every loop hands over to the others after
+`_FAIR_SHARE` bytes.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Connection:
             return bool(data)
 
     async def take_until(self, mark: bytes, limit: int, timeout: float) -> bytes | None:
-        """Consume up to and including `mark`. None if more than `limit` bytes go by without it. PeerGoneError at the end."""
+        """Consume up to and including `mark`. None if more than `limit` bytes go by without it. PeerGoneError at the
+        end."""
         searched = 0
         while True:
             found = self._buffer.find(mark, self._position + max(0, searched - len(mark) + 1))
@@ -119,7 +121,8 @@ class Connection:
             return count
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """Call `on_gone` when the peer hangs up, until `unwatch`. What it sends meanwhile is kept for the next request."""
+        """Call `on_gone` when the peer hangs up, until `unwatch`. What it sends meanwhile is kept for the next
+        request."""
 
         def readable() -> None:
             try:
@@ -159,7 +162,7 @@ class Connection:
         await self._be_fair(size)
 
     async def send_file(self, fd: int, offset: int, count: int) -> int:
-        """Send `count` bytes of a file from the page cache. Says how many were sent: fewer when the file got shorter."""
+        """Send `count` bytes of a file from the page cache. Says how many it sent: fewer when the file got shorter."""
         left = count
         while left:
             try:

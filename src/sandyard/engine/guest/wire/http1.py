@@ -41,7 +41,8 @@ class BodyError(Exception):
 
 
 class Body:
-    """A request's body, to be read once. `read_into` answers 0 when it is complete, and raises when it cannot become so."""
+    """A request's body, to be read once. `read_into` answers 0 when it is complete, and raises when it cannot become
+    so."""
 
     __slots__ = ("_chunked", "_conn", "_expect", "_first", "_left", "complete", "length")
 
@@ -121,7 +122,7 @@ class Body:
         return b"".join(parts)
 
     async def drain(self) -> bool:
-        """Throw the rest away, so that the connection can go on. False when that is too much, or was never asked for."""
+        """Throw the rest away, so that the connection can go on. False when it is too much, or was never asked for."""
         if self.complete:
             return True
         if self._expect or self._left > _DRAIN_LIMIT:
@@ -223,7 +224,8 @@ def _body_length(headers: Mapping[str, str]) -> int | None:
 
 
 class Exchange:
-    """A request and the answer to it. Exactly one of `reply`, `reply_json`, `reply_head` or `start` begins the answer."""
+    """A request and the answer to it. Exactly one of `reply`, `reply_json`, `reply_head` or `start` begins the
+    answer."""
 
     __slots__ = ("conn", "keep_alive", "request", "started")
 

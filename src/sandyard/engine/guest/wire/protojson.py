@@ -1,4 +1,4 @@
-"""Reading and writing protobuf's JSON form by hand: camelCase or snake_case names, null as absent, int64 as a string."""
+"""Reading and writing protobuf's JSON form: camelCase or snake_case names, null as absent, int64 as a string."""
 
 from __future__ import annotations
 

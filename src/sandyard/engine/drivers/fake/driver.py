@@ -1,0 +1,305 @@
+"""The verbs of a fake sandbox: a directory, and the processes of a guest agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.contract import (
+    AGENT_PORT,
+    Capabilities,
+    Condition,
+    Handle,
+    Layers,
+    NetworkPolicy,
+    Spec,
+    Stats,
+)
+from sandyard.engine.drivers.fake import processes
+from sandyard.engine.drivers.fake.faults import Faults, When
+from sandyard.engine.drivers.fake.files import Files, copy, delete, size
+from sandyard.kit.errors import (
+    ConflictError,
+    NoSpaceError,
+    NotFoundError,
+    SandyardError,
+    UnreachableError,
+    UnsupportedError,
+)
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+START_S = 30.0
+POLL_S = 0.005
+MODULE = "sandyard.engine.drivers.fake.agent"
+
+
+class FakeDriver:
+    """`faults` makes it misbehave; `vanish` is what nobody wants to happen to a sandbox."""
+
+    name = "fake"
+
+    def __init__(self, data_dir: Path) -> None:
+        self.faults = Faults()
+        self.capabilities = Capabilities(
+            freeze=True,
+            suspend=False,
+            live_copy="copy",
+            limits=frozenset(),
+            egress=True,
+            missing={
+                "isolation": "fake sandboxes are plain processes of the host",
+                "suspend": "fake sandboxes keep their memory in processes only",
+                "limits": "fake sandboxes have no limits",
+            },
+        )
+        self._files = Files(data_dir)
+        self._agents: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}
+
+    async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
+        async with self._verb("open"):
+            self._files.make()
+            self._agents = self._find_agents()
+            kept = {handle.id for handle in keep}
+            there = {path.name for path in self._files.sandboxes.iterdir()}
+            for sandbox_id in (there | set(self._agents)) - kept:
+                log.info("fake_sandbox_swept", sandbox=sandbox_id)
+                await self._remove(sandbox_id)
+            garbage = [path for path in self._files.snapshots.iterdir() if path.name not in set(snapshots)]
+            for path in (*garbage, *self._files.base.glob("fork-*")):
+                await delete(path)
+            return {handle.id: self._condition(handle.id) for handle in keep}
+
+    async def close(self) -> None:
+        async with self._verb("close"):
+            with contextlib.suppress(OSError):
+                self._files.sockets.rmdir()  # only when nothing is left in it
+
+    async def create(self, spec: Spec) -> Handle:
+        async with self._verb("create"):
+            return await self._make(spec, [Path(layer) for layer in reversed(spec.layers)])
+
+    async def boot(self, handle: Handle, spec: Spec) -> Handle:
+        async with self._verb("boot"):
+            self._expect(handle, Condition.STOPPED)
+            try:
+                await self._start(spec)
+            except BaseException:
+                await self._end(spec.id)
+                raise
+            return Handle(spec.id, self.name)
+
+    async def condition(self, handle: Handle) -> Condition:
+        async with self._verb("condition"):
+            return self._condition(handle.id)
+
+    async def exited(self, handle: Handle) -> str:
+        await self.faults.meet("exited", When.BEFORE)
+        pid = self._agents.get(handle.id)
+        if pid is not None:
+            code = await processes.ended(pid)
+            how = "" if code is None else f" with exit code {code}"
+            self._reasons.setdefault(handle.id, f"The agent ended{how}")
+        return self._reasons.get(handle.id, "The agent is gone")
+
+    async def connect(self, handle: Handle, port: int) -> socket.socket:
+        async with self._verb("connect"):
+            if self._condition(handle.id) not in {Condition.RUNNING, Condition.FROZEN}:
+                raise UnreachableError(f"Sandbox {handle.id} is not running.")
+            if port == AGENT_PORT:
+                return await _connected(socket.AF_UNIX, str(self._files.socket(handle.id)))
+            return await _connected(socket.AF_INET, ("127.0.0.1", port))
+
+    async def freeze(self, handle: Handle) -> None:
+        async with self._verb("freeze"):
+            self._expect(handle, Condition.RUNNING, Condition.FROZEN)
+            await processes.stop(self._agents[handle.id])
+
+    async def thaw(self, handle: Handle) -> None:
+        async with self._verb("thaw"):
+            self._expect(handle, Condition.RUNNING, Condition.FROZEN)
+            await processes.go_on(self._agents[handle.id])
+
+    async def suspend(self, handle: Handle) -> Handle:
+        raise UnsupportedError("The fake driver cannot move memory to disk.")
+
+    async def restore(self, handle: Handle) -> Handle:
+        raise UnsupportedError("The fake driver cannot move memory to disk.")
+
+    async def stop(self, handle: Handle) -> Handle:
+        async with self._verb("stop"):
+            self._expect(handle, Condition.RUNNING, Condition.FROZEN, Condition.STOPPED)
+            await self._end(handle.id)
+            return Handle(handle.id, self.name)
+
+    async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
+        async with self._verb("snapshot"):
+            target = self._files.snapshots / snapshot_id
+            async with self._still(handle):
+                await copy(self._files.root(handle.id), target)
+            return (str(target),)  # a whole copy, which needs nothing below it
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        async with self._verb("delete_snapshot"):
+            await delete(self._files.snapshots / snapshot_id)
+
+    async def fork(self, handle: Handle, spec: Spec) -> Handle:
+        async with self._verb("fork"):
+            async with self._still(handle):
+                taken = self._files.base / f"fork-{spec.id}"
+                await copy(self._files.root(handle.id), taken)
+            try:
+                return await self._make(spec, [taken])
+            finally:
+                await delete(taken)
+
+    async def kill(self, handle: Handle) -> None:
+        async with self._verb("kill"):
+            await self._remove(handle.id)
+
+    async def stats(self, handle: Handle) -> Stats:
+        async with self._verb("stats"):
+            limits = self._files.read_spec(handle.id).limits
+            members = processes.family(self._agents.get(handle.id, -1))
+            used = await asyncio.to_thread(size, self._files.root(handle.id))
+            return Stats(
+                cpu_seconds=sum(process.cpu_seconds for process in members),
+                cpu_count=limits.cpu_count,
+                memory_used=sum(process.memory for process in members),
+                memory_cache=0,
+                memory_total=limits.memory_mb << 20,
+                disk_used=used,
+                disk_total=limits.disk_mb << 20,
+            )
+
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        async with self._verb("set_network"):
+            spec = self._files.read_spec(handle.id)
+            self._files.write_spec(Spec(spec.id, spec.layers, spec.limits, policy))
+
+    def policy(self, sandbox_id: str) -> NetworkPolicy:
+        """What would be enforced if anything were."""
+        return self._files.read_spec(sandbox_id).network
+
+    async def vanish(self, sandbox_id: str) -> None:
+        """Remove a sandbox behind everybody's back."""
+        self._reasons[sandbox_id] = "It vanished"
+        await self._remove(sandbox_id)
+
+    @contextlib.asynccontextmanager
+    async def _verb(self, name: str) -> AsyncIterator[None]:
+        await self.faults.meet(name, When.BEFORE)
+        try:
+            yield
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise NoSpaceError from error
+            raise SandyardError(f"The fake driver failed at {name!r}: {error}.") from error
+        await self.faults.meet(name, When.AFTER)
+
+    async def _make(self, spec: Spec, layers: list[Path]) -> Handle:
+        """`layers` bottom up. Of a template's layers nothing is copied: the host's own programs stand for them."""
+        if self._files.root(spec.id).exists():
+            raise ConflictError(f"There is already a sandbox {spec.id}.")
+        try:
+            self._files.root(spec.id).mkdir(parents=True)
+            for layer in layers:
+                if layer.is_relative_to(self._files.base):
+                    await copy(layer, self._files.root(spec.id))
+            await self._start(spec)
+        except BaseException:
+            await asyncio.shield(self._remove(spec.id))
+            raise
+        return Handle(spec.id, self.name)
+
+    async def _start(self, spec: Spec) -> None:
+        self._files.write_spec(spec)
+        self._reasons.pop(spec.id, None)
+        path = self._files.socket(spec.id)
+        path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", MODULE, "--socket", str(path), "--root", str(self._files.root(spec.id))]
+        pid = self._agents[spec.id] = processes.start(command, self._files.log(spec.id))
+        deadline = asyncio.get_running_loop().time() + START_S
+        while True:
+            try:
+                (await _connected(socket.AF_UNIX, str(path))).close()
+            except UnreachableError:
+                if processes.reap(pid) is not None or asyncio.get_running_loop().time() > deadline:
+                    words = self._files.log(spec.id).read_text(errors="replace")[-500:]
+                    raise SandyardError(f"The agent of {spec.id} did not start: {words}") from None
+                await asyncio.sleep(POLL_S)
+            else:
+                return
+
+    async def _end(self, sandbox_id: str) -> None:
+        pid = self._agents.pop(sandbox_id, None)
+        if pid is not None:
+            await processes.end(pid)
+        self._files.socket(sandbox_id).unlink(missing_ok=True)
+
+    async def _remove(self, sandbox_id: str) -> None:
+        await self._end(sandbox_id)
+        await delete(self._files.sandboxes / sandbox_id)
+
+    @contextlib.asynccontextmanager
+    async def _still(self, handle: Handle) -> AsyncIterator[None]:
+        """Nothing in it moves meanwhile; afterwards it is in the condition it was in."""
+        before = self._condition(handle.id)
+        if before is Condition.ABSENT:
+            raise NotFoundError(f"There is no sandbox {handle.id}.")
+        if before is Condition.RUNNING:
+            await processes.stop(self._agents[handle.id])
+        try:
+            yield
+        finally:
+            if before is Condition.RUNNING:
+                await asyncio.shield(processes.go_on(self._agents[handle.id]))
+
+    def _condition(self, sandbox_id: str) -> Condition:
+        if not self._files.root(sandbox_id).is_dir():
+            return Condition.ABSENT
+        agent = processes.look(self._agents.get(sandbox_id, -1))
+        if agent is None or not agent.alive:
+            return Condition.STOPPED
+        return Condition.FROZEN if agent.stopped else Condition.RUNNING
+
+    def _expect(self, handle: Handle, *conditions: Condition) -> None:
+        found = self._condition(handle.id)
+        if found is Condition.ABSENT:
+            raise NotFoundError(f"There is no sandbox {handle.id}.")
+        if found not in conditions:
+            raise ConflictError(f"Sandbox {handle.id} is {found.value}.")
+
+    def _find_agents(self) -> dict[str, int]:
+        """The agents of this data directory that are alive, whoever started them."""
+        found = {}
+        for process in processes.all_processes():
+            words = processes.command_line(process.pid) if process.alive else []
+            if MODULE in words and "--socket" in words:
+                path = Path(words[words.index("--socket") + 1])
+                if path.parent == self._files.sockets:
+                    found[path.stem] = process.pid
+        return found
+
+
+async def _connected(kind: socket.AddressFamily, address: Any) -> socket.socket:
+    """UnreachableError when nobody listens there."""
+    connection = socket.socket(kind, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connection.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(connection, address)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, OSError):
+            raise UnreachableError(f"Nothing listens there: {os.strerror(error.errno or 0)}.") from error
+        raise
+    return connection

@@ -1,0 +1,117 @@
+"""What fake sandboxes leave on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from sandyard.engine.contract import Limits, NetworkPolicy, Spec
+from sandyard.kit.errors import NoSpaceError, NotFoundError, SandyardError
+
+
+class Files:
+    """Where things are. Sockets lie in a short directory of their own: their paths may have no more than 107 bytes."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.base = data_dir.absolute() / "fake"
+        self.sandboxes = self.base / "sandboxes"
+        self.snapshots = self.base / "snapshots"
+        name = hashlib.sha256(str(self.base).encode()).hexdigest()[:12]
+        self.sockets = Path(tempfile.gettempdir()) / f"sandyard-fake-{os.geteuid()}-{name}"
+
+    def make(self) -> None:
+        for folder in (self.sandboxes, self.snapshots, self.sockets):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def root(self, sandbox_id: str) -> Path:
+        return self.sandboxes / sandbox_id / "root"
+
+    def spec(self, sandbox_id: str) -> Path:
+        return self.sandboxes / sandbox_id / "spec.json"
+
+    def log(self, sandbox_id: str) -> Path:
+        return self.sandboxes / sandbox_id / "agent.log"
+
+    def socket(self, sandbox_id: str) -> Path:
+        return self.sockets / f"{sandbox_id}.sock"
+
+    def write_spec(self, spec: Spec) -> None:
+        path = self.spec(spec.id)
+        path.with_suffix(".new").write_text(json.dumps(asdict(spec)))
+        path.with_suffix(".new").replace(path)
+
+    def read_spec(self, sandbox_id: str) -> Spec:
+        try:
+            plain = json.loads(self.spec(sandbox_id).read_text())
+        except FileNotFoundError:
+            raise NotFoundError(f"There is no sandbox {sandbox_id}.") from None
+        policy = plain["network"]
+        network = NetworkPolicy(policy["allow_internet"], tuple(policy["allow_out"]), tuple(policy["deny_out"]))
+        return Spec(plain["id"], tuple(plain["layers"]), Limits(**plain["limits"]), network)
+
+
+async def copy(source: Path, target: Path) -> None:
+    """Copy what is in `source` into `target`. One that did not exist before is there completely or not at all."""
+    fresh = await asyncio.to_thread(_make, target)
+    command = ("cp", "-a", "--reflink=auto", "--", f"{source}/.", str(target))
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        _, words = await process.communicate()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        if fresh:
+            await delete(target)
+        raise
+    if process.returncode != 0:
+        if fresh:
+            await delete(target)
+        text = words.decode(errors="replace").strip()
+        raise NoSpaceError if "No space left" in text else SandyardError(f"Copying failed: {text[-500:]}")
+
+
+def _make(path: Path) -> bool:
+    """True when it was not there before."""
+    fresh = not path.exists()
+    path.mkdir(exist_ok=True)
+    return fresh
+
+
+async def delete(path: Path) -> None:
+    """Remove a directory and all in it. Idempotent."""
+
+    def work() -> None:
+        if path.exists():
+            shutil.rmtree(path, onerror=_insist)
+
+    await asyncio.shield(asyncio.to_thread(work))
+
+
+def _insist(function: object, path: str, error: object) -> None:
+    """What a sandbox's user made unreadable is still ours."""
+    parent = Path(path).parent
+    parent.chmod(0o700)
+    target = Path(path)
+    if target.is_dir() and not target.is_symlink():
+        target.chmod(0o700)
+        shutil.rmtree(target, ignore_errors=True)
+    else:
+        target.unlink(missing_ok=True)
+
+
+def size(path: Path) -> int:
+    """Bytes on disk below a directory."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512  # noqa: PTH118 (thousands of them)
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,148 @@
+"""Processes of the host, found through /proc: agents by the socket on their command line, the rest by descent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_STOPPED, _DEAD = {"T", "t"}, {"Z", "X", "x"}
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    parent: int
+    state: str
+    cpu_seconds: float
+    memory: int
+
+    @property
+    def stopped(self) -> bool:
+        return self.state in _STOPPED
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in _DEAD
+
+
+def look(pid: int) -> Process | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before may hold anything
+    cpu = (int(fields[11]) + int(fields[12])) / _TICKS
+    return Process(pid, int(fields[1]), fields[0], cpu, int(fields[21]) * _PAGE)
+
+
+def all_processes() -> Iterator[Process]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            process = look(int(path.name))
+            if process is not None:
+                yield process
+
+
+def family(pid: int) -> list[Process]:
+    """A process and its living descendants, parents first."""
+    children: dict[int, list[Process]] = {}
+    for process in all_processes():
+        if process.alive:
+            children.setdefault(process.parent, []).append(process)
+    top = look(pid)
+    found = [] if top is None or not top.alive else [top]
+    for process in found:
+        found.extend(children.get(process.pid, ()))
+    return found
+
+
+def command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def start(command: list[str], log: Path) -> int:
+    """Start a program in a session of its own, so that it outlives the engine. Its pid."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawn(command[0], command, dict(os.environ), file_actions=actions, setsid=True)
+
+
+async def stop(pid: int) -> None:
+    """Freeze a whole family. The agent first, so that it starts nothing while the others are found."""
+    while True:
+        running = [process for process in family(pid) if not process.stopped]
+        if not running:
+            return
+        send(signal.SIGSTOP, (process.pid for process in running))
+        await asyncio.sleep(0.001)
+
+
+async def go_on(pid: int) -> None:
+    """Thaw a whole family; the agent last, so that it finds its children as it left them."""
+    while True:
+        stopped = [process for process in family(pid) if process.stopped]
+        if not stopped:
+            return
+        send(signal.SIGCONT, (process.pid for process in reversed(stopped)))
+        await asyncio.sleep(0.001)
+
+
+async def end(pid: int) -> None:
+    """Kill a whole family and wait until it is gone."""
+    while True:
+        members = family(pid)
+        send(signal.SIGSTOP, (process.pid for process in members[:1]))
+        send(signal.SIGKILL, (process.pid for process in reversed(members[1:])))
+        if len(members) <= 1:
+            send(signal.SIGKILL, (process.pid for process in members))
+        reap(pid)
+        if not members:
+            return
+        await asyncio.sleep(0.001)
+
+
+def send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def reap(pid: int) -> int | None:
+    """Take the exit status of a child that has ended; None when it lives or is no child of ours (of an earlier
+    engine)."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+async def ended(pid: int) -> int | None:
+    """Return when a process has ended: its exit code if it was our child, else None."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return reap(pid)
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, lambda: over.set_result(None) if not over.done() else None)
+    try:
+        await over
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+    return reap(pid)

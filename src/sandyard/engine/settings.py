@@ -1,0 +1,141 @@
+"""Every setting of an engine, with its default. The CLI fills it from options, a service from `SANDYARD_…`
+variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from sandyard.engine.contract import Limits
+from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.secret import Secret
+
+ENV_PREFIX = "SANDYARD_"
+
+DEADLINES: Mapping[str, float] = MappingProxyType(
+    {
+        "open": 600.0,
+        "close": 30.0,
+        "create": 30.0,
+        "boot": 60.0,
+        "fork": 60.0,
+        "snapshot": 120.0,
+        "delete_snapshot": 300.0,
+        "suspend": 300.0,
+        "restore": 300.0,
+        "stop": 30.0,
+        "kill": 30.0,
+        "init": 10.0,
+        "stats": 3.0,
+    }
+)
+"""Seconds after which a driver that has not answered counts as stuck; verbs not listed have `default_deadline_s`."""
+
+
+class EngineSettings(BaseModel):
+    """Frozen. Sizes are in MiB, times in seconds."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
+
+    # where
+    host: str = "127.0.0.1"
+    port: int = Field(default=3000, ge=0, le=65535)
+    data_dir: Path = Field(default_factory=lambda: _home() / "engine")
+    templates_dir: Path = Field(default_factory=lambda: _home() / "templates")
+    domain: str | None = None  # under which previews are reachable; None: host:port
+    driver: str = "auto"  # auto, namespace or fake
+    api_keys: tuple[Secret, ...] = ()  # valid besides the stored ones
+
+    # what a sandbox gets when its template does not say
+    default_template: str = "base"
+    default_memory_mb: int = Field(default=512, ge=16)
+    default_cpu_count: int = Field(default=2, ge=1)
+    default_disk_mb: int = Field(default=10240, ge=16)
+    default_pids: int = Field(default=1024, ge=16)
+
+    # what a sandbox may reach
+    lan: Literal["deny", "allow"] = "deny"  # private ranges and the host's neighbours
+    subnet: str | None = None  # for all sandboxes of this engine; None: a free one is found and remembered
+
+    # how much fits
+    max_sandboxes: int = Field(default=1000, ge=1)  # running at the same time
+    memory_reserve_mb: int = Field(default=512, ge=0)  # of the machine's memory, kept free
+    disk_reserve_mb: int = Field(default=2048, ge=0)  # of the data directory's disk, kept free
+    max_timeout_s: float = Field(default=24 * 3600, gt=0)
+    max_forks: int = Field(default=100, ge=1)
+    auto_resume_timeout_s: float = Field(default=60, ge=0)  # an auto-resumed sandbox lives at least this long
+
+    # ready sandboxes
+    pool_size: int = Field(default=8, ge=0)  # per template; 0 turns the pool off
+    pool_idle_s: float = Field(default=600, gt=0)  # a template nobody asks for loses its pool after this
+    create_concurrency: int = Field(default=8, ge=1)  # creates the driver is asked for at the same time
+
+    # upkeep
+    suspend_after_s: float | None = 900  # paused this long: memory goes to disk, where the driver can
+    metrics_interval_s: float = Field(default=5, gt=0)
+    metrics_kept: int = Field(default=720, ge=1)  # samples per sandbox
+    logs_kept: int = Field(default=1000, ge=1)  # entries per sandbox
+    logs_retention_s: float = Field(default=24 * 3600, ge=0)  # of sandboxes that have ended
+    idempotency_retention_s: float = Field(default=24 * 3600, ge=0)
+    deadlines: Mapping[str, float] = Field(default_factory=lambda: dict(DEADLINES))
+    default_deadline_s: float = Field(default=10, gt=0)
+    kill_patience_s: float = Field(default=1, ge=0)  # how long a kill waits for a verb that is under way
+
+    # the engine's own log
+    log_level: str = "info"
+    log_json: bool = False
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _wrap_keys(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        return tuple(Secret(item) if isinstance(item, str) else item for item in value)
+
+    @field_validator("log_level")
+    @classmethod
+    def _known_level(cls, value: str) -> str:
+        if value.lower() not in {"debug", "info", "warning", "error"}:
+            raise ValueError("is one of debug, info, warning, error")
+        return value.lower()
+
+    @property
+    def default_limits(self) -> Limits:
+        return Limits(
+            memory_mb=self.default_memory_mb,
+            cpu_count=self.default_cpu_count,
+            pids=self.default_pids,
+            disk_mb=self.default_disk_mb,
+        )
+
+    def deadline(self, verb: str) -> float:
+        return self.deadlines.get(verb, self.default_deadline_s)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> EngineSettings:
+        """`given` (options that are not None) over `SANDYARD_<NAME>` variables over defaults. InvalidInputError names
+        the bad one."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for name in cls.model_fields:
+            text = environ.get(ENV_PREFIX + name.upper())
+            if text is not None and name != "deadlines":
+                values[name] = text
+        values |= {name: value for name, value in given.items() if value is not None}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            wrong = error.errors(include_input=False, include_url=False)[0]
+            name = ".".join(str(part) for part in wrong["loc"])
+            raise InvalidInputError(f"The setting {name!r} is not valid: {wrong['msg']}.") from None
+
+
+def _home() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/sandyard")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sandyard"

@@ -1,0 +1,80 @@
+"""A process that uses sandboxes of the fake driver until it is killed, and says aloud what it was told: `python -m …
+DIR SEED`.
+
+Each line is written after the service has answered, so what a reader has seen must be true for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+from sandyard.engine.drivers.fake import FakeDriver
+from sandyard.engine.sandboxes.model import CreateSandbox
+from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.store.database import Database
+from sandyard.engine.store.datadir import DataDir
+from sandyard.kit.errors import SandyardError
+from tests.unit.engine.sandboxes.yard import BASE, StaticTemplates
+
+
+async def opened(path: Path, **settings: object) -> tuple[Sandboxes, FakeDriver, Database, DataDir]:
+    data = DataDir(path)
+    data.lock()
+    database = Database(data.database)
+    database.open()
+    driver = FakeDriver(path)
+    values = {"data_dir": path, "pool_size": 1, "memory_reserve_mb": 0, "disk_reserve_mb": 0, **settings}
+    service = Sandboxes(database, driver, StaticTemplates(BASE), EngineSettings(**values))
+    await service.open()
+    return service, driver, database, data
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+async def client(service: Sandboxes, pick: random.Random) -> None:
+    while True:
+        records = service.list().items
+        verb = (
+            pick.choice(["pause", "connect", "pause", "connect", "kill", "fork", "stop"])
+            if len(records) > 3
+            else "create"
+        )
+        target = pick.choice(records).id if records else ""
+        try:
+            if verb == "create":
+                say("created", (await service.create(CreateSandbox(timeout_s=3600))).id)
+            elif verb == "pause":
+                await service.pause(target)
+                say("paused", target)
+            elif verb == "stop":
+                await service.pause(target, memory=False)
+            elif verb == "connect":
+                say("using", target)
+                await service.connect(target, 3600)
+            elif verb == "kill":
+                say("killing", target)
+                await service.kill(target)
+                say("killed", target)
+            elif verb == "fork":
+                for fork in await service.fork(target, 1, 3600):
+                    if fork.sandbox is not None:
+                        say("created", fork.sandbox.id)
+        except SandyardError:
+            await asyncio.sleep(0.01)
+
+
+async def main(path: Path, seed: int) -> None:
+    service, *_ = await opened(path)
+    say("open")
+    pick = random.Random(seed)
+    await asyncio.gather(*(client(service, pick) for _ in range(3)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

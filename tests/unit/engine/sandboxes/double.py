@@ -1,0 +1,327 @@
+"""A driver whose host is a Python object: it can be observed, broken, and handed to the next engine as a machine
+would be.
+
+`Host` is the machine, `DoubleDriver` one engine's driver on it. After `die` a driver does nothing any more, as that
+of a killed engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from sandyard.engine.contract import (
+    AGENT_PORT,
+    Capabilities,
+    Condition,
+    Handle,
+    Layers,
+    NetworkPolicy,
+    Spec,
+    Stats,
+)
+from sandyard.kit.errors import FullError, NotFoundError, SandyardError, UnreachableError, UnsupportedError
+
+
+@dataclass
+class Machine:
+    """One sandbox on the host. `memory` stands for its processes: a new number after every boot."""
+
+    spec: Spec
+    condition: Condition
+    memory: int
+    files: frozenset[str] = frozenset()
+    policy: NetworkPolicy = field(default_factory=NetworkPolicy)
+    init: dict[str, object] | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+
+
+class Host:
+    def __init__(self) -> None:
+        self.machines: dict[str, Machine] = {}
+        self.snapshots: dict[str, frozenset[str]] = {}
+        self.memories = 0
+        self.room = 10_000
+
+    def new_memory(self) -> int:
+        self.memories += 1
+        return self.memories
+
+    def reboot(self) -> None:
+        """All processes are gone, file systems and memory on disk are not."""
+        for machine in self.machines.values():
+            if machine.condition in {Condition.RUNNING, Condition.FROZEN}:
+                machine.condition = Condition.STOPPED
+                machine.init = None
+                machine.policy = NetworkPolicy()
+
+    def end(self, sandbox_id: str, reason: str = "killed from outside", *, trace: bool = True) -> None:
+        """Its processes end by themselves; without `trace` its files go too."""
+        machine = self.machines[sandbox_id]
+        machine.reason = reason
+        machine.condition = Condition.STOPPED
+        machine.ended.set()
+        if not trace:
+            del self.machines[sandbox_id]
+
+
+class DoubleDriver:
+    name = "double"
+
+    def __init__(self, host: Host, *, freeze: bool = True, suspend: bool = False) -> None:
+        self.host = host
+        self.capabilities = Capabilities(
+            freeze, suspend, "cow", frozenset(), True, {} if freeze else {"freeze": "no freezer"}
+        )
+        self.calls: list[tuple[str, str]] = []
+        self.now_running: dict[str, set[str]] = {}
+        self.overlaps: list[str] = []
+        self._faults: dict[tuple[str, str], object] = {}
+        self._dead = asyncio.Event()
+        self.reached: dict[tuple[str, str], asyncio.Event] = {}
+        self.allow: dict[tuple[str, str], asyncio.Event] = {}
+
+    # faults
+
+    def broken(self, verb: str, error: BaseException, when: str = "before") -> None:
+        self._faults[verb, when] = error
+
+    def stuck(self, verb: str, when: str = "before", *, deaf: bool = False) -> asyncio.Event:
+        """The verb waits for ever, or until the event that `release` sets. Returns an event set when the verb got
+        there."""
+        self._faults[verb, when] = "deaf" if deaf else "stuck"
+        self.reached[verb, when] = asyncio.Event()
+        self.allow[verb, when] = asyncio.Event()
+        return self.reached[verb, when]
+
+    def release(self, verb: str, when: str = "before") -> None:
+        self._faults.pop((verb, when), None)
+        self.allow[verb, when].set()
+
+    def heal(self) -> None:
+        self._faults.clear()
+        for event in self.allow.values():
+            event.set()
+
+    def deadline(self, verb: str) -> float:
+        """Short for what is stuck, so that a test waits for nothing; endless for the rest, however slow this machine
+        is."""
+        if verb == "rest":
+            return 0.05 if "deaf" in self._faults.values() else 60.0
+        kinds = {self._faults.get((verb, "before")), self._faults.get((verb, "after"))}
+        return 0.05 if kinds & {"stuck", "deaf"} else 60.0
+
+    def die(self) -> None:
+        self._dead.set()
+
+    async def _fault(self, verb: str, when: str) -> None:
+        if self._dead.is_set():
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        fault = self._faults.get((verb, when))
+        if isinstance(fault, BaseException):
+            raise fault
+        if fault is not None:
+            self.reached[verb, when].set()
+            while not self.allow[verb, when].is_set():
+                try:
+                    await self.allow[verb, when].wait()
+                except asyncio.CancelledError:
+                    if fault != "deaf":
+                        raise
+        if self._dead.is_set():
+            await asyncio.Event().wait()
+
+    @contextlib.asynccontextmanager
+    async def _verb(self, verb: str, subject: str, *, exclusive: bool = True):
+        self.calls.append((verb, subject))
+        under_way = self.now_running.setdefault(subject, set())
+        if exclusive and under_way and verb != "kill":
+            self.overlaps.append(f"{verb} during {sorted(under_way)} of {subject}")
+        if exclusive:
+            under_way.add(verb)
+        try:
+            await self._fault(verb, "before")
+            yield
+            if verb not in {"create", "fork"}:
+                await self._fault(verb, "after")
+        finally:
+            under_way.discard(verb)
+
+    def _machine(self, handle: Handle) -> Machine:
+        try:
+            return self.host.machines[handle.id]
+        except KeyError:
+            raise NotFoundError(f"no such machine {handle.id}") from None
+
+    # verbs
+
+    async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
+        async with self._verb("open", "host", exclusive=False):
+            kept = {handle.id for handle in keep}
+            for sandbox_id in [sandbox_id for sandbox_id in self.host.machines if sandbox_id not in kept]:
+                del self.host.machines[sandbox_id]
+            for snapshot_id in [one for one in self.host.snapshots if one not in set(snapshots)]:
+                del self.host.snapshots[snapshot_id]
+            found = self.host.machines
+            for machine in found.values():
+                machine.ended = asyncio.Event()
+            return {one: found[one].condition if one in found else Condition.ABSENT for one in kept}
+
+    async def close(self) -> None:
+        pass
+
+    async def create(self, spec: Spec) -> Handle:
+        async with self._verb("create", spec.id):
+            if len(self.host.machines) >= self.host.room:
+                raise FullError("The machine is full: no slot is left.")
+            files = frozenset[str]()
+            for layer in spec.layers:
+                if layer.startswith("snap:"):
+                    if layer[5:] not in self.host.snapshots:
+                        raise SandyardError(f"layer {layer} is gone")
+                    files |= self.host.snapshots[layer[5:]]
+            machine = Machine(spec, Condition.RUNNING, self.host.new_memory(), files, spec.network)
+            await self._appear("create", machine)
+        return Handle(spec.id, self.name, {"boot": machine.memory})
+
+    async def _appear(self, verb: str, machine: Machine) -> None:
+        self.host.machines[machine.spec.id] = machine
+        try:
+            await self._fault(verb, "after")
+        except BaseException:
+            if not self._dead.is_set():
+                self.host.machines.pop(machine.spec.id, None)  # a failed create leaves nothing
+            raise
+
+    async def boot(self, handle: Handle, spec: Spec) -> Handle:
+        async with self._verb("boot", handle.id):
+            machine = self._machine(handle)
+            if machine.condition is not Condition.STOPPED:
+                raise SandyardError(f"boot of a {machine.condition} machine")
+            machine.condition, machine.memory = Condition.RUNNING, self.host.new_memory()
+            machine.ended, machine.init, machine.policy = asyncio.Event(), None, spec.network
+        return Handle(handle.id, self.name, {"boot": machine.memory})
+
+    async def condition(self, handle: Handle) -> Condition:
+        async with self._verb("condition", handle.id, exclusive=False):
+            machine = self.host.machines.get(handle.id)
+            return Condition.ABSENT if machine is None else machine.condition
+
+    async def exited(self, handle: Handle) -> str:
+        machine = self._machine(handle)
+        await machine.ended.wait()
+        if self._dead.is_set():
+            await asyncio.Event().wait()
+        return machine.reason
+
+    async def connect(self, handle: Handle, port: int) -> socket.socket:
+        async with self._verb("connect", handle.id, exclusive=False):
+            machine = self._machine(handle)
+            if port != AGENT_PORT:
+                raise UnreachableError(f"nothing listens on {port}")
+            if machine.condition is not Condition.RUNNING:
+                raise UnreachableError("no agent")
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            asyncio.get_running_loop().create_task(_serve(machine, theirs))
+            return ours
+
+    async def freeze(self, handle: Handle) -> None:
+        async with self._verb("freeze", handle.id):
+            machine = self._machine(handle)
+            if machine.condition not in {Condition.RUNNING, Condition.FROZEN}:
+                raise SandyardError(f"freeze of a {machine.condition} machine")
+            machine.condition = Condition.FROZEN
+
+    async def thaw(self, handle: Handle) -> None:
+        async with self._verb("thaw", handle.id):
+            machine = self._machine(handle)
+            if machine.condition not in {Condition.RUNNING, Condition.FROZEN}:
+                raise SandyardError(f"thaw of a {machine.condition} machine")
+            machine.condition = Condition.RUNNING
+
+    async def suspend(self, handle: Handle) -> Handle:
+        async with self._verb("suspend", handle.id):
+            if not self.capabilities.suspend:
+                raise UnsupportedError
+            self._machine(handle).condition = Condition.SUSPENDED
+        return replace(handle, data={**handle.data, "suspended": True})
+
+    async def restore(self, handle: Handle) -> Handle:
+        async with self._verb("restore", handle.id):
+            machine = self._machine(handle)
+            if machine.condition is not Condition.SUSPENDED:
+                raise SandyardError(f"restore of a {machine.condition} machine")
+            machine.condition = Condition.RUNNING
+        return replace(handle, data={"boot": machine.memory})
+
+    async def stop(self, handle: Handle) -> Handle:
+        async with self._verb("stop", handle.id):
+            machine = self._machine(handle)
+            machine.condition, machine.init = Condition.STOPPED, None
+            machine.reason = "stopped"
+            machine.ended.set()
+        return replace(handle, data={})
+
+    async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
+        async with self._verb("snapshot", handle.id):
+            machine = self._machine(handle)
+            self.host.snapshots[snapshot_id] = machine.files
+        return (f"snap:{snapshot_id}", *machine.spec.layers)
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        async with self._verb("delete_snapshot", snapshot_id):
+            self.host.snapshots.pop(snapshot_id, None)
+
+    async def fork(self, handle: Handle, spec: Spec) -> Handle:
+        async with self._verb("fork", handle.id):
+            machine = self._machine(handle)
+            if len(self.host.machines) >= self.host.room:
+                raise FullError("The machine is full: no slot is left.")
+            copy = Machine(spec, Condition.RUNNING, self.host.new_memory(), machine.files, spec.network)
+            await self._appear("fork", copy)
+        return Handle(spec.id, self.name, {"boot": copy.memory})
+
+    async def kill(self, handle: Handle) -> None:
+        async with self._verb("kill", handle.id):
+            machine = self.host.machines.pop(handle.id, None)
+            if machine is not None:
+                machine.reason = "killed"
+                machine.ended.set()
+
+    async def stats(self, handle: Handle) -> Stats:
+        async with self._verb("stats", handle.id, exclusive=False):
+            self._machine(handle)
+            return Stats(1.0, 2, 10 << 20, 1 << 20, 512 << 20, 5 << 20, 10 << 30)
+
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        async with self._verb("set_network", handle.id):
+            self._machine(handle).policy = policy
+
+
+async def _serve(machine: Machine, connection: socket.socket) -> None:
+    """The agent's `POST /init`, as far as the engine uses it."""
+    loop = asyncio.get_running_loop()
+    with connection:
+        request = b""
+        while b"\r\n\r\n" not in request:
+            received = await loop.sock_recv(connection, 65536)
+            if not received:
+                return
+            request += received
+        head, body = request.split(b"\r\n\r\n", 1)
+        length = next(
+            int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+        )
+        while len(body) < length:
+            body += await loop.sock_recv(connection, 65536)
+        assert head.startswith(b"POST /init HTTP/1.1")
+        machine.init = json.loads(body)
+        await loop.sock_sendall(connection, b"HTTP/1.1 204 No Content\r\n\r\n")

@@ -1,0 +1,160 @@
+"""Ready sandboxes: claimed without the driver, refilled behind the clients' backs, given back under pressure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.contract import Limits, NetworkPolicy
+from sandyard.engine.sandboxes.model import Defaults, Network, Template
+from sandyard.kit.errors import SandyardError
+from tests.unit.engine.sandboxes.yard import BASE, Yard
+
+
+@pytest.fixture
+async def pooled(tmp_path: Path) -> AsyncIterator[Yard]:
+    yard = Yard(tmp_path, pool_size=3)
+    await yard.start()
+    await yard.settle()
+    yield yard
+    await yard.stop()
+
+
+def creates(yard: Yard) -> int:
+    return [verb for verb, _ in yard.driver.calls].count("create")
+
+
+async def test_a_claim_asks_the_driver_for_nothing(pooled: Yard) -> None:
+    ready = set(pooled.host.machines)
+    assert len(ready) == 3 and pooled.service.list().items == ()
+    reached = pooled.driver.stuck("create")
+    sandbox = await pooled.create()
+    assert sandbox.id in ready
+    await reached.wait()  # the refill has begun
+    pooled.driver.heal()
+    await pooled.settle()
+    assert len(pooled.host.machines) == 4
+
+
+async def test_a_claim_with_variables_tells_only_those(pooled: Yard) -> None:
+    sandbox = await pooled.create(env={"A": "1"})
+    assert pooled.host.machines[sandbox.id].init == {"envVars": {"A": "1"}, "defaultUser": "user"}
+
+
+async def test_what_is_not_default_is_made_to_measure(pooled: Yard) -> None:
+    ready = set(pooled.host.machines)
+    for fields in ({"limits": Limits(memory_mb=99)}, {"network": Network(NetworkPolicy(False))}):
+        sandbox = await pooled.create(**fields)
+        assert sandbox.id not in ready
+    assert pooled.host.machines[sandbox.id].policy == NetworkPolicy(False)
+
+
+async def test_a_template_that_is_asked_for_gets_a_pool_and_loses_it(pooled: Yard) -> None:
+    template = Template("other0000", ("tpl:o",), ("other",), {"T": "1"}, Defaults("root"))
+    pooled.templates.templates.append(template)
+    first = await pooled.create(template="other")
+    await pooled.settle()
+    ready = [one for one in pooled.host.machines.values() if one.spec.layers == ("tpl:o",) and one.spec.id != first.id]
+    assert len(ready) == 3 and all(one.init == {"envVars": {"T": "1"}, "defaultUser": "root"} for one in ready)
+    second = await pooled.create(template="other")
+    assert second.id in {one.spec.id for one in ready}
+    await pooled.clock.advance(700)
+    await pooled.settle()
+    left = [one for one in pooled.host.machines.values() if one.spec.layers == ("tpl:o",)]
+    assert {one.spec.id for one in left} <= {first.id, second.id}
+    assert len([one for one in pooled.host.machines.values() if one.spec.layers == BASE.layers]) == 3
+
+
+async def test_a_rebuilt_template_gets_new_ones(pooled: Yard) -> None:
+    pooled.templates.templates[0] = Template(BASE.id, ("tpl:new",), BASE.aliases)
+    sandbox = await pooled.create()
+    assert pooled.host.machines[sandbox.id].spec.layers == ("tpl:new",)
+
+
+async def test_a_ready_one_that_ends_is_replaced(pooled: Yard) -> None:
+    dead = next(iter(pooled.host.machines))
+    pooled.host.end(dead)
+    await pooled.settle()
+    assert dead not in pooled.host.machines and len(pooled.host.machines) == 3
+
+
+async def test_a_claimed_one_is_watched(pooled: Yard) -> None:
+    sandbox = await pooled.create()
+    pooled.host.end(sandbox.id, "oops")
+    await pooled.settle()
+    assert pooled.service.find(sandbox.id) is None
+
+
+async def test_memory_pressure_empties_it(pooled: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandyard.engine.sandboxes.capacity._FRESH_S", -1)
+    monkeypatch.setattr(pooled.service._parts.capacity, "_memory", lambda: 0)
+    pooled.service._parts.capacity._settings = pooled.settings.model_copy(update={"memory_reserve_mb": 1})
+    await pooled.clock.advance(3)
+    await pooled.settle()
+    assert pooled.host.machines == {}
+    before = creates(pooled)
+    await pooled.clock.advance(20)
+    assert creates(pooled) == before
+    monkeypatch.setattr(pooled.service._parts.capacity, "_memory", lambda: 1 << 40)
+    await pooled.clock.advance(3)
+    await pooled.settle()
+    assert len(pooled.host.machines) == 3
+
+
+async def test_refilling_waits_for_clients(pooled: Yard) -> None:
+    reached = pooled.driver.stuck("create")
+    tasks = [asyncio.create_task(pooled.create(limits=Limits(memory_mb=99))) for _ in range(3)]
+    await reached.wait()
+    await pooled.create()  # from the pool; wants a refill
+    await pooled.settle()
+    assert creates(pooled) == 6  # three at the start, three clients'; none for the pool
+    pooled.driver.heal()
+    await asyncio.gather(*tasks)
+    await pooled.settle()
+    assert creates(pooled) == 7
+
+
+async def test_a_failing_refill_is_tried_again_later(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, pool_size=2)
+    await yard.start(open_=False)
+    yard.driver.broken("create", SandyardError("not now"))
+    await yard.service.open()
+    await yard.settle()
+    assert creates(yard) == 1
+    yard.driver.heal()
+    await yard.clock.advance(3)
+    await yard.settle()
+    assert len(yard.host.machines) == 2
+    await yard.stop()
+    assert yard.host.machines == {}
+
+
+async def test_the_pool_leaves_the_last_places_to_clients(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, pool_size=8, max_sandboxes=4)
+    await yard.start()
+    await yard.settle()
+    assert len(yard.host.machines) == 4
+    for _ in range(4):
+        await yard.create()
+    await yard.settle()
+    assert len(yard.host.machines) == 4
+    yard.check()
+    await yard.stop()
+
+
+async def test_a_burst_takes_what_is_ready_and_makes_the_rest(pooled: Yard) -> None:
+    made = await asyncio.gather(*(pooled.create() for _ in range(20)))
+    assert len({one.id for one in made}) == 20
+    await pooled.settle()
+    assert len(pooled.host.machines) == 23
+
+
+async def test_nothing_ready_stands_on_a_snapshot(pooled: Yard) -> None:
+    snapshot = await pooled.service.snapshot((await pooled.create()).id)
+    sandbox = await pooled.create(template=snapshot.id)
+    await pooled.settle()
+    standing = [one for one in pooled.host.machines.values() if f"snap:{snapshot.id}" in one.spec.layers]
+    assert [one.spec.id for one in standing] == [sandbox.id]

@@ -1,0 +1,159 @@
+"""Random sequences of verbs, faults, crashes and reboots: whatever happens, records and host agree in the end and
+nothing is lost.
+
+`expected` is a model of what clients were told: a sandbox that was answered and not killed must exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.contract import Condition, NetworkPolicy
+from sandyard.engine.sandboxes.model import Network, OnTimeout
+from sandyard.kit.errors import SandyardError
+from tests.unit.engine.sandboxes.yard import Yard
+
+FAULTY = (
+    *("create", "freeze", "thaw", "stop", "boot", "snapshot", "fork", "kill"),
+    *("set_network", "condition", "connect", "suspend", "restore", "delete_snapshot"),
+)
+
+
+FIRST = int(os.environ.get("SANDYARD_FIRST_STORY", "0"))
+STORIES = int(os.environ.get("SANDYARD_STORIES", "40"))
+
+
+class Story:
+    def __init__(self, yard: Yard, seed: int) -> None:
+        self.yard = yard
+        self.random = random.Random(seed)
+        self.expected: set[str] = set()  # must exist
+        self.unsure: set[str] = set()  # a kill of it was not answered
+        self.snapshots: set[str] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def verb(self) -> None:
+        service, pick = self.yard.service, self.random
+        known = sorted(self.expected)
+        name = pick.choice("create create pause cold connect connect fork kill snapshot network from drop".split())
+        if not known:
+            name = "create"
+        target = pick.choice(known) if known else ""
+        try:
+            if name == "create":
+                env = {"A": "1"} if pick.random() < 0.3 else {}
+                short = pick.random() < 0.5
+                made = await self.yard.create(
+                    timeout_s=30 if short else 50_000,
+                    on_timeout=OnTimeout.PAUSE if short else OnTimeout.KILL,
+                    auto_pause_memory=pick.random() < 0.7,
+                    env=env,
+                )
+                self.expected.add(made.id)
+            elif name == "pause":
+                await service.pause(target)
+            elif name == "cold":
+                await service.pause(target, memory=False)
+            elif name == "connect":
+                await service.connect(target, 50_000, memory=pick.random() < 0.8)
+            elif name == "fork":
+                forks = await service.fork(target, pick.choice([1, 1, 3]), 50_000)
+                self.expected |= {one.sandbox.id for one in forks if one.sandbox}
+            elif name == "kill":
+                self.expected.discard(target)
+                self.unsure.add(target)
+                await service.kill(target)
+                self.unsure.discard(target)
+            elif name == "snapshot":
+                self.snapshots.add((await service.snapshot(target)).id)
+            elif name == "network":
+                await service.set_network(target, Network(NetworkPolicy(pick.random() < 0.5, ("1.1.1.1",))))
+            elif name == "from" and self.snapshots:
+                made = await self.yard.create(template=pick.choice(sorted(self.snapshots)), timeout_s=50_000)
+                self.expected.add(made.id)
+            elif name == "drop" and self.snapshots:
+                snapshot = pick.choice(sorted(self.snapshots))
+                self.snapshots.discard(snapshot)
+                await service.delete_snapshot(snapshot)
+        except SandyardError:
+            pass
+
+    async def act(self) -> None:
+        dice = self.random.random()
+        driver = self.yard.driver
+        if dice < 0.75:
+            task = asyncio.create_task(self.verb())
+            self.tasks.add(task)
+            if self.random.random() < 0.1:
+                asyncio.get_running_loop().call_soon(task.cancel)
+        elif dice < 0.85:
+            fault, when = self.random.choice(FAULTY), self.random.choice(["before", "after"])
+            if self.random.random() < 0.5:
+                driver.broken(fault, self.random.choice([SandyardError("told to fail"), RuntimeError("boom")]), when)
+            else:
+                driver.stuck(fault, when)
+        elif dice < 0.95:
+            driver.heal()
+        elif dice < 0.97:
+            await self.crash(reboot=self.random.random() < 0.3)
+        elif dice < 0.98:
+            await self.yard.clock.advance(self.random.choice([1, 40, 200]))
+        elif self.expected:
+            victim = self.random.choice(sorted(self.expected))
+            self.expected.discard(victim)
+            machine = self.yard.host.machines.get(victim)
+            if machine is not None and machine.condition in {Condition.RUNNING, Condition.FROZEN}:
+                self.yard.host.end(victim, trace=self.random.random() < 0.7)
+        for _ in range(self.random.randrange(12)):
+            await asyncio.sleep(0)
+
+    async def crash(self, *, reboot: bool) -> None:
+        await self.yard.crash()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks.clear()
+        if reboot:
+            self.yard.host.reboot()
+            self.yard.boot_id += "x"
+        await self.yard.start()
+
+    async def end(self) -> None:
+        self.yard.driver.heal()
+        await asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), 20)
+        for _ in range(4):
+            await self.yard.clock.advance(70)
+            await self.yard.settle()
+        await asyncio.wait_for(self.yard.service._parts.tasks.wait(10), 20)
+        await asyncio.wait_for(self.yard.service._parts.background.wait(10), 20)
+        await self.yard.settle()
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + STORIES))
+async def test_random_story(tmp_path: Path, seed: int) -> None:
+    yard = Yard(tmp_path, suspend=seed % 2 == 0, suspend_after_s=100, kill_patience_s=0.01, pool_size=seed % 3)
+    await yard.start()
+    story = Story(yard, seed)
+    for _ in range(120):
+        await story.act()
+    await story.end()
+    if yard.settings.pool_size:
+        await yard.service._parts.loops.cancel()  # nothing is made ready any more
+        await yard.service._parts.pool.give_back()
+    yard.driver.overlaps.clear()
+    yard.check()
+    living = {one.id for one in yard.service.list().items}
+    assert story.expected <= living, "a sandbox that was answered is gone"
+    assert set(yard.host.snapshots) >= story.snapshots, "a snapshot that was answered is gone"
+    for sandbox_id in living:
+        await yard.service.kill(sandbox_id)
+    for snapshot in yard.service.snapshots().items:
+        await yard.service.delete_snapshot(snapshot.id)
+    await yard.settle()
+    assert yard.host.machines == {} and yard.host.snapshots == {}
+    await yard.stop()

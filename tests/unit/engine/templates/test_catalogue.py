@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.templates import base, catalogue, host
+from sandyard.engine.templates.catalogue import Catalogue, template_id
+from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.trust import Trust
+
+
+def publish(folder: Folder, name: str, digest: str) -> Version:
+    with folder.building(name) as work:
+        (work / ROOTFS / "etc").mkdir(parents=True)
+        return folder.publish(work, folder.new_version(name, digest, "a test", {}))
+
+
+@pytest.fixture(autouse=True)
+def machine_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One where `host` is made in no time, nothing needs carrying, and nothing is missing for `base`."""
+    monkeypatch.setattr(host, "build", lambda folder: folder.find("host", "h1") or publish(folder, "host", "h1"))
+    monkeypatch.setattr(host, "fingerprint", lambda: "h1")
+    monkeypatch.setattr(catalogue, "read_trust", Trust)
+    monkeypatch.setattr(catalogue, "missing_for_base", list)
+    monkeypatch.setattr(base, "recipe", lambda: type("Recipe", (), {"digest": "b1"}))
+
+
+@pytest.fixture
+def templates(folder: Folder) -> Catalogue:
+    return Catalogue(folder.directory)
+
+
+def layers(templates: Catalogue, name: str) -> tuple[str, ...]:
+    found = templates.resolve(name)
+    assert found is not None, name
+    return found.layers
+
+
+def test_names_ids_aliases_and_tags_all_find_it(folder: Folder, templates: Catalogue) -> None:
+    built = publish(folder, "base", "b1")
+    templates.open()
+    found = templates.resolve("base")
+    assert found is not None
+    assert found.layers == (str(built.rootfs),)
+    for name in ("code-interpreter-v1", found.id, "base:default", "base:latest", f"{found.id}:default"):
+        assert templates.resolve(name) is found, name
+    for name in ("", "Base", "base:v2", "base:", "nothing", ":default"):
+        assert templates.resolve(name) is None, name
+
+
+def test_ids_look_like_e2bs_and_never_change() -> None:
+    assert re.fullmatch(r"[a-z0-9]{20}", template_id("base"))
+    assert template_id("base") == "fzdms7drass7qlxrvurt"
+    assert template_id("base") != template_id("host")
+
+
+def test_host_stands_in_until_base_is_built(folder: Folder, templates: Catalogue) -> None:
+    templates.open()
+    standing_in = templates.resolve("base")
+    assert standing_in is not None
+    assert standing_in.layers == layers(templates, "host")
+    assert standing_in.id == template_id("base")
+    built = publish(folder, "base", "b1")
+    templates.refresh()
+    assert layers(templates, "base") == (str(built.rootfs),)
+    assert layers(templates, "host") == standing_in.layers
+    assert {template.id for template in templates.list()} == {template_id("base"), template_id("host")}
+
+
+def test_an_older_base_is_better_than_a_stand_in(folder: Folder, templates: Catalogue) -> None:
+    old = publish(folder, "base", "b0")
+    templates.open()
+    assert layers(templates, "base") == (str(old.rootfs),)
+
+
+def test_trust_is_a_layer_on_top_and_is_made_once(
+    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "read_trust", lambda: Trust(pip=(("timeout", "5"),), env={"SSL_CERT_FILE": "/x"}))
+    built = publish(folder, "base", "b1")
+    templates.open()
+    top, below = layers(templates, "base")
+    assert below == str(built.rootfs)
+    assert (Path(top) / "etc/pip.conf").read_text() == "[global]\ntimeout = 5\n"
+    found = templates.resolve("base")
+    assert found is not None
+    assert found.env["SSL_CERT_FILE"] == "/x"
+    templates.refresh()
+    assert layers(templates, "base") == (top, below)
+    assert len(folder.versions("trust")) == 1
+
+    plain = Catalogue(folder.directory, carry_host_trust=False)
+    plain.open()
+    assert layers(plain, "base") == (str(built.rootfs),)
+
+
+async def test_what_is_missing_is_built_in_the_background_and_then_switched_to(
+    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    finish = asyncio.Event()
+
+    async def build(self: Catalogue, name: str) -> bool:
+        await finish.wait()
+        publish(folder, name, "b1")
+        return True
+
+    monkeypatch.setattr(Catalogue, "_build", build)
+    templates.open()
+    await templates.start()
+    await asyncio.sleep(0)
+    assert layers(templates, "base") == layers(templates, "host"), "it serves before the build has ended"
+    finish.set()
+    assert templates._builder is not None
+    await templates._builder
+    assert layers(templates, "base") != layers(templates, "host")
+    events = [record.getMessage() for record in caplog.records]
+    assert events.index("template_standin") < events.index("template_ready")
+    await templates.close()
+
+
+async def test_what_cannot_be_built_is_said(
+    templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(catalogue, "missing_for_base", lambda: ["install the package mmdebstrap"])
+    templates.open()
+    await templates.start()
+    assert templates._builder is not None
+    await templates._builder
+    [record] = [record for record in caplog.records if record.getMessage() == "template_standin"]
+    assert record.levelname == "WARNING"
+
+
+async def test_a_failing_builder_is_logged_with_its_words_and_the_stand_in_stays(
+    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(catalogue.sys, "executable", "/bin/false")
+    templates.open()
+    await templates.start()
+    assert templates._builder is not None
+    await templates._builder
+    assert "template_build_failed" in [record.getMessage() for record in caplog.records]
+    assert layers(templates, "base") == layers(templates, "host")
+
+
+async def test_closing_ends_a_build_that_is_under_way(
+    templates: Catalogue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script, pid = tmp_path / "python", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\necho $$ >{pid}.new && mv {pid}.new {pid}\nexec sleep 3600\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(catalogue.sys, "executable", str(script))
+    templates.open()
+    await templates.start()
+    while not pid.exists():
+        await asyncio.sleep(0.01)
+    await templates.close()
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()

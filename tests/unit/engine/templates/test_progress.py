@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import io
+import itertools
+
+from sandyard.engine.templates.progress import Bar, Lines, MmdebstrapProgress, report_to
+
+
+def apt_run(packages: int) -> list[str]:
+    """What one apt run of mmdebstrap prints, as recorded."""
+    lines = [
+        f"0 upgraded, {packages} newly installed, 0 to remove and 0 not upgraded.",
+        "Need to get 36.2 MB of archives.",
+    ]
+    lines += [
+        f"Get:{n} http://mirror.example bookworm/main arm64 p{n} arm64 1.0 [1 kB]" for n in range(1, packages + 1)
+    ]
+    return lines
+
+
+def unpacking(packages: int) -> list[str]:
+    lines = [f"Unpacking p{n}:arm64 (1.0) ..." for n in range(1, packages + 1)]
+    return lines + [f"Setting up p{n}:arm64 (1.0) ..." for n in range(1, packages + 1)]
+
+
+LOG = [
+    "I: chroot architecture arm64 is equal to the host's architecture",
+    "I: running apt-get update...",
+    "Get:1 http://mirror.example bookworm InRelease [151 kB]",
+    "I: downloading packages with apt...",
+    *apt_run(10),
+    "I: extracting archives...",
+    "I: installing essential packages...",
+    *unpacking(10),
+    "I: installing remaining packages inside the chroot...",
+    *apt_run(20),
+    *unpacking(20),
+    "I: running --customize-hook in shell: sh -c 'x' exec /root",
+    "I: cleaning package lists and apt cache...",
+]
+
+
+def test_the_fraction_only_rises_and_covers_the_whole_build() -> None:
+    seen: list[tuple[float, str]] = []
+    progress = MmdebstrapProgress(lambda fraction, doing: seen.append((fraction, doing)))
+    for line in LOG:
+        progress.feed(line)
+    fractions = [fraction for fraction, _ in seen]
+    assert fractions == sorted(fractions)
+    assert fractions[0] == 0.0
+    assert 0.95 < fractions[-1] < 1.0
+    assert len(set(fractions)) > 60, "every downloaded, unpacked and configured package moves the bar"
+    assert max(b - a for a, b in itertools.pairwise(fractions)) < 0.08, "and none makes it jump"
+    assert "downloading packages 7/20" in [doing for _, doing in seen]
+
+
+def test_lines_it_does_not_know_change_nothing() -> None:
+    seen: list[float] = []
+    progress = MmdebstrapProgress(lambda fraction, _: seen.append(fraction))
+    for line in ("", "Get:nothing", "I: something new in mmdebstrap 2", "Selecting previously unselected package x."):
+        progress.feed(line)
+    assert not seen
+
+
+def test_a_pipe_gets_a_line_a_tenth_and_a_terminal_a_bar() -> None:
+    stream = io.StringIO()
+    report = report_to("base", stream)
+    assert isinstance(report, Lines)
+    for percent in range(101):
+        report.update(percent / 100, f"step {percent}")
+    report.done("done")
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["base: 0% step 0", "base: 10% step 10"]
+    assert len(lines) == 12
+
+    screen = io.StringIO()
+    bar = Bar("base", screen)
+    bar.update(0.5, "half")
+    bar.done("built")
+    assert "50%" in screen.getvalue()
+    assert "half" in screen.getvalue()
+    assert screen.getvalue().endswith("\n")
+    assert "base: built" in screen.getvalue().rpartition("\r")[2]

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.templates.trust import BUNDLE, Trust, is_safe, read_trust, write_layer
+
+from .conftest import Put
+
+
+def certificate(name: str, width: int = 64) -> str:
+    """Looks like a certificate; nothing here reads what is in it."""
+    body = base64.b64encode(hashlib.sha512(name.encode()).digest() * 5).decode()
+    lines = [body[i : i + width] for i in range(0, len(body), width)]
+    return "\n".join(["-----BEGIN CERTIFICATE-----", *lines, "-----END CERTIFICATE-----"])
+
+
+def test_a_machine_with_nothing_special_has_nothing_to_carry(machine: Path, put: Put) -> None:
+    put("usr/share/ca-certificates/mozilla/a.crt", certificate("a"))
+    put(BUNDLE[1:], certificate("a", width=76))
+    trust = read_trust(machine, {})
+    assert trust == Trust()
+    assert trust.empty
+
+
+def test_added_authorities_are_carried_from_the_anchors_and_from_the_bundle(machine: Path, put: Put) -> None:
+    put("usr/share/ca-certificates/mozilla/a.crt", certificate("a"))
+    put("usr/local/share/ca-certificates/corp.crt", f"a comment\n{certificate('corp')}\n")
+    put(BUNDLE[1:], "\n".join([certificate("a"), certificate("corp"), certificate("only-in-bundle")]))
+    trust = read_trust(machine, {})
+    assert set(trust.certificates) == {certificate("corp"), certificate("only-in-bundle")}
+    assert trust.env["NODE_EXTRA_CA_CERTS"] == trust.env["SSL_CERT_FILE"] == BUNDLE
+
+
+def test_without_the_packaged_list_the_bundle_is_not_taken_for_added(machine: Path, put: Put) -> None:
+    put(BUNDLE[1:], certificate("a"))
+    assert read_trust(machine, {}).certificates == ()
+
+
+def test_no_private_key_leaves_the_machine(machine: Path, put: Put) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----"
+    put("usr/local/share/ca-certificates/both.pem", f"{key}\n{certificate('corp')}")
+    put("usr/local/share/ca-certificates/hidden.crt", certificate("hidden"), mode=0o600)
+    trust = read_trust(machine, {})
+    assert trust.certificates == (certificate("corp"),)
+
+
+def test_settings_of_pip_npm_and_apt_are_carried_without_secrets(machine: Path, put: Put) -> None:
+    put(
+        "etc/pip.conf",
+        "[global]\nindex-url = https://me:hunter2@pypi.corp.example/simple\n"
+        "extra-index-url =\n  https://more.corp.example/simple\n  https://tok:en@other.example/simple\n"
+        "cert = /opt/corp/ca.pem\nfind-links = /opt/wheels\n[install]\ntrusted-host = pypi.corp.example\n",
+    )
+    put(
+        "usr/local/etc/npmrc",
+        "registry=https://npm.corp.example/\n//npm.corp.example/:_authToken=hunter2\n_auth=aHVudGVyMg==\n"
+        "@corp:registry=https://corp.example/npm/\nproxy=http://127.0.0.1:3128\n; a comment=1\ncafile=/opt/ca.pem\n",
+    )
+    put(
+        "etc/apt/apt.conf.d/99proxy",
+        'Acquire::http::Proxy "http://proxy.corp.example:3128";\n'
+        'Acquire::https::Proxy "http://me:hunter2@proxy.corp.example";\n'
+        'Acquire::Retries "3";\nAPT::Install-Recommends "false";\n',
+    )
+    trust = read_trust(machine, {})
+    assert dict(trust.pip) == {
+        "cert": BUNDLE,
+        "extra-index-url": "https://more.corp.example/simple",
+        "trusted-host": "pypi.corp.example",
+    }
+    assert dict(trust.npm) == {
+        "registry": "https://npm.corp.example/",
+        "@corp:registry": "https://corp.example/npm/",
+        "cafile": BUNDLE,
+    }
+    assert dict(trust.apt) == {"Acquire::http::Proxy": "http://proxy.corp.example:3128", "Acquire::Retries": "3"}
+    assert {"pip: index-url", "pip: extra-index-url", "npm: _auth", "npm: proxy", "apt: Acquire::https::Proxy"} <= set(
+        trust.left_out
+    )
+    assert "hunter2" not in repr(trust)
+    assert "aHVudGVyMg" not in repr(trust)
+
+
+def test_files_that_not_everybody_may_read_are_not_read(machine: Path, put: Put) -> None:
+    put("etc/pip.conf", "[global]\nindex-url = https://pypi.corp.example/s3cr3t/simple\n", mode=0o600)
+    put("etc/npmrc", "registry=https://npm.corp.example/\n", mode=0o640)
+    assert read_trust(machine, {}).empty
+
+
+def test_proxies_of_the_environment_are_carried_unless_they_are_private_or_local(machine: Path) -> None:
+    environ = {
+        "http_proxy": "http://proxy.corp.example:3128",
+        "HTTPS_PROXY": "http://me:hunter2@proxy.corp.example:3128",
+        "all_proxy": "socks5://localhost:1080",
+        "no_proxy": "localhost,127.0.0.1,.corp.example",
+        "HOME": "/root",
+        "API_TOKEN": "hunter2",
+    }
+    trust = read_trust(machine, environ)
+    assert trust.env == {"http_proxy": environ["http_proxy"], "no_proxy": environ["no_proxy"]}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "https://user@host/",
+        "https://host/?key=1",
+        "http://[::1]:80/",
+        "http://127.0.0.53/",
+        "file:///opt/x",
+        "/opt/x",
+        "a'b",
+        'a";b',
+        "$(id)",
+        "https://host/token/abc",
+        "a\nb",
+    ],
+)
+def test_words_that_are_never_carried(word: str) -> None:
+    assert not is_safe(word)
+
+
+def test_the_layer_adds_to_the_templates_bundle_and_keeps_its_owners_and_modes(
+    machine: Path, put: Put, tmp_path: Path
+) -> None:
+    put("usr/local/share/ca-certificates/corp.crt", certificate("corp"))
+    put("usr/local/etc/npmrc", "registry=https://npm.corp.example/\n")
+    template, layer = tmp_path / "template", tmp_path / "layer"
+    (template / "etc/ssl/certs").mkdir(parents=True)
+    (template / "usr/local/etc").mkdir(parents=True)
+    (template / "usr/local").chmod(0o775)
+    if os.geteuid() == 0:
+        os.chown(template / "usr/local", 1000, 1000)
+    (template / BUNDLE[1:]).write_text(certificate("public") + "\n")
+    trust = read_trust(machine, {})
+    write_layer(trust, template, layer)
+
+    bundle = (layer / BUNDLE[1:]).read_text()
+    assert certificate("public") in bundle
+    assert certificate("corp") in bundle
+    assert (layer / "usr/local/etc/npmrc").read_text() == "registry=https://npm.corp.example/\n"
+    assert "export SSL_CERT_FILE=" in (layer / "etc/profile.d/host-trust.sh").read_text()
+    ours, theirs = (layer / "usr/local").stat(), (template / "usr/local").stat()
+    assert (ours.st_mode, ours.st_uid, ours.st_gid) == (theirs.st_mode, theirs.st_uid, theirs.st_gid)
+
+
+def test_the_digest_follows_what_is_carried_and_not_what_is_left_out() -> None:
+    trust = Trust(pip=(("timeout", "5"),))
+    assert trust.digest == Trust(pip=(("timeout", "5"),), left_out=("pip: index-url",)).digest
+    assert trust.digest != Trust(pip=(("timeout", "6"),)).digest
