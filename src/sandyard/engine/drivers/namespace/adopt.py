@@ -1,0 +1,78 @@
+"""Taking over a host: which of the sandboxes the engine knows are really there, and removing whatever it does not know."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from sandyard.engine.contract import Condition, Handle
+from sandyard.engine.drivers.namespace import pause, policies, processes
+from sandyard.engine.drivers.namespace.host import Host
+from sandyard.engine.drivers.namespace.lives import Lives, remove_run
+from sandyard.engine.drivers.namespace.record import Life, Record, parse
+from sandyard.kit.errors import SandyardError
+
+
+async def take_over(
+    host: Host, lives: Lives, records: dict[str, Record], keep: Collection[Handle], snapshots: Collection[str]
+) -> Mapping[str, Condition]:
+    """Fill `records` with the sandboxes in `keep`, end and remove all others, and say what was found of each."""
+    for handle in keep:
+        if handle.id not in records:
+            layers, limits, life = parse(handle)
+            records[handle.id] = Record(handle.id, layers, limits)
+            if life is not None:
+                _adopt(host, lives, records[handle.id], life)
+    kept = {handle.id for handle in keep}
+    alive = {name: record for name, record in records.items() if name in kept and record.alive}
+    await host.sweep_processes({name: record.life.pid for name, record in alive.items() if record.life})
+    for name in set(records) - kept:  # of an earlier `open`: ended by the sweep
+        del records[name]
+    _sweep_run(host.run, alive)
+    await _open_network(host, alive)
+    await host.store.sweep(kept, snapshots)
+    found: dict[str, Condition] = {}
+    for name in kept:
+        if name in alive:
+            alive[name].frozen = pause.is_paused(host, alive[name])
+            found[name] = Condition.FROZEN if alive[name].frozen else Condition.RUNNING
+        elif host.store.has(name):
+            found[name] = Condition.STOPPED
+        else:
+            found[name] = Condition.ABSENT
+            del records[name]
+    return found
+
+
+def _adopt(host: Host, lives: Lives, record: Record, life: Life) -> None:
+    """It is the same process if it began at the same time, and this sandbox's if it is in its group and has its files."""
+    pidfd = processes.hold(life.pid, life.start)
+    if pidfd is None:
+        return
+    stranger = host.cgroups.hierarchies and life.pid not in host.cgroups.pids(record.id)
+    if stranger or not host.store.has(record.id):
+        os.close(pidfd)
+        return
+    host.slots.claim(life.slot)
+    lives.begin(record, life, pidfd, ours=False)
+
+
+def _sweep_run(run: Path, alive: Mapping[str, Record]) -> None:
+    for entry in list(os.scandir(run)):
+        if entry.name not in alive and entry.is_dir(follow_symlinks=False):
+            remove_run(Path(entry.path))
+
+
+async def _open_network(host: Host, alive: Mapping[str, Record]) -> None:
+    if host.network is None:
+        return
+    slots = {record.life.slot: name for name, record in alive.items() if record.life}
+    await host.network.open(list(slots))
+    if "network" in host.network.missing:  # not even namespaces: sandboxes get a loopback of their own, without its help
+        host.give_up_network()
+        return
+    for slot, name in slots.items():
+        with contextlib.suppress(SandyardError):  # a network that is not there at all: `missing` says so
+            await host.network.set_policy(slot, policies.load(host.run / name))

@@ -1,0 +1,39 @@
+"""The layer under everything a sandbox wrote and over its template: the few files that depend on where it runs.
+
+It holds /etc/{resolv.conf,hosts,hostname} and the mount points. The template stays as it is, nothing is written when a sandbox starts,
+and a file that somebody edits in a sandbox is simply a newer one, also in snapshots. One layer serves all with the same DNS server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+HOSTNAME = "e2b.local"
+FOLDER = "base"
+
+_HOSTS = f"""127.0.0.1 localhost {HOSTNAME}
+::1 localhost ip6-localhost ip6-loopback
+"""
+
+
+def ensure(store: Path, dns: str | None) -> str:
+    """The path of the layer, made when it is missing. Blocks for less than a millisecond."""
+    resolv = f"nameserver {dns}\noptions timeout:5 attempts:2\n" if dns else "# this sandbox has no network\n"
+    files = {"etc/resolv.conf": resolv, "etc/hosts": _HOSTS, "etc/hostname": f"{HOSTNAME}\n"}
+    digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
+    layer = store / FOLDER / digest
+    if layer.is_dir():
+        return str(layer)
+    partial = store / FOLDER / f".{digest}-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    for name in ("", "etc", "proc", "sys", "dev"):
+        (partial / name).mkdir(parents=True, exist_ok=True)
+        (partial / name).chmod(0o755)
+    for name, text in files.items():
+        (partial / name).write_text(text)
+        (partial / name).chmod(0o644)
+    partial.rename(layer)
+    return str(layer)

@@ -1,0 +1,37 @@
+"""Whether the machine has room for one more sandbox, asked before anything is made."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from sandyard.kit.errors import FullError
+
+_FRESH = 0.25  # seconds a figure is good for: a burst of creates asks once
+_LEAST = 256 << 20
+
+
+class Memory:
+    """Limits are promises of a maximum and may be given away several times; what counts is what is really left."""
+
+    def __init__(self, meminfo: Path = Path("/proc/meminfo")) -> None:
+        self._meminfo = meminfo
+        self._read_at = float("-inf")
+        self._total = self._available = 0
+
+    @property
+    def reserve(self) -> int:
+        return max(_LEAST, self._total // 50)
+
+    def check(self) -> None:
+        """Raise FullError when the machine's free memory is down to the reserve."""
+        now = time.monotonic()
+        if now - self._read_at > _FRESH:
+            lines = (line.split() for line in self._meminfo.read_text().splitlines()[:5])
+            table = {words[0]: int(words[1]) << 10 for words in lines}
+            self._total, self._available = table["MemTotal:"], table["MemAvailable:"]
+            self._read_at = now
+        if self._available < self.reserve:
+            raise FullError(
+                f"The machine is full (memory): {self._available >> 20} MiB of {self._total >> 20} MiB are left."
+            )

@@ -1,0 +1,164 @@
+"""Which cgroup hierarchies this machine has, and where in them this engine may make groups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.engine.drivers.namespace import kernel
+
+UNIFIED = "unified"
+_LIMITING = ("memory", "cpu", "pids")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """`root` is the engine's own directory. `controllers` are those of memory, cpu, pids, cpuacct and freezer it serves."""
+
+    name: str
+    version: int
+    root: Path
+    controllers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    version: int
+    path: Path
+    controllers: frozenset[str]
+    options: tuple[str, ...] = ()  # of the file system, not of the mount
+
+
+def mounts(mountinfo: str) -> list[Mount]:
+    """The cgroup file systems in a `/proc/PID/mountinfo`."""
+    found = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        path = Path(left.split()[4].replace("\\040", " "))
+        if kind == "cgroup2":
+            found.append(Mount(2, path, frozenset(), tuple(options.split(","))))
+        elif kind == "cgroup":
+            known = {"memory", "cpu", "cpuacct", "pids", "freezer"} & set(options.split(","))
+            if known:
+                found.append(Mount(1, path, frozenset(known)))
+    return found
+
+
+def discover(folder: str, *, known: Mapping[str, str], rootless: bool) -> tuple[list[Hierarchy], dict[str, str]]:
+    """Make the engine's directory (`folder`) in each hierarchy that is of use. `known` are directories of an earlier run, which are
+    kept as long as they exist: running sandboxes are in there. Returns also what is missing, and why."""
+    found: list[Hierarchy] = []
+    missing: dict[str, str] = {}
+    everything = mounts(Path("/proc/self/mountinfo").read_text())
+    unified = next((m for m in everything if m.version == 2), None)
+    if unified is not None:
+        base = _own_group(unified.path) if rootless else unified.path
+        root = _make(known.get(UNIFIED), base / folder, missing)
+        if root is not None:
+            found.append(Hierarchy(UNIFIED, 2, root, _enable(root, unified.path)))
+    served = {controller for hierarchy in found for controller in hierarchy.controllers}
+    wanted = set(_LIMITING) - served
+    if not found:
+        wanted |= {"freezer", "cpuacct"}
+    for mount in everything:
+        use = mount.controllers & wanted
+        if mount.version != 1 or not use or rootless:
+            continue
+        name = "+".join(sorted(use))
+        root = _make(known.get(name), mount.path / folder, missing)
+        if root is not None:
+            found.append(Hierarchy(name, 1, root, frozenset(use)))
+            wanted -= use
+    if unified is not None and any(hierarchy.version == 1 for hierarchy in found):
+        _make_moves_quick(unified)
+    for controller in sorted(wanted & set(_LIMITING)):
+        missing.setdefault(controller, _advice(controller, rootless=rootless))
+    return found, missing
+
+
+def _make_moves_quick(unified: Mount) -> None:
+    """Into groups of version 1 a process must be moved, and a move waits for an RCU grace period, some 20 ms, unless the kernel was told
+    to favour moves (Linux 6.0). That makes every fork on the machine slower by less than can be measured, and lasts until it is booted."""
+    if "favordynmods" in unified.options:
+        return
+    others = [option for option in unified.options if option not in {"rw", "ro"}]
+    with contextlib.suppress(OSError):  # an older kernel: the first sandbox after a quiet time takes those 20 ms longer
+        kernel.reconfigure(str(unified.path), [*others, "favordynmods"])
+
+
+def _make(known: str | None, root: Path, missing: dict[str, str]) -> Path | None:
+    if known is not None and Path(known).is_dir() and os.access(known, os.W_OK):
+        return Path(known)
+    try:
+        root.mkdir(exist_ok=True)
+    except OSError as error:
+        missing["cgroups"] = f"no group can be made in {root.parent}: {error.strerror}"
+        return None
+    return root
+
+
+def _own_group(mount: Path) -> Path:
+    """Without root, groups can be made only below the one this process was put into, if that was delegated."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            return mount / line[3:].lstrip("/")
+    return mount
+
+
+def _enable(root: Path, mount: Path) -> frozenset[str]:
+    """Turn the limiting controllers on from the top down to the groups in `root`; says which of them are on there."""
+    for group in reversed([root, *root.parents]):
+        if group.is_relative_to(mount):
+            _enable_in(group)
+    with contextlib.suppress(OSError):
+        return frozenset((root / "cgroup.subtree_control").read_text().split()) & frozenset(_LIMITING)
+    return frozenset()
+
+
+def _enable_in(group: Path) -> None:
+    try:
+        offered = set((group / "cgroup.controllers").read_text().split()) & set(_LIMITING)
+        enabled = set((group / "cgroup.subtree_control").read_text().split())
+    except OSError:
+        return
+    for controller in offered - enabled:
+        for _ in range(2):
+            try:
+                (group / "cgroup.subtree_control").write_text(f"+{controller}")
+            except OSError:
+                if not _evacuate(group):
+                    break
+            else:
+                break
+
+
+def _evacuate(group: Path) -> bool:
+    """A group with processes in it can't hand controllers down (the machine's root can, a container's can't): move them into a
+    group beside ours."""
+    try:
+        pids = (group / "cgroup.procs").read_text().split()
+        if not pids or not (group / "cgroup.events").exists():
+            return False
+        aside = group / "sandyard-others"
+        aside.mkdir(exist_ok=True)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                (aside / "cgroup.procs").write_text(pid)
+    except OSError:
+        return False
+    return True
+
+
+def _advice(controller: str, *, rootless: bool) -> str:
+    if rootless:
+        return (
+            f"no {controller} controller for this user: run as root, or under "
+            "`systemd-run --user --scope -p Delegate=yes` on a machine with cgroup 2"
+        )
+    return (
+        f"this machine has no {controller} cgroup controller: enable it in the kernel or mount the cgroup file system"
+    )

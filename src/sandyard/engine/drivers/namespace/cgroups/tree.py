@@ -1,0 +1,286 @@
+"""The groups of this engine's sandboxes. All verbs are quick and idempotent, and do nothing to a group that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.contract import Limits
+from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarchy
+
+ZYGOTE = "_zygote"
+_PERIOD_US = 100_000
+_FREEZE_TIMEOUT = 20.0
+
+File = tuple[str, str, bool]  # name, content, whether a kernel without it is fine
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`oom_kills` counts since the group was made. What no controller tells is 0."""
+
+    cpu_seconds: float = 0.0
+    memory: int = 0
+    cache: int = 0
+    oom_kills: int = 0
+
+
+class Cgroups:
+    def __init__(self, hierarchies: Sequence[Hierarchy]) -> None:
+        self.hierarchies = tuple(hierarchies)
+        self._unified = self._named(UNIFIED)
+        self._freezer = self._serving("freezer")
+        self.limits = frozenset({"memory", "cpu", "pids"} & {c for h in hierarchies for c in h.controllers})
+        self.can_freeze = self._unified is not None or self._freezer is not None
+
+    def _named(self, name: str) -> Hierarchy | None:
+        return next((h for h in self.hierarchies if h.name == name), None)
+
+    def _serving(self, controller: str) -> Hierarchy | None:
+        return next((h for h in self.hierarchies if controller in h.controllers), None)
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Hierarchy → this engine's directory in it."""
+        return {h.name: str(h.root) for h in self.hierarchies}
+
+    @property
+    def clone_into(self) -> str | None:
+        """The hierarchy in which a new process can be born in its group."""
+        return self._unified.name if self._unified else None
+
+    @property
+    def shows_limits(self) -> bool:
+        """Whether a sandbox that sees its own group in cgroup2 sees its limits there."""
+        return self._unified is not None and bool(self._unified.controllers)
+
+    def places(self, limits: Limits) -> list[dict[str, Any]]:
+        """What a sandbox's first process has to write where, as the zygote's `start` wants it."""
+        return [
+            {"hierarchy": h.name, "join": h.name != self.clone_into, "files": list(_limit_files(h, limits))}
+            for h in self.hierarchies
+        ]
+
+    # What is there ----------------------------------------------------------------------------------------------------------
+
+    def groups(self, name: str) -> Iterator[Path]:
+        for hierarchy in self.hierarchies:
+            yield hierarchy.root / name
+
+    def names(self) -> set[str]:
+        """Every group in every hierarchy, the zygote's too."""
+        return {path.name for h in self.hierarchies for path in h.root.iterdir() if path.is_dir()}
+
+    def pids(self, name: str) -> set[int]:
+        found: set[int] = set()
+        for group in self.groups(name):
+            with contextlib.suppress(OSError):
+                found |= {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+        return found - {0}  # 0: a process that this pid namespace can't see
+
+    def place_zygote(self, pid: int) -> None:
+        """Whatever a zygote forks is in its group until it is in that of its sandbox: killing the one and then the other leaves none."""
+        for group in self.groups(ZYGOTE):
+            group.mkdir(exist_ok=True)
+            (group / "cgroup.procs").write_text(str(pid))
+
+    # Killing and removing ---------------------------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """Send SIGKILL to all in the group, frozen or not. Those that fork meanwhile are caught as well, at the latest by the next call."""
+        if self._unified is not None:
+            with contextlib.suppress(OSError):
+                (self._unified.root / name / "cgroup.kill").write_text("1")
+        for pid in self.pids(name):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if self._unified is None and self._freezer is not None:  # what version 1 has frozen can't even die
+            with contextlib.suppress(OSError):
+                (self._freezer.root / name / "freezer.state").write_text("THAWED")
+
+    async def clear(self, name: str, limit: float = 10.0) -> bool:
+        """Kill all in the group, wait until they are gone, remove the group. False when something would not die in time."""
+        loop = asyncio.get_running_loop()
+        end, pause = loop.time() + limit, 0.0002
+        while not self.remove(name):
+            if loop.time() > end:
+                return False
+            self.kill(name)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        return True
+
+    def remove(self, name: str) -> bool:
+        """False while there are processes in it."""
+        gone = True
+        for group in self.groups(name):
+            try:
+                _rmdir(group)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                gone = False
+        return gone
+
+    # Freezing ---------------------------------------------------------------------------------------------------------------
+
+    async def freeze(self, name: str) -> None:
+        """Return when every process has stopped. Raises TimeoutError, with the group thawed again."""
+        try:
+            async with asyncio.timeout(_FREEZE_TIMEOUT):
+                if self._unified is not None:
+                    await _freeze_unified(self._unified.root / name)
+                elif self._freezer is not None:
+                    await _freeze_v1(self._freezer.root / name)
+        except BaseException:
+            self.thaw(name)
+            raise
+
+    def thaw(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if self._unified is not None:
+                _write(self._unified.root / name / "cgroup.freeze", "0")
+            elif self._freezer is not None:
+                _write(self._freezer.root / name / "freezer.state", "THAWED")
+
+    def frozen(self, name: str) -> bool:
+        """Whether it was told to freeze: on the way there counts."""
+        with contextlib.suppress(OSError):
+            if self._unified is not None:
+                return _read(self._unified.root / name / "cgroup.freeze").strip() == b"1"
+            if self._freezer is not None:
+                return _read(self._freezer.root / name / "freezer.state").strip() != b"THAWED"
+        return False
+
+    @property
+    def accounts(self) -> bool:
+        """Whether `usage` tells both processor time and memory."""
+        return (self._unified is not None or self._serving("cpuacct") is not None) and "memory" in self.limits
+
+    # Accounting -------------------------------------------------------------------------------------------------------------
+
+    def usage(self, name: str) -> Usage:
+        cpu, memory, cache, kills = 0.0, 0, 0, 0
+        if self._unified is not None:
+            cpu = _table(self._unified.root / name / "cpu.stat").get("usage_usec", 0) / 1e6
+        elif (accounting := self._serving("cpuacct")) is not None:
+            cpu = _number(accounting.root / name / "cpuacct.usage") / 1e9
+        hierarchy = self._serving("memory")
+        if hierarchy is not None and hierarchy.version == 2:
+            group = hierarchy.root / name
+            memory, cache = _number(group / "memory.current"), _table(group / "memory.stat").get("file", 0)
+            kills = _table(group / "memory.events").get("oom_kill", 0)
+        elif hierarchy is not None:
+            group = hierarchy.root / name
+            memory, cache = (
+                _number(group / "memory.usage_in_bytes"),
+                _table(group / "memory.stat").get("total_cache", 0),
+            )
+            kills = _table(group / "memory.oom_control").get("oom_kill", 0)
+        return Usage(cpu, max(memory - cache, 0), cache, kills)
+
+
+def _limit_files(hierarchy: Hierarchy, limits: Limits) -> Iterator[File]:
+    memory = str(limits.memory_mb << 20)
+    quota = limits.cpu_count * _PERIOD_US
+    if hierarchy.version == 2:
+        files = {
+            "memory": [("memory.max", memory, False), ("memory.swap.max", "0", True)],
+            "cpu": [("cpu.max", f"{quota} {_PERIOD_US}", False)],
+            "pids": [("pids.max", str(limits.pids), False)],
+        }
+    else:
+        files = {
+            "memory": [
+                ("memory.limit_in_bytes", memory, False),
+                ("memory.memsw.limit_in_bytes", memory, True),
+                ("memory.swappiness", "0", True),
+            ],
+            "cpu": [("cpu.cfs_period_us", str(_PERIOD_US), False), ("cpu.cfs_quota_us", str(quota), False)],
+            "pids": [("pids.max", str(limits.pids), False)],
+        }
+    for controller in sorted(hierarchy.controllers):
+        yield from files.get(controller, [])
+
+
+async def _freeze_unified(group: Path) -> None:
+    _write(group / "cgroup.freeze", "1")
+    events = os.open(group / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+    # The file is always "readable": only a nested epoll that asks for the exceptional event can wait for a change.
+    waiter = select.epoll()
+    try:
+        waiter.register(events, select.EPOLLPRI | select.EPOLLET)
+        loop = asyncio.get_running_loop()
+        while b"frozen 1" not in os.pread(events, 256, 0):
+            changed = asyncio.Event()
+            loop.add_reader(waiter.fileno(), changed.set)
+            try:
+                if b"frozen 1" not in os.pread(events, 256, 0):
+                    await changed.wait()
+                    waiter.poll(0)
+            finally:
+                loop.remove_reader(waiter.fileno())
+    finally:
+        waiter.close()
+        os.close(events)
+
+
+async def _freeze_v1(group: Path) -> None:
+    pause = 0.0001
+    while True:
+        _write(group / "freezer.state", "FROZEN")  # again and again: a task that was busy may have been missed
+        if _read(group / "freezer.state").strip() == b"FROZEN":
+            return
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.01)
+
+
+def _rmdir(group: Path) -> None:
+    try:
+        group.rmdir()
+    except OSError as error:
+        if error.errno not in {errno.EBUSY, errno.ENOTEMPTY}:
+            raise
+        for inner in [path for path in group.iterdir() if path.is_dir()]:
+            _rmdir(inner)
+        group.rmdir()
+
+
+def _write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 65536)
+    finally:
+        os.close(fd)
+
+
+def _number(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(_read(path))
+    return 0
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of `name number`."""
+    with contextlib.suppress(OSError, ValueError):
+        pairs = (line.split() for line in _read(path).decode().splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    return {}

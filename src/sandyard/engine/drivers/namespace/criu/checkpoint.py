@@ -1,0 +1,230 @@
+"""`Criu`: a frozen sandbox's memory to disk, and back. What the namespace driver's `suspend` and `restore` stand on.
+
+One engine's images: a directory per sandbox, and beside them `library/`, copies of the host's files that the agents
+have mapped, so that an upgrade of the host's Python or C library takes no memory from a sandbox. `sweep` tidies up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sandyard
+from sandyard.engine.drivers.namespace.criu.child import EXIT_REFUSED
+from sandyard.kit.errors import NoSpaceError, SandyardError, UnsupportedError
+
+T = TypeVar("T")
+
+PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where scripts/get-criu puts it
+OLDEST = (4, 1)
+HELP = "scripts/get-criu fetches one that fits"
+
+_CHILD = "sandyard.engine.drivers.namespace.criu.child"
+_LIBRARY = "library"
+_PARTIAL = ".partial"
+_HARMLESS = ("RLIMIT_NOFILE", "FAILED", "failed with -1", "repair mode", "recv req error")
+
+# What CRIU says, and what that means for a sandbox. The first match counts.
+_REASONS = (
+    (r"No space left on device", "there is no space left on the disk"),
+    (r"SysVIPC|SYSV|shmem map", "a process uses System V shared memory"),
+    (r"io_uring|\[aio\]", "a process uses io_uring or kernel asynchronous I/O"),
+    (r"Can't dump nested|own namespace", "a process lives in namespaces of its own"),
+    (r"in-flight|Dangling|xternal socket|without peer", "a connection to its agent was just being made or cut"),
+    (r"fsnotify|Can't dump that handle", "a process watches a file whose place can't be found"),
+    (r"Can't lookup mount", "a process has a file open that is not in its file system"),
+    (r"ghost file .* too big|ghost-limit", "a process keeps a very large deleted file open"),
+    (r"No NS ID", "a process has the file of a namespace open"),
+    (r"seccomp", "a process has a seccomp filter that can't be saved"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A frozen sandbox."""
+
+    pid: int  # of its agent, on the host
+    freezer: Path  # the cgroup directory that is frozen: of cgroup2, or of v1's freezer
+    files: tuple[Path, ...] = ()  # on the host, that the agent has open for writing
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a sandbox is to live again: all as for a boot, only without processes."""
+
+    holder: int  # a process in the new mount, net, uts, ipc and cgroup namespaces; it may end once restore has returned
+    root: Path  # where it sees the sandbox's root file system, with all mounts on it (proc may be missing)
+    cgroups: tuple[Path, ...]  # directories whose limits and freezers hold for it
+    socket: Path  # of the agent; made anew
+
+
+@dataclass(frozen=True, slots=True)
+class Criu:
+    command: tuple[str, ...]
+    version: tuple[int, ...]
+
+    @classmethod
+    async def find(cls, candidates: Sequence[Path] | None = None) -> Criu:
+        """The CRIU of this machine, if it is new enough. UnsupportedError says what is missing and what would help.
+
+        Says nothing about the kernel: `probe.works` does."""
+        if os.geteuid() != 0:
+            raise UnsupportedError("memory goes to disk only with an engine that runs as root")
+        if candidates is None:
+            candidates = [PRIVATE_CRIU, *(Path(found) for found in [shutil.which("criu")] if found)]
+        too_old = ""
+        for candidate in candidates:
+            if not candidate.exists():
+                continue
+            code, output, _ = await _run([str(candidate), "--version"])
+            found = re.search(r"^Version:\s*(\d+(?:\.\d+)*)", output, re.MULTILINE)
+            if code or not found:
+                too_old = f"{candidate} does not start"
+            elif (version := tuple(int(part) for part in found[1].split("."))) < OLDEST:
+                too_old = f"{candidate} is version {found[1]}, and 4.1 is needed"
+            else:
+                return cls((str(candidate),), version)
+        raise UnsupportedError(f"{too_old or 'there is no CRIU on this machine'}; {HELP}")
+
+    async def dump(self, sandbox: Frozen, images: Path) -> None:
+        """Write the memory of a frozen sandbox to the directory `images`: whole and safely on disk, or not at all.
+
+        The sandbox stays as it is, frozen, whatever happens: to get its memory back, kill it afterwards. Goes on to its
+        end even when the caller is cancelled, because a CRIU that is killed leaves its marks in the processes. Raises
+        UnsupportedError naming what in the sandbox can't be dumped, NoSpaceError when the disk is full."""
+        partial, library = images.with_name(images.name + _PARTIAL), images.parent / _LIBRARY
+        await _uninterrupted(self._dump(sandbox, images, partial, library))
+
+    async def _dump(self, sandbox: Frozen, images: Path, partial: Path, library: Path) -> None:
+        request: dict[str, Any] = {"verb": "dump", "pid": sandbox.pid, "freezer": str(sandbox.freezer)}
+        request["files"] = [str(path) for path in sandbox.files]
+        try:
+            await asyncio.to_thread(_prepare, partial, library)
+            await self._child({**request, "images": str(partial), "library": str(library)}, "be dumped")
+            await asyncio.to_thread(_publish, partial, images)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
+
+    async def restore(self, images: Path, place: Place) -> int:
+        """Bring the processes back, running, and return the host's pid of the agent. The images stay as they are.
+
+        The processes are nobody's children: they outlive the engine. UnsupportedError explains a failure; empty the
+        cgroups then, for a CRIU that was killed itself leaves processes behind. Goes on to its end even when the caller
+        is cancelled."""
+        request: dict[str, Any] = {"verb": "restore", "images": str(images), "library": str(images.parent / _LIBRARY)}
+        request |= {"holder": place.holder, "root": str(place.root), "socket": str(place.socket)}
+        request["cgroups"] = [str(folder) for folder in place.cgroups]
+        return int(await _uninterrupted(self._child(request, "be brought back", answer="pid")))
+
+    async def _child(self, request: dict[str, Any], what: str, answer: str | None = None) -> str:
+        source = str(Path(sandyard.__file__).parent.parent)
+        code = f"import sys; sys.path.insert(0, {source!r}); from {_CHILD} import main; main()"
+        with tempfile.TemporaryDirectory(prefix="sandyard-criu-", ignore_cleanup_errors=True) as work:
+            os.chmod(work, 0o711)  # noqa: S103, PTH101  the sandbox's root passes through, to the mounts it is handed
+            whole = json.dumps({**request, "criu": list(self.command), "work": work})
+            status, _, complaint = await _run([sys.executable, "-I", "-S", "-c", code, whole])
+            if status == EXIT_REFUSED:
+                raise UnsupportedError(f"this sandbox's memory can't {what}: {complaint.strip()}")
+            if status < 0:
+                raise UnsupportedError(f"this sandbox's memory can't {what}: CRIU was ended by signal {-status}")
+            if status:
+                raise _explain(_read(work, "criu.log") + complaint, what)
+            return _read(work, answer) if answer else ""
+
+    @staticmethod
+    async def sweep(parent: Path, keep: Collection[str]) -> None:
+        """Remove every image in `parent` but those named in `keep`, and the copies that none of them needs."""
+        await asyncio.to_thread(_sweep, parent, frozenset(keep))
+
+
+async def _run(command: list[str]) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    output, errors = await process.communicate()
+    return process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Its result; when cancelled, only after it has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await task
+        raise
+
+
+def _prepare(partial: Path, library: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    for folder in (library, partial):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (partial / "criu").mkdir()
+    (partial / "criu").chmod(0o755)
+
+
+def _publish(partial: Path, images: Path) -> None:
+    """Wait until all of it is on the disk, then give it its name."""
+    for path in [*partial.rglob("*"), partial]:
+        if path.is_file():
+            path.chmod(0o644)
+        _sync(path)
+    shutil.rmtree(images, ignore_errors=True)
+    partial.rename(images)
+    _sync(images.parent)
+
+
+def _read(folder: str, name: str) -> str:
+    try:
+        return Path(folder, name).read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explain(log: str, what: str) -> SandyardError:
+    errors = [line for line in log.splitlines() if "Error" in line and not any(word in line for word in _HARMLESS)]
+    lines = [re.sub(r"^.*?Error\s*(\([^)]*\):)?\s*", "", line) for line in errors] or [log.strip()[-200:]]
+    said = "; ".join(lines[:2])
+    for pattern, meaning in _REASONS:
+        if re.search(pattern, "\n".join(errors)):
+            sentence = f"this sandbox's memory can't {what}: {meaning} (CRIU: {said})"
+            return NoSpaceError(sentence) if pattern.startswith("No space") else UnsupportedError(sentence)
+    return UnsupportedError(f"this sandbox's memory can't {what}: CRIU says: {said}")
+
+
+def _sweep(parent: Path, keep: frozenset[str]) -> None:
+    needed = set()
+    for folder in parent.iterdir() if parent.is_dir() else ():
+        if folder.name == _LIBRARY:
+            continue
+        if folder.name not in keep:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            needed |= {file["copy"] for file in json.loads((folder / "sandbox.json").read_text())["files"]}
+    for copy in (parent / _LIBRARY).glob("*"):
+        if copy.name not in needed:
+            copy.unlink(missing_ok=True)

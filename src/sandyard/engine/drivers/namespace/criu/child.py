@@ -1,0 +1,284 @@
+"""Becomes CRIU: prepares namespaces and mounts in a process of its own, then execs `criu dump` or `criu restore`.
+
+Run by `checkpoint`, with the request as its argument. Needs root, and the standard library only, so that it starts
+quickly. All it mounts is in a mount namespace of its own, which ends with CRIU: nothing can be left behind on the host.
+
+**Dump.** CRIU demands that the mount namespace belong to the user namespace of its processes, and that it can open
+`/proc/PID/ns/*` from there. Neither holds for a sandbox, by design. So CRIU, in its own mount namespace, is shown
+another directory in place of every `/proc/PID/ns`, with a copy of the sandbox's mount namespace that belongs to the
+sandbox's user namespace: the same mounts, at the same places, another owner. The network, uts, ipc and cgroup
+namespaces are no business of CRIU: it is put into them, finds them to be its own, and leaves them out.
+
+**Restore.** The driver has made namespaces, cgroups and the root file system as for a boot. CRIU is put into all but
+the mount namespace, and makes the user, pid, mount and time namespaces itself. Mounts it can't make are copied from the
+driver's and handed to it, each on a place of its own: a user namespace can't part mounts from those they lie on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import stat
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.criu import scan
+
+FORMAT = 1
+_SOME = "64"
+EXIT_REFUSED = 90  # with a sentence on standard error
+GHOST_LIMIT = 1 << 30  # bytes of a deleted file that is still open: they go into the image
+
+_KINDS = {
+    "mnt": kernel.CLONE_NEWNS,
+    "net": kernel.CLONE_NEWNET,
+    "uts": kernel.CLONE_NEWUTS,
+    "ipc": kernel.CLONE_NEWIPC,
+    "cgroup": kernel.CLONE_NEWCGROUP,
+}
+
+
+def main() -> NoReturn:
+    request = json.loads(sys.argv[1])
+    try:
+        {"dump": dump, "restore": restore}[request["verb"]](request)
+    except (scan.NotDumpableError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+    os._exit(EXIT_REFUSED)
+
+
+def _open_namespace(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _private_mounts() -> None:
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+
+
+def _exec(command: list[str], arguments: list[str]) -> NoReturn:
+    environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}  # CRIU calls tar
+    os.execve(command[0], [*command, *arguments], environment)  # noqa: S606
+
+
+def dump(request: dict[str, Any]) -> NoReturn:
+    root, images, library = int(request["pid"]), Path(request["images"]), Path(request["library"])
+    freezer = Path(request["freezer"])
+    pids = scan.processes(freezer)
+    scan.check(pids, root)
+    mounts = scan.mounts(root)
+    files = []
+    for file, handle in scan.host_files(pids, root, [Path(path) for path in request["files"]]):
+        files.append(file)
+        if file.copy:
+            _keep_copy(handle, library / file.copy)
+    arguments = ["dump", "--tree", str(root), "--images-dir", str(images / "criu"), "--freeze-cgroup", str(freezer)]
+    arguments += ["--leave-running", "--skip-in-flight", "--link-remap", "--ghost-limit", str(GHOST_LIMIT)]
+    for file in files:
+        arguments += ["--external", file.key]
+    for number, point in enumerate([*mounts.prepared, *mounts.blank]):
+        arguments += ["--external", f"mnt[{point}]:m{number}"]
+    for path in scan.watched_paths(pids, root):
+        arguments += ["--irmap-scan-path", path]
+
+    own = {kind: _open_namespace(f"/proc/{root}/ns/{kind}") for kind in scan.NAMESPACES}
+    # A mount namespace can be bound only in an older one, and young kernels number them in order only on one CPU.
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    _private_mounts()
+    copy, limits = _copy_of_mounts(own["mnt"], own["user"])
+    os.sched_setaffinity(0, cpus)
+    _show_namespaces(pids, own, copy, f"{request['work']}/namespaces")
+    for kind in ("net", "uts", "ipc", "cgroup"):
+        kernel.setns(own[kind], _KINDS[kind])
+    facts = {
+        "format": FORMAT,
+        "machine": os.uname().machine,
+        "owner": scan.host_id(root),
+        "socket": scan.listening_socket(root),
+        "files": [asdict(file) for file in files],
+        "prepared": mounts.prepared,
+        "blank": mounts.blank,
+        "limits": limits,
+    }
+    (images / "sandbox.json").write_text(json.dumps(facts))
+    _exec(request["criu"], [*arguments, *_common(request)])
+
+
+def _common(request: dict[str, Any]) -> list[str]:
+    given = ["--work-dir", request["work"], "--log-file", "criu.log", "-v2", "--no-default-config"]
+    return [*given, "--manage-cgroups=ignore", "--network-lock", "skip", "--tcp-close", "--file-locks"]
+
+
+def _keep_copy(handle: Path, target: Path) -> None:
+    if target.exists():
+        return
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    with handle.open("rb") as source, partial.open("wb") as sink:
+        shutil.copyfileobj(source, sink, 1 << 20)
+        sink.flush()
+        os.fchmod(sink.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))  # CRIU compares it
+        os.fsync(sink.fileno())
+    partial.rename(target)
+
+
+def _show_namespaces(pids: list[int], own: dict[str, int], mounts: int, stage: str) -> None:
+    """Cover `/proc/PID/ns` of all processes: with their own namespaces, and `mounts` for a mount namespace."""
+    Path(stage).mkdir()
+    kernel.mount("none", stage, "tmpfs")
+    shown = {**own, "mnt": mounts, "pid_for_children": own["pid"], "time_for_children": own["time"]}
+    for kind, descriptor in shown.items():
+        Path(stage, kind).touch()
+        kernel.bind(f"/proc/self/fd/{descriptor}", f"{stage}/{kind}")
+    for pid in pids:
+        kernel.bind(stage, f"/proc/{pid}/ns", recursive=True)
+
+
+def _copy_of_mounts(mounts: int, users: int) -> tuple[int, dict[str, str]]:
+    """A copy of that mount namespace which belongs to that user namespace and lives as long as its descriptor; and how
+    many namespaces that user namespace allows, which is more for the moment in which the copy is made."""
+    ready, tell = os.pipe()
+    hold, release = os.pipe()
+    knobs = os.open("/proc/sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.setns(mounts, kernel.CLONE_NEWNS)
+            kernel.setns(users, kernel.CLONE_NEWUSER)
+            limits = {kind: _knob(knobs, f"max_{kind}_namespaces") for kind in scan.NAMESPACES}
+            _knob(knobs, "max_mnt_namespaces", _SOME)
+            kernel.unshare(kernel.CLONE_NEWNS)
+            _knob(knobs, "max_mnt_namespaces", limits["mnt"])
+            os.write(tell, json.dumps(limits).encode())
+            os.close(release)
+            os.read(hold, 1)
+        finally:
+            os._exit(0)
+    for descriptor in (tell, hold, knobs):
+        os.close(descriptor)
+    try:
+        answer = os.read(ready, 4096)
+        if not answer:
+            raise OSError("the sandbox's mount namespace could not be copied")
+        return _open_namespace(f"/proc/{pid}/ns/mnt"), json.loads(answer)
+    finally:
+        os.close(ready)
+        os.close(release)
+        os.waitpid(pid, 0)
+
+
+def _knob(folder: int, name: str, value: str = "") -> str:
+    """Read or write a file of /proc/sys/user: what is behind the name depends on the user namespace of who opens it."""
+    descriptor = os.open(name, os.O_RDWR if value else os.O_RDONLY, dir_fd=folder)
+    try:
+        return str(os.write(descriptor, value.encode())) if value else os.read(descriptor, 64).decode().strip()
+    finally:
+        os.close(descriptor)
+
+
+def restore(request: dict[str, Any]) -> NoReturn:
+    images, work = Path(request["images"]), request["work"]
+    try:
+        facts = json.loads((images / "sandbox.json").read_text())
+    except FileNotFoundError:
+        raise scan.NotDumpableError("there is no memory of it on the disk") from None
+    if facts["format"] != FORMAT or facts["machine"] != os.uname().machine:
+        raise scan.NotDumpableError("these images were made by another version or on another kind of machine")
+    # Opened before any namespace is entered, so that their mounts outlive this process.
+    library = Path(request["library"])
+    inherited = {_reopen(scan.HostFile(**file), library, facts["owner"]): file["key"] for file in facts["files"]}
+    for folder in request["cgroups"]:
+        Path(folder, "cgroup.procs").write_text("0")
+    namespaces = {kind: _open_namespace(f"/proc/{request['holder']}/ns/{kind}") for kind in _KINDS}
+    kernel.setns(namespaces["net"], _KINDS["net"])
+    inherited[_listen(request["socket"])] = (
+        f"socket:[{facts['socket']}]"  # a unix socket belongs to a network namespace
+    )
+    for kind in ("uts", "ipc", "cgroup"):
+        kernel.setns(namespaces[kind], _KINDS[kind])
+    _private_mounts()
+    root, *places = _lay_out(namespaces["mnt"], request["root"], ["/", *facts["prepared"]], f"{work}/mounts")
+    blanks = {"device": "/dev/null", "file": f"{work}/mounts/file", "folder": f"{work}/mounts/folder"}
+    places += [blanks[kind] for kind in facts["blank"].values()]
+    arguments = ["restore", "--images-dir", str(images / "criu"), "--root", root, "--restore-detached"]
+    arguments += ["--pidfile", "pid", "--action-script", f"{work}/mounts/limit", *_common(request)]
+    _write_limits(Path(work, "mounts/limit"), facts["limits"])
+    for number, path in enumerate(places):
+        arguments += ["--external", f"mnt[m{number}]:{path}"]
+    for descriptor, key in inherited.items():
+        os.set_inheritable(descriptor, True)
+        arguments += ["--inherit-fd", f"fd[{descriptor}]:{key}"]
+    _exec(request["criu"], arguments)
+
+
+def _write_limits(script: Path, limits: dict[str, str]) -> None:
+    """CRIU calls it at every stage. The new user namespace gets the limits of the old before anything runs in it."""
+    writes = "; ".join(f"echo {int(value)} >/proc/sys/user/max_{kind}_namespaces" for kind, value in limits.items())
+    lines = ["#!/bin/sh -e", '[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0']
+    lines.append(f"exec nsenter --user=/proc/$CRTOOLS_INIT_PID/ns/user sh -ec '{writes}'\n")
+    script.write_text("\n".join(lines))
+    script.chmod(0o700)
+
+
+def _reopen(file: scan.HostFile, library: Path, owner: int) -> int:
+    """The host's file if it is still the same, else the copy that was kept.
+
+    CRIU opens it once more, as the sandbox's root, which therefore has to own what it writes to."""
+    try:
+        descriptor = os.open(file.path, file.flags | os.O_CLOEXEC)
+    except OSError:
+        descriptor = -1
+    if descriptor >= 0:
+        status = os.fstat(descriptor)
+        if not file.copy:
+            if stat.S_ISREG(status.st_mode):
+                os.fchown(descriptor, owner, owner)
+            return descriptor
+        if (status.st_size, status.st_mtime_ns, status.st_ino) == (file.size, file.mtime_ns, file.inode):
+            return descriptor
+        os.close(descriptor)
+    if not file.copy:
+        raise scan.NotDumpableError(f"the host's file {file.path}, which was open inside, is gone")
+    return os.open(library / file.copy, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _listen(path: str) -> int:
+    """A new listening socket at the place of the agent's, which may be longer than an address can be."""
+    place = Path(path)
+    place.unlink(missing_ok=True)
+    folder = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    listener.bind(f"/proc/self/fd/{folder}/{place.name}")
+    listener.listen(1024)
+    os.close(folder)
+    return listener.detach()
+
+
+def _lay_out(mounts: int, root: str, points: list[str], place: str) -> list[str]:
+    """Copy mounts out of the tree at `root` in that mount namespace: each alone, below `place`."""
+    here = _open_namespace("/proc/self/ns/mnt")
+    kernel.setns(mounts, kernel.CLONE_NEWNS)
+    copies = [kernel.clone_mount(f"{root}{point}") for point in points]
+    are_folders = [Path(f"{root}{point}").is_dir() for point in points]
+    kernel.setns(here, kernel.CLONE_NEWNS)
+    os.close(here)
+    Path(place).mkdir()
+    kernel.mount(
+        "none", place, "tmpfs", 0, "mode=755"
+    )  # no flags: CRIU adds those a mount had, but can't take any away
+    Path(place, "file").touch(0o444)
+    Path(place, "folder").mkdir(0o555)
+    places = []
+    for number, (copy, is_folder) in enumerate(zip(copies, are_folders, strict=True)):
+        target = Path(place, str(number))
+        target.mkdir() if is_folder else target.touch()
+        kernel.attach_mount(copy, str(target))
+        os.close(copy)
+        places.append(str(target))
+    return places

@@ -1,0 +1,252 @@
+"""Proves that memory can go to disk and come back on this machine, by doing it with a sandbox of one small process.
+
+Versions tell too little: whether CRIU works depends on the kernel, on what runs the engine, and on how both fit
+together. The sandbox here is made like the driver's: namespaces that belong to the host's root, the user namespace
+entered last, an overlay root, a process that was forked and never exec'ed and that nobody inside may trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import sandyard
+from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, Place
+from sandyard.kit.errors import SandyardError, UnsupportedError
+
+_FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; nobody's
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_BPF_RETURN, _SECCOMP_ALLOW = 6, 0x7FFF_0000
+_PATIENCE = 10.0
+
+_known: dict[tuple[str, ...], Criu | UnsupportedError] = {}
+
+
+async def find_working() -> Criu:
+    """A CRIU that was seen to work, or UnsupportedError saying why not. Takes half a second, the first time."""
+    criu = await Criu.find()
+    if criu.command not in _known:
+        try:
+            await asyncio.wait_for(_try(criu), _PATIENCE * 3)
+            _known[criu.command] = criu
+        except (SandyardError, OSError, TimeoutError) as error:
+            version = ".".join(str(part) for part in criu.version)
+            _known[criu.command] = UnsupportedError(f"CRIU {version} does not work on this machine: {error}")
+    found = _known[criu.command]
+    if isinstance(found, UnsupportedError):
+        raise found
+    return found
+
+
+async def _try(criu: Criu) -> None:
+    with tempfile.TemporaryDirectory(prefix="sandyard-probe-") as name, freezer_group() as freezer:
+        folder = Path(name)
+        os.chmod(folder, 0o711)  # noqa: S103, PTH101  the sandbox's root passes through, to the mounts it is handed
+        place = folder / "agent.sock"
+        agent = await start(folder, "live", freezer)
+        if await ask(place) != b"1":
+            raise UnsupportedError("the probe's process did not start")
+        set_frozen(freezer, frozen=True)
+        await criu.dump(Frozen(agent, freezer), folder / "images" / "probe")
+        os.kill(agent, signal.SIGKILL)
+        set_frozen(freezer, frozen=False)
+        await asyncio.to_thread(end_all, freezer)
+        holder = await start(folder, "hold", freezer)
+        try:
+            await criu.restore(folder / "images" / "probe", Place(holder, folder / "stage/root", (freezer,), place))
+        finally:
+            os.kill(holder, signal.SIGKILL)
+        if await ask(place) != b"2":
+            raise UnsupportedError("the probe's process came back without its memory")
+
+
+@contextlib.contextmanager
+def freezer_group() -> Iterator[Path]:
+    """A cgroup that can be frozen, and is empty and gone afterwards."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        own, _, rest = line.partition(" - ")
+        kind, *_, options = rest.split()
+        if kind == "cgroup2" or (kind == "cgroup" and "freezer" in options.split(",")):
+            group = Path(own.split()[4], f"sandyard-probe-{os.getpid()}")
+            break
+    else:
+        raise UnsupportedError("there is no freezer cgroup")
+    group.mkdir(exist_ok=True)
+    try:
+        yield group
+    finally:
+        set_frozen(group, frozen=False)
+        end_all(group)
+        group.rmdir()
+
+
+def set_frozen(group: Path, *, frozen: bool) -> None:
+    if (group / "cgroup.freeze").exists():
+        (group / "cgroup.freeze").write_text("1" if frozen else "0")
+        wanted, state = f"frozen {int(frozen)}", group / "cgroup.events"
+    else:
+        wanted, state = "FROZEN" if frozen else "THAWED", group / "freezer.state"
+        state.write_text(wanted)
+    _until(lambda: wanted in state.read_text())
+
+
+def end_all(group: Path) -> None:
+    """Kill what is in that group, and wait until it is empty."""
+
+    def emptied() -> bool:
+        pids = (group / "cgroup.procs").read_text().split()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        return not pids
+
+    _until(emptied)
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    """The kernel takes a millisecond for these things and says nothing when it is done."""
+    deadline = time.monotonic() + _PATIENCE
+    while not reached():
+        if time.monotonic() > deadline:
+            raise UnsupportedError("the probe's processes could not be frozen or ended")
+        time.sleep(0.0005)
+
+
+async def ask(place: Path) -> bytes:
+    reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(place), _PATIENCE)
+    try:
+        return await asyncio.wait_for(reader.read(), _PATIENCE)
+    finally:
+        writer.close()
+
+
+async def start(folder: Path, verb: str, freezer: Path, entry: str = f"from {__name__} import main; main()") -> int:
+    """Run `entry` with these arguments: see `main`. Returns the pid it prints."""
+    source = str(Path(sandyard.__file__).parent.parent)
+    code = f"import sys; sys.path.insert(0, {source!r}); {entry}"
+    command = [sys.executable, "-I", "-S", "-c", code, verb, str(folder), str(freezer)]
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe, stderr=pipe)
+    output, errors = await process.communicate()
+    if not output:
+        raise UnsupportedError(f"the probe did not start: {errors.decode(errors='replace').strip()[-300:]}")
+    return int(output)
+
+
+def main(serve: Callable[[socket.socket], None] | None = None) -> None:
+    """In a process of its own: start a sandbox (`live`) or empty namespaces for one (`hold`), and print its pid.
+
+    `serve` is what the sandbox does, with its agent's listening socket: count who asks, when nothing else is said."""
+    verb, folder, freezer = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    users = _user_namespace()
+    ready, tell = os.pipe()
+    if verb == "live":
+        kernel.unshare(kernel.CLONE_NEWPID)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            if verb == "live":
+                (freezer / "cgroup.procs").write_text("0")
+            kinds = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
+            kernel.unshare(kinds | kernel.CLONE_NEWNET)
+            _loopback_up()  # CRIU tries something there
+            root = _mount(folder)
+            if verb == "live":
+                listener = _enter(folder, root, users)
+                os.close(tell)
+                (serve or _count)(listener)
+            for descriptor in (0, 1, 2, tell):
+                os.close(descriptor)
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(tell)
+    os.read(ready, 1)
+    sys.stdout.write(str(pid))
+
+
+def _user_namespace() -> int:
+    ready, tell = os.pipe()
+    hold, release = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.unshare(kernel.CLONE_NEWUSER)
+            os.write(tell, b"1")
+            os.close(release)
+            os.read(hold, 1)
+        finally:
+            os._exit(0)
+    os.read(ready, 1)
+    for kind in ("uid_map", "gid_map"):
+        Path(f"/proc/{pid}/{kind}").write_text(f"0 {_FIRST_ID} 65536\n")
+    users = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    for descriptor in (ready, tell, hold, release):
+        os.close(descriptor)
+    os.waitpid(pid, 0)
+    return users
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+
+
+def _mount(folder: str) -> str:
+    """An overlay with a device node on it, as the driver's boot would make it, but for proc."""
+    stage = f"{folder}/stage"
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    Path(stage).mkdir(exist_ok=True)
+    kernel.mount("none", stage, "tmpfs", 0, "mode=755")
+    for name in ("lower/proc", "lower/dev", "upper", "work", "root"):
+        Path(stage, name).mkdir(parents=True)
+    for name in ("lower", "lower/proc", "lower/dev", "upper"):
+        os.chown(f"{stage}/{name}", _FIRST_ID, _FIRST_ID)
+    layers = f"lowerdir={stage}/lower,upperdir={stage}/upper,workdir={stage}/work"
+    kernel.mount("overlay", f"{stage}/root", "overlay", 0, layers)
+    kernel.mount("none", f"{stage}/root/dev", "tmpfs", kernel.MS_NOSUID, "mode=755")
+    Path(stage, "root/dev/null").touch()
+    kernel.bind("/dev/null", f"{stage}/root/dev/null")
+    return f"{stage}/root"
+
+
+def _enter(folder: str, root: str, users: int) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{folder}/agent.sock")
+    listener.listen()
+    listener.setblocking(False)  # as an agent's is, and the one it gets back
+    kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    kernel.pivot_into(root)
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    kernel.load_seccomp(struct.pack("HBBI", _BPF_RETURN, 0, 0, _SECCOMP_ALLOW))
+    kernel.setns(users, kernel.CLONE_NEWUSER)
+    os.close(users)
+    os.setgid(0)
+    os.setuid(0)
+    os.setgroups([])
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    return listener
+
+
+def _count(listener: socket.socket) -> None:
+    with socket.create_server(("127.0.0.1", 0)):  # young kernels and old versions of CRIU disagree about such sockets
+        for count in range(1, 1_000):
+            select.select([listener], [], [])
+            client, _ = listener.accept()
+            client.sendall(b"%d" % count)
+            client.close()

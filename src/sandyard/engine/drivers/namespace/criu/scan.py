@@ -1,0 +1,238 @@
+"""What a frozen sandbox consists of, as far as CRIU must be told: read from /proc, while nothing in it moves.
+
+All of it is written to `sandbox.json` beside CRIU's images, because a restore must be told the same things.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+NAMESPACES = ("mnt", "user", "pid", "net", "uts", "ipc", "cgroup", "time")
+
+_KERNEL_FILES = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage")  # paths that are none: CRIU knows them
+_ACCEPTS = 0x10000  # in /proc/net/unix
+_REOPEN = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY
+_DEEPEST_SEARCH = 300_000  # directory entries looked at for the place of a file watch
+_SYSTEM_FOLDERS = ("usr", "var", "lib", "etc")  # searched last
+
+
+class NotDumpableError(Exception):
+    """A sentence for a person: what in this sandbox can't go to disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFile:
+    """A file of the host that a process inside has open or mapped: mostly the agent's Python and its libraries."""
+
+    key: str  # CRIU's name for it
+    path: str
+    flags: int
+    size: int
+    mtime_ns: int
+    inode: int
+    copy: str | None  # its name in the library, for the day the host's file is replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """Mount points that CRIU does not make. It makes proc, devpts and writable tmpfs, with what is in them."""
+
+    prepared: tuple[str, ...]  # the driver makes them anew, as for a boot
+    blank: dict[str, str]  # on proc, to hide what is below: of kind "file" (empty), "folder" (empty) or "device" (null)
+
+
+def processes(freezer: Path) -> list[int]:
+    """Host pids of everything in that cgroup and below."""
+    found = []
+    for folder, _, _ in os.walk(freezer):
+        found += [int(line) for line in Path(folder, "cgroup.procs").read_text().split()]
+    return found
+
+
+def check(pids: list[int], root: int) -> None:
+    """Raise NotDumpableError for what is known to fail, or to be dumped wrongly.
+
+    All processes must live in the namespaces of the agent, because CRIU will be shown those for every one of them."""
+    expected = {kind: Path(f"/proc/{root}/ns/{kind}").stat().st_ino for kind in NAMESPACES}
+    for pid in pids:
+        for kind, inode in expected.items():
+            try:
+                own = Path(f"/proc/{pid}/ns/{kind}").stat().st_ino
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # a zombie has left its namespaces
+            if own != inode:
+                raise NotDumpableError(f"process {_name(pid)} lives in a {kind} namespace of its own")
+        if any(_target(handle) == "anon_inode:[io_uring]" for handle, _ in _descriptors(pid)):
+            raise NotDumpableError(f"process {_name(pid)} uses io_uring")
+    if count := len(connections(root)):
+        raise NotDumpableError(f"{count} connections to its agent are still open")
+
+
+def _name(pid: int) -> str:
+    inside = re.search(r"^NSpid:.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return f"{inside[1] if inside else pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+
+
+def host_id(root: int) -> int:
+    """The host's user id of the sandbox's root."""
+    return int(Path(f"/proc/{root}/uid_map").read_text().split()[1])
+
+
+def connections(root: int) -> set[str]:
+    """The agent's sockets that belong to another network namespace: connections that were made to it from the host.
+
+    A connection that the host has closed counts until the agent, which must run for that, has closed it too."""
+    own = {_target(handle) for handle, _ in _descriptors(root)}
+    known = set()
+    for table in ("unix", "tcp", "tcp6", "udp", "udp6", "raw", "raw6", "icmp", "icmp6", "netlink", "packet"):
+        path = Path(f"/proc/{root}/net/{table}")
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            known |= {f"socket:[{field}]" for field in line.split() if field.isdigit()}
+    return {target for target in own if target.startswith("socket:[")} - known
+
+
+def listening_socket(root: int) -> int:
+    """The inode of the agent's listening unix socket."""
+    own = {_target(handle) for handle, _ in _descriptors(root)}
+    for line in Path(f"/proc/{root}/net/unix").read_text().splitlines()[1:]:
+        _, _, _, flags, _, _, inode, *_ = line.split()
+        if int(flags, 16) & _ACCEPTS and f"socket:[{inode}]" in own:
+            return int(inode)
+    raise NotDumpableError("the agent has no listening socket in the sandbox's network namespace")
+
+
+def mounts(root: int) -> Mounts:
+    prepared, blank, procs = [], {}, []
+    for line in Path(f"/proc/{root}/mountinfo").read_text().splitlines():
+        own, _, rest = line.partition(" - ")
+        part, point = (_unescape(field) for field in own.split()[3:5])
+        kind, writable = rest.split()[0], "rw" in own.split()[5].split(",")
+        if kind == "proc":
+            procs.append(f"{point}/")
+        elif point.startswith(tuple(procs)):
+            blank[point] = _kind_of_blank(Path(f"/proc/{root}/root{point}"))
+        elif point == "/dev" or not (
+            point == "/" or kind == "devpts" or (kind == "tmpfs" and part == "/" and writable)
+        ):
+            prepared.append(point)  # /dev too: its nodes can't be made by the sandbox's root
+    return Mounts(tuple(prepared), blank)
+
+
+def _kind_of_blank(path: Path) -> str:
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode) and not any(path.iterdir()):
+        return "folder"
+    if stat.S_ISREG(status.st_mode) and not status.st_size:
+        return "file"
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3):
+        return "device"
+    raise NotDumpableError("something unknown is mounted on its proc file system")
+
+
+def _unescape(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+
+
+def host_files(pids: list[int], root: int, known: list[Path]) -> Iterator[tuple[HostFile, Path]]:
+    """Every file of the host in use in the sandbox, with a path under which its content can be read now.
+
+    `known`: where files are that may have been opened under another name, from another mount namespace."""
+    places = {(status.st_dev, status.st_ino): str(path) for path in known if path.exists() and (status := path.stat())}
+    table = Path(f"/proc/{root}/mountinfo").read_text()
+    inside = {int(line.split()[0]) for line in table.splitlines()}
+    seen: set[str] = set()
+    for pid in pids:
+        for handle, flags in (*_mappings(pid), *_descriptors(pid)):
+            path = _target(handle)
+            if not path.startswith("/") or path.startswith(_KERNEL_FILES):
+                continue
+            descriptor = os.open(handle, os.O_PATH | os.O_CLOEXEC)
+            try:
+                mount = _field(Path(f"/proc/self/fdinfo/{descriptor}"), "mnt_id", 10)
+                status = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+            key = f"file[{mount:x}:{status.st_ino:x}]"
+            if mount not in inside and key not in seen:
+                seen.add(key)
+                place = places.get((status.st_dev, status.st_ino), path)
+                yield _host_file(key, place, flags, status), handle
+
+
+def _host_file(key: str, path: str, flags: int, status: os.stat_result) -> HostFile:
+    regular, writes = stat.S_ISREG(status.st_mode), flags & os.O_ACCMODE != os.O_RDONLY
+    try:
+        there = Path(path).stat()
+        same = (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino)
+    except OSError:
+        same = False
+    if not same and (writes or not regular):
+        raise NotDumpableError(f"the host's file {path}, which is open inside, has been moved or removed")
+    name = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}" if regular and not writes else None
+    return HostFile(key, path, flags & _REOPEN, status.st_size, status.st_mtime_ns, status.st_ino, name)
+
+
+def _mappings(pid: int) -> Iterator[tuple[Path, int]]:
+    seen = set()
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        where, _, _, device, inode, *_ = line.split(None, 5)
+        if inode != "0" and (device, inode) not in seen:
+            seen.add((device, inode))
+            start, _, end = where.partition("-")
+            yield Path(f"/proc/{pid}/map_files/{int(start, 16):x}-{int(end, 16):x}"), os.O_RDONLY
+
+
+def _descriptors(pid: int) -> Iterator[tuple[Path, int]]:
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        yield handle, _field(Path(f"/proc/{pid}/fdinfo/{handle.name}"), "flags", 8)
+
+
+def _target(handle: Path) -> str:
+    return str(handle.readlink())
+
+
+def _field(path: Path, name: str, base: int) -> int:
+    return int(next(line for line in path.read_text().splitlines() if line.startswith(f"{name}:")).split()[1], base)
+
+
+def watched_paths(pids: list[int], root: int) -> list[str]:
+    """Where the watched files of the root file system are. An overlay can't tell, so they are searched for."""
+    top = Path(f"/proc/{root}/root")
+    device = Path(f"{top}/.").stat().st_dev
+    wanted = set()
+    for pid in pids:
+        for handle, _ in _descriptors(pid):
+            if _target(handle) == "anon_inode:inotify":
+                text = Path(f"/proc/{pid}/fdinfo/{handle.name}").read_text()
+                for inode, number in re.findall(r"^inotify wd:\S+ ino:(\S+) sdev:(\S+)", text, re.MULTILINE):
+                    if int(number, 16) == os.major(device) << 20 | os.minor(device):
+                        wanted.add(int(inode, 16))
+    return list(_search(str(top), device, wanted))
+
+
+def _search(top: str, device: int, wanted: set[int]) -> Iterator[str]:
+    """The likely places before the system's. What is not found in time is left to CRIU to complain about."""
+    if Path(f"{top}/.").stat().st_ino in wanted:
+        yield "/"
+    looked_at = 0
+    folders, system = ["/"], [f"/{name}" for name in _SYSTEM_FOLDERS]
+    while wanted and looked_at < _DEEPEST_SEARCH and (folders or system):
+        folder = folders.pop() if folders else system.pop()
+        try:
+            entries = list(os.scandir(top + folder))
+        except OSError:
+            continue
+        looked_at += len(entries)
+        for entry in entries:
+            path = f"{folder.rstrip('/')}/{entry.name}"
+            status = entry.stat(follow_symlinks=False)
+            if status.st_ino in wanted and status.st_dev == device:
+                yield path
+                wanted.discard(status.st_ino)
+            if stat.S_ISDIR(status.st_mode) and status.st_dev == device and path[1:] not in _SYSTEM_FOLDERS:
+                folders.append(path)

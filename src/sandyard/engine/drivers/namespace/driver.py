@@ -1,0 +1,369 @@
+"""The namespace driver: sandboxes out of Linux namespaces, overlay and cgroups. See `contract.Driver` for what each verb promises.
+
+With root: own user, pid, mount, net, ipc, uts and cgroup namespaces, copy-on-write storage with disk limits, network by policy.
+Without: the same shape with what the kernel allows a user; `capabilities.missing` says what that leaves out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from sandyard.engine.contract import (
+    AGENT_PORT,
+    Capabilities,
+    Condition,
+    Handle,
+    Layers,
+    NetworkPolicy,
+    Spec,
+    Stats,
+)
+from sandyard.engine.drivers.namespace import adopt, dial, pause, policies, processes
+from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
+from sandyard.engine.drivers.namespace.host import Host, Options
+from sandyard.engine.drivers.namespace.launch import Plan
+from sandyard.engine.drivers.namespace.lives import Lives, remove_run
+from sandyard.engine.drivers.namespace.record import DRIVER, Record, parse
+from sandyard.kit.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    SandyardError,
+    UnreachableError,
+    UnsupportedError,
+)
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_KILL_PATIENCE = 15.0
+_AHEAD = 128  # user namespaces kept ready, some 2 kB of kernel memory each
+T = TypeVar("T")
+
+_NO_SUSPEND = "memory can't go to disk yet: it needs CRIU 4.1 or newer"
+
+
+class NamespaceDriver:
+    name = DRIVER
+    capabilities: Capabilities
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._host: Host | None = None
+        self._lives: Lives
+        self._records: dict[str, Record] = {}
+        self._preparing: asyncio.Task[None] | None = None
+
+    # The host ---------------------------------------------------------------------------------------------------------------
+
+    async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
+        if self._host is None:
+            host = Host(self._options, lambda pid, code: self._lives.on_exit(pid, code))
+            self._lives = Lives(host)
+            await host.open()
+            self._host = host
+        found = await adopt.take_over(self._host, self._lives, self._records, keep, snapshots)
+        missing = self._host.capabilities()
+        self.capabilities = Capabilities(
+            missing.freeze,
+            False,
+            missing.live_copy,
+            missing.limits,
+            missing.egress,
+            {**missing.missing, "suspend": _NO_SUSPEND},
+        )
+        self._prepare_slots()
+        return found
+
+    async def close(self) -> None:
+        if self._host is None:
+            return
+        host, self._host = self._host, None
+        if self._preparing is not None:
+            self._preparing.cancel()
+        await self._lives.settle()
+        running = any(record.alive for record in self._records.values())
+        self._lives.abandon()
+        self._records.clear()
+        await host.close(everything_ended=not running)
+
+    @property
+    def _here(self) -> Host:
+        if self._host is None:
+            raise SandyardError("The driver is not open.")
+        return self._host
+
+    def _prepare_slots(self) -> None:
+        """Have user namespaces ready for the next sandboxes; never in the way of one that is being made."""
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.get_running_loop().create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        with contextlib.suppress(SandyardError):
+            await self._here.launcher.prepare(self._here.slots.upcoming(_AHEAD))
+
+    # Beginning ----------------------------------------------------------------------------------------------------------------
+
+    async def create(self, spec: Spec) -> Handle:
+        self._check_new(spec)
+
+        async def fill() -> None:
+            await self._here.store.create(spec.id, spec.limits.disk_mb)
+
+        record = Record(spec.id, spec.layers, spec.limits)
+        return await self._whole(self._make(record, spec.network, fill), self.kill)
+
+    async def boot(self, handle: Handle, spec: Spec) -> Handle:
+        record = self._record(handle)
+        if record.alive:
+            raise ConflictError(f"The sandbox {handle.id} is running.")
+        host = self._here
+        if not host.store.has(handle.id):
+            raise NotFoundError(f"The file system of the sandbox {handle.id} is gone.")
+        host.memory.check()
+
+        async def fill() -> None:
+            if spec.limits.disk_mb != record.limits.disk_mb:
+                await host.store.resize(record.id, spec.limits.disk_mb)
+
+        async def work() -> Handle:
+            new = Record(record.id, record.layers, spec.limits)
+            await self._start(new, spec.network, fill)
+            self._records[record.id] = new
+            return new.handle()
+
+        return await self._whole(work(), self.stop)
+
+    async def fork(self, handle: Handle, spec: Spec) -> Handle:
+        original = self._record(handle)
+        self._check_new(spec)
+
+        async def fill() -> None:
+            async with self._still(original) as stopped:
+                await self._here.store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=stopped)
+
+        record = Record(spec.id, original.layers, spec.limits)
+        return await self._whole(self._make(record, spec.network, fill), self.kill)
+
+    def _check_new(self, spec: Spec) -> None:
+        host = self._here
+        if not _ID.fullmatch(spec.id):
+            raise InvalidInputError(f"{spec.id!r} is no id for a sandbox.")
+        if spec.id in self._records:
+            raise ConflictError(f"There is a sandbox {spec.id} already.")
+        host.memory.check()
+        host.store.check_room()
+
+    async def _whole(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
+        """A verb whose caller may go away runs on to its end, and is undone then: half of it is in other processes and threads,
+        which can't be called back."""
+        task = self._lives.track(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+
+            async def finish() -> None:
+                with contextlib.suppress(SandyardError):
+                    await undo(await task)
+
+            await asyncio.shield(self._lives.track(finish()))
+            raise
+
+    async def _make(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> Handle:
+        """The record exists while it is being made, so that nobody takes the id; when that fails, nothing is left."""
+        self._records[record.id] = record
+        try:
+            await self._start(record, policy, fill)
+        except BaseException:
+            del self._records[record.id]
+            await self._remove(record.id)
+            raise
+        return record.handle()
+
+    async def _start(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> None:
+        """Network and storage, then the first process. A failure leaves neither slot nor process; storage is the caller's."""
+        host = self._here
+        slot = host.slots.take()
+        try:
+            net = None
+            if host.network is None:
+                await fill()
+            else:
+                net = await _both(host.network.acquire(slot), fill())
+                await host.network.set_policy(slot, policy)
+            (host.run / record.id).mkdir(mode=0o700, exist_ok=True)
+            policies.save(host.run / record.id, policy)
+            plan = Plan(record.id, slot, record.layers, record.limits, net)
+            try:
+                life, pidfd = await host.launcher.start(plan, host.store)
+            except ZygoteDiedError:
+                await host.cgroups.clear(record.id)
+                (host.run / record.id / "agent.sock").unlink(missing_ok=True)
+                life, pidfd = await host.launcher.start(plan, host.store)
+        except BaseException:
+            await host.cgroups.clear(record.id)
+            remove_run(host.run / record.id)
+            await self._lives.free(slot)
+            raise
+        self._lives.begin(record, life, pidfd, ours=True)
+        self._prepare_slots()
+
+    async def _remove(self, sandbox: str) -> None:
+        host = self._here
+        remove_run(host.run / sandbox)
+        await host.store.remove(sandbox)
+
+    # Looking ------------------------------------------------------------------------------------------------------------------
+
+    def _record(self, handle: Handle) -> Record:
+        """A handle that this driver object was never told of is looked up on the host, like one in `open`."""
+        known = self._records.get(handle.id)
+        if known is not None:
+            return known
+        layers, limits, _ = parse(handle)
+        if not self._here.store.has(handle.id):
+            raise NotFoundError(f"There is no sandbox {handle.id}.")
+        return Record(handle.id, layers, limits)
+
+    async def condition(self, handle: Handle) -> Condition:
+        record = self._records.get(handle.id)
+        if record is not None and record.alive:
+            return Condition.FROZEN if pause.is_paused(self._here, record) else Condition.RUNNING
+        return Condition.STOPPED if self._here.store.has(handle.id) else Condition.ABSENT
+
+    async def exited(self, handle: Handle) -> str:
+        record = self._records.get(handle.id)
+        if record is None or record.life is None:
+            return "it is not running"
+        return await asyncio.shield(record.ended)
+
+    async def connect(self, handle: Handle, port: int) -> socket.socket:
+        record = self._records.get(handle.id)
+        if record is None or not record.alive or record.life is None:
+            raise UnreachableError(f"The sandbox {handle.id} is not running.")
+        if record.frozen:
+            raise UnreachableError(f"The sandbox {handle.id} is paused.")
+        path = self._here.agent_path(record.id)
+        if port == AGENT_PORT:
+            return await dial.agent(path, record.id)
+        if self._here.rootless:
+            return await dial.port_through_agent(path, record.id, port)
+        return await dial.port_from_outside(record.life.pid, port)
+
+    async def stats(self, handle: Handle) -> Stats:
+        record, host = self._record(handle), self._here
+        usage = host.cgroups.usage(record.id)
+        cpu, memory = usage.cpu_seconds, usage.memory
+        if record.alive and record.life is not None and not host.cgroups.accounts:
+            counted = processes.usage(record.life.pid)
+            cpu, memory = cpu or counted[0], memory or counted[1]
+        return Stats(
+            cpu_seconds=cpu,
+            cpu_count=record.limits.cpu_count,
+            memory_used=memory,
+            memory_cache=usage.cache,
+            memory_total=record.limits.memory_mb << 20,
+            disk_used=await host.store.usage(record.id),
+            disk_total=record.limits.disk_mb << 20,
+        )
+
+    # Pausing and copying --------------------------------------------------------------------------------------------------------
+
+    def _alive(self, handle: Handle) -> Record:
+        record = self._record(handle)
+        if not record.alive:
+            raise ConflictError(f"The sandbox {handle.id} is not running.")
+        return record
+
+    async def freeze(self, handle: Handle) -> None:
+        await pause.freeze(self._here, self._alive(handle))
+
+    async def thaw(self, handle: Handle) -> None:
+        pause.thaw(self._here, self._alive(handle))
+
+    @contextlib.asynccontextmanager
+    async def _still(self, record: Record) -> AsyncIterator[bool]:
+        """Nothing in the sandbox moves meanwhile, and it goes on as it was. Gives whether it is stopped."""
+        if not record.alive:
+            yield True
+        elif pause.is_paused(self._here, record):
+            yield False
+        else:
+            await pause.freeze(self._here, record)
+            try:
+                yield False
+            finally:
+                pause.thaw(self._here, record)
+
+    async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
+        if not _ID.fullmatch(snapshot_id):
+            raise InvalidInputError(f"{snapshot_id!r} is no id for a snapshot.")
+        record, store = self._record(handle), self._here.store
+        store.check_room()
+
+        async def work() -> Layers:
+            try:
+                async with self._still(record) as stopped:
+                    top = await store.snapshot(record.id, snapshot_id, stopped=stopped)
+            except BaseException:
+                await store.remove_snapshot(snapshot_id)
+                raise
+            return (*top, *record.layers)
+
+        return await self._whole(work(), lambda _: store.remove_snapshot(snapshot_id))
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        await self._here.store.remove_snapshot(snapshot_id)
+
+    async def suspend(self, handle: Handle) -> Handle:
+        raise UnsupportedError(f"{_NO_SUSPEND}.")
+
+    async def restore(self, handle: Handle) -> Handle:
+        raise UnsupportedError(f"{_NO_SUSPEND}.")
+
+    # Ending -----------------------------------------------------------------------------------------------------------------------
+
+    async def stop(self, handle: Handle) -> Handle:
+        record = self._record(handle)
+        await self._end(record, "stopped")
+        return Record(record.id, record.layers, record.limits).handle()
+
+    async def kill(self, handle: Handle) -> None:
+        record = self._records.get(handle.id)
+        if record is not None:
+            await self._end(record, "killed")
+            self._records.pop(record.id, None)
+        await self._remove(handle.id)
+
+    async def _end(self, record: Record, why: str) -> None:
+        """End all processes; returns when none is left. What the slot had is freed in the background."""
+        if not record.alive:
+            return
+        record.ending = record.ending or why
+        with contextlib.suppress(ProcessLookupError):
+            if record.pidfd >= 0:  # the first process takes all others with it, also those no cgroup knows of
+                signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
+        self._here.cgroups.kill(record.id)
+        try:
+            await asyncio.wait_for(asyncio.shield(record.ended), _KILL_PATIENCE)
+        except TimeoutError:
+            raise SandyardError(f"The processes of the sandbox {record.id} do not end.") from None
+
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        record, host = self._alive(handle), self._here
+        if host.network is not None and record.life is not None:
+            await host.network.set_policy(record.life.slot, policy)
+        policies.save(host.run / record.id, policy)
+
+
+async def _both(first: Awaitable[T], second: Awaitable[None]) -> T:
+    """At the same time, and both to their end whatever becomes of the other."""
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results[0]  # type: ignore[return-value]

@@ -1,0 +1,36 @@
+"""What the kernel or a child process said, as an error a person understands."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_EXHAUSTED = {
+    errno.ENOMEM: "memory",
+    errno.EAGAIN: "processes",
+    errno.EMFILE: "open files",
+    errno.ENFILE: "open files",
+    errno.EUSERS: "namespaces",
+}
+
+
+def from_errno(code: int | None, sentence: str) -> SandyardError:
+    if code in _NO_SPACE:
+        return NoSpaceError(f"There is no space left: {sentence}.")
+    if code in _EXHAUSTED:
+        return FullError(f"The machine is full ({_EXHAUSTED[code]}): {sentence}.")
+    return SandyardError(f"{sentence}.")
+
+
+def from_child(answer: dict[str, Any]) -> SandyardError:
+    """Of an `error` answer of the zygote or of a process it made."""
+    return from_errno(
+        answer.get("errno"), f"The sandbox {answer['error']}" if "could not" in answer["error"] else answer["error"]
+    )
+
+
+def from_os(error: OSError, doing: str) -> SandyardError:
+    return from_errno(error.errno, f"{doing}: {error.strerror or error}")

@@ -1,0 +1,242 @@
+"""The machine as this driver uses it: what is opened once and shared by all sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from sandyard.engine.contract import Capabilities, NetworkPolicy
+from sandyard.engine.drivers.namespace import instance as instances
+from sandyard.engine.drivers.namespace import processes
+from sandyard.engine.drivers.namespace.capacity import Memory
+from sandyard.engine.drivers.namespace.cgroups import Cgroups, discover
+from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
+from sandyard.engine.drivers.namespace.kernel import effective_capabilities
+from sandyard.engine.drivers.namespace.launch import Launcher, NetSlot
+from sandyard.engine.drivers.namespace.slots import Slots
+from sandyard.engine.drivers.namespace.store import btrfs, image
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, Store
+from sandyard.engine.drivers.namespace.store.cow import CowStore
+from sandyard.engine.drivers.namespace.store.plain import PlainStore
+from sandyard.kit.errors import SandyardError
+
+_CAP_SYS_ADMIN = 1 << 21
+_OPEN_FILES = 65_536
+
+
+class Network(Protocol):
+    """What `net` offers: a namespace, an address and an egress policy for each slot."""
+
+    @property
+    def missing(self) -> Mapping[str, str]: ...
+    async def open(self, keep_slots: Collection[int]) -> None: ...
+    async def close(self, remove: bool = False) -> None: ...
+    async def acquire(self, slot: int) -> NetSlot: ...
+    async def release(self, slot: int) -> None: ...
+    async def set_policy(self, slot: int, policy: NetworkPolicy) -> None: ...
+
+
+MakeNetwork = Callable[[str, Path], Network]  # instance name, directory for its state
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`layer_roots`: the folders templates lie in. `rootless` None: found out. `store` "plain" keeps btrfs out."""
+
+    data_dir: Path
+    layer_roots: Sequence[Path] = ()
+    max_slots: int = 1024
+    network: MakeNetwork | None = None
+    guest: str = "sandyard.engine.guest"
+    rootless: bool | None = None
+    store: Literal["auto", "plain"] = "auto"
+
+
+def is_root() -> bool:
+    """Whether this process may make namespaces and mounts on the host itself."""
+    return os.geteuid() == 0 and bool(effective_capabilities() & _CAP_SYS_ADMIN)
+
+
+class Host:
+    """Opened by `open`; everything in it lives until `close`."""
+
+    def __init__(self, options: Options, on_exit: Callable[[int, int], None]) -> None:
+        self.options = options
+        self.rootless = not is_root() if options.rootless is None else options.rootless
+        self.run = options.data_dir / "run"
+        self.memory = Memory()
+        self._on_exit = on_exit
+        self.instance: instances.Instance
+        self.cgroups: Cgroups
+        self.store: Store
+        self.launcher: Launcher
+        self.network: Network | None = None
+        self.slots: Slots
+        self._missing: dict[str, str] = {}
+        self._run_fd = -1
+
+    async def open(self) -> None:
+        data_dir = self.options.data_dir
+        _raise_file_limit()
+        self.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._run_fd = os.open(self.run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        known = instances.load(data_dir, self.options.max_slots)
+        name = f"sandyard-{known.name}"
+        hierarchies, missing = discover(name, known=known.cgroups, rootless=self.rootless)
+        self._missing |= missing
+        self.cgroups = Cgroups(hierarchies)
+        self.instance = instances.with_cgroups(known, self.cgroups.folders)
+        instances.save(data_dir, self.instance)
+        self.slots = Slots(min(self.options.max_slots, self.instance.slots))
+        self.title = f"sandyard {known.name}"
+        if not await self.cgroups.clear(ZYGOTE):
+            raise SandyardError("The zygote of an earlier engine does not end.")
+        self.store = await self._open_store(data_dir / "store")
+        self.launcher = Launcher(
+            run=self.run,
+            store=self.store.path,
+            roots=self.options.layer_roots,
+            cgroups=self.cgroups,
+            instance=self.instance,
+            title=self.title,
+            guest=self.options.guest,
+            rootless=self.rootless,
+            on_exit=self._on_exit,
+        )
+        self._kill_titled(keep=None)
+        await self.launcher.forker.ensure()
+        if self.options.network is not None and not self.rootless:
+            self.network = self.options.network(known.name, data_dir / "net")
+
+    async def close(self, *, everything_ended: bool) -> None:
+        """`everything_ended`: no sandbox runs, so the host can be left as it was found."""
+        await self.store.close(unmount=False)
+        await self.launcher.forker.close()
+        if self.network is not None:
+            await self.network.close(remove=everything_ended)
+        if everything_ended:
+            await self.cgroups.clear(ZYGOTE)
+            await self.store.close(unmount=True)
+            for folder in self.cgroups.folders.values():
+                with contextlib.suppress(OSError):
+                    Path(folder).rmdir()
+            instances.release(self.instance, self.options.data_dir)
+        os.close(self._run_fd)
+
+    def _kill_titled(self, keep: Collection[int] | None) -> None:
+        """End zygotes of earlier runs and, given which agents to keep, all other agents of this instance."""
+        for pid in processes.titled(self.title):
+            ours = pid == self.launcher.forker.pid
+            is_agent = _inside_pid_namespace(pid)
+            if not ours and (not is_agent if keep is None else pid not in keep):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    async def sweep_processes(self, keep: Mapping[str, int]) -> None:
+        """End everything of this instance but the sandboxes in `keep` (id → pid of the first process)."""
+        strangers = self.cgroups.names() - set(keep) - {ZYGOTE}
+        cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in strangers))
+        if not all(cleared):
+            raise SandyardError("Processes of sandboxes that should be gone do not end.")
+        self._kill_titled(set(keep.values()))
+
+    def give_up_network(self) -> None:
+        if self.network is not None:
+            self._missing |= self.network.missing
+            self._missing.setdefault("egress", self._missing.get("network", "the network can't be used"))
+            self.network = None
+
+    def agent_path(self, sandbox: str) -> str:
+        """Short whatever the data directory is called: a unix socket's path has 107 bytes."""
+        return f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
+
+    async def _open_store(self, path: Path) -> Store:
+        store = await asyncio.to_thread(self._choose_store, path)
+        await store.open()
+        return store
+
+    def _choose_store(self, path: Path) -> CowStore | PlainStore:
+        path.mkdir(exist_ok=True, mode=0o755)
+        file = path.parent / "store.img"
+        name = self.instance.name
+        if self.rootless or self.options.store == "plain":
+            why = "btrfs needs root" if self.rootless else "btrfs was turned off"
+            return PlainStore(path, self._ask, why)
+        if not path.is_mount() and _holds_something(path) and not file.exists():
+            if btrfs.is_btrfs(path):
+                return CowStore(path, name, None)
+            return PlainStore(path, self._ask, "it was begun without btrfs; a new data directory would have it")
+        if btrfs.is_btrfs(path) and not path.is_mount() and not file.exists() and btrfs.quota_kind(path):
+            return CowStore(path, name, None)
+        obstacle = image.obstacle()
+        try:
+            if obstacle is None:
+                if not file.exists():
+                    image.make(file, f"sandyard-{name}")
+                image.mount(file, path)
+                return CowStore(path, name, file)
+        except (image.ImageError, OSError) as error:
+            obstacle = str(error)
+        if file.exists():
+            raise SandyardError(f"The store {file} can't be opened: {obstacle}.")
+        # A btrfs of the machine's own: turning quotas on for all of it is for its owner to decide.
+        return (
+            CowStore(path, name, None) if btrfs.is_btrfs(path) else PlainStore(path, self._ask, obstacle or "unknown")
+        )
+
+    async def _ask(self, op: str, fields: dict[str, Any]) -> Any:
+        return await self.launcher.forker.request(op, fields, timeout=None)
+
+    def capabilities(self) -> Capabilities:
+        limits = (
+            self.cgroups.limits | self.store.limits | {"pids"}
+        )  # without the cgroup, the kernel counts them per user
+        missing = {**self._missing, **self.store.missing}
+        missing.pop("pids", None)
+        if self.launcher.ids.missing:
+            missing["users"] = self.launcher.ids.missing
+        if not self.cgroups.can_freeze:
+            missing["freezer"] = "no cgroup freezer: a pause stops processes by signals, which they can notice"
+        egress = False
+        if self.network is not None:
+            missing |= self.network.missing
+            egress = not {"network", "egress"} & set(self.network.missing)
+        else:
+            missing["egress"] = (
+                "sandboxes have a loopback only: a network needs root" if self.rootless else "no network was configured"
+            )
+        return Capabilities(
+            freeze=True,
+            suspend=False,
+            live_copy=self.store.live_copy,
+            limits=frozenset(limits),
+            egress=egress,
+            missing=missing,
+        )
+
+
+def _raise_file_limit() -> None:
+    """Every sandbox is a descriptor of this process, and its connections are more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _inside_pid_namespace(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return len(line.split()) > 2 and line.split()[-1] == "1"
+    return False
+
+
+def _holds_something(path: Path) -> bool:
+    return any((path / name).is_dir() and any((path / name).iterdir()) for name in (SANDBOXES, SNAPSHOTS))

@@ -1,0 +1,122 @@
+"""Who this engine is among those of the machine: a short name for its groups, interfaces and processes, and a range of user ids.
+
+Both are kept in the data directory, because sandboxes outlive the engine. Ranges are claimed in a folder all engines of the
+machine see; a claim holds as long as the data directory that made it says the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+# Above what useradd hands out, below 2^31, where a group may no longer ping. Somebody else may use parts of it (systemd-nspawn, a
+# directory service); no file on a disk ever belongs to such an id, so that does no harm.
+FIRST_UID = 0x4000_0000
+UIDS_PER_SLOT = 65_536
+SLOTS_PER_BLOCK = 256
+BLOCKS = 63
+
+CLAIMS = Path("/run/sandyard/uids")
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    name: str
+    first_uid: int
+    slots: int  # how many sandboxes the range has room for
+    cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy → directory, as of the last run
+
+    def uid(self, slot: int) -> int:
+        """Where the ids of a slot begin."""
+        return self.first_uid + slot * UIDS_PER_SLOT
+
+
+def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
+    """The instance of this data directory, with a range for at least that many slots where the machine has one. Blocks briefly."""
+    file = data_dir / "instance.json"
+    known: Instance | None = None
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+        known = Instance(**json.loads(file.read_text()))
+    wanted = min(-(-slots // SLOTS_PER_BLOCK), BLOCKS)
+    if known is not None and known.slots >= wanted * SLOTS_PER_BLOCK and _claim(claims, known, data_dir):
+        return known
+    name = known.name if known else secrets.token_hex(4)
+    for count in range(wanted, 0, -1):
+        for block in range(BLOCKS - count + 1):
+            first = FIRST_UID + block * SLOTS_PER_BLOCK * UIDS_PER_SLOT
+            candidate = Instance(name, first, count * SLOTS_PER_BLOCK, known.cgroups if known else {})
+            save(data_dir, candidate)  # before the claim: one that nobody's file confirms is void
+            if _claim(claims, candidate, data_dir):
+                return candidate
+    # Too many engines: share the first range. Namespaces still keep sandboxes apart, only the ids don't.
+    shared = Instance(name, FIRST_UID, SLOTS_PER_BLOCK, known.cgroups if known else {})
+    save(data_dir, shared)
+    return shared
+
+
+def save(data_dir: Path, instance: Instance) -> None:
+    partial = data_dir / ".instance.partial"
+    partial.write_text(json.dumps(asdict(instance)))
+    partial.rename(data_dir / "instance.json")
+
+
+def with_cgroups(instance: Instance, folders: dict[str, str]) -> Instance:
+    return replace(instance, cgroups=dict(folders))
+
+
+def release(instance: Instance, data_dir: Path, claims: Path = CLAIMS) -> None:
+    """Let others have the range: nothing of this instance runs any more. The next `load` claims it again, or another one."""
+    first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
+    for block in range(first, first + instance.slots // SLOTS_PER_BLOCK):
+        with contextlib.suppress(OSError):
+            if _holder(claims / str(block)) == data_dir:
+                (claims / str(block)).unlink()
+
+
+def _claim(claims: Path, instance: Instance, data_dir: Path) -> bool:
+    """Take every block of the range, or none."""
+    first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
+    taken: list[Path] = []
+    try:
+        claims.mkdir(parents=True, exist_ok=True)
+        for block in range(first, first + instance.slots // SLOTS_PER_BLOCK):
+            if not _claim_block(claims / str(block), instance, data_dir):
+                for path in taken:
+                    path.unlink(missing_ok=True)
+                return False
+            taken.append(claims / str(block))
+    except PermissionError:  # without root there is one range, the user's own
+        return True
+    return True
+
+
+def _claim_block(claim: Path, instance: Instance, data_dir: Path) -> bool:
+    for _ in range(3):
+        try:
+            fd = os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            holder = _holder(claim)
+            if holder is not None:
+                return holder == data_dir
+            claim.unlink(missing_ok=True)
+            continue
+        with os.fdopen(fd, "w") as file:
+            json.dump({"data_dir": str(data_dir), "name": instance.name}, file)
+        return True
+    return False
+
+
+def _holder(claim: Path) -> Path | None:
+    """The data directory that still stands by this claim."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        said = json.loads(claim.read_text())
+        holder = Path(said["data_dir"])
+        instance = Instance(**json.loads((holder / "instance.json").read_text()))
+        first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
+        if instance.name == said["name"] and first <= int(claim.name) < first + instance.slots // SLOTS_PER_BLOCK:
+            return holder
+    return None

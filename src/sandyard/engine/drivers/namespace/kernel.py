@@ -1,0 +1,233 @@
+"""System calls Python 3.11 does not offer: namespaces, mounts, capabilities, clone3. Each raises OSError and says what failed.
+
+Standard library only: the zygote loads this, and whatever the zygote loads is memory of every sandbox.
+"""
+
+# ruff: noqa: PTH (plain os calls: this runs in every create)
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import Iterable, Iterator
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWCGROUP = 0x0200_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+_CLONE_PIDFD = 0x1000
+_CLONE_INTO_CGROUP = 0x2_0000_0000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC = 32, 1024, 4096, 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
+MOUNT_ATTR_IDMAP = 0x0010_0000
+
+# Younger than the unified table, so the same number on every architecture.
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_FSCONFIG, _SYS_FSPICK = 428, 429, 431, 433
+_SYS_CLONE3, _SYS_CLOSE_RANGE, _SYS_MOUNT_SETATTR = 435, 436, 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_AT_FDCWD = -100
+_AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_FSCONFIG_SET_FLAG, _FSCONFIG_CMD_RECONFIGURE, _FSPICK_CLOEXEC = 0, 7, 1
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 15, 23, 24
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 22, 38, 41
+_SECCOMP_MODE_FILTER = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_held = ctypes.PyDLL(None, use_errno=True)  # calls without letting go of the interpreter lock: a clone must not
+_libc.syscall.restype = _held.syscall.restype = ctypes.c_long
+
+_CAPABILITY_VERSION_3 = 0x2008_0522
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+# Namespaces and processes ------------------------------------------------------------------------------------------------
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def setns(fd: int, kind: int) -> None:
+    _check(_libc.setns(fd, kind), f"join a namespace ({kind:#x})")
+
+
+def clone(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
+    """Fork into new namespaces and, when given, straight into a cgroup2 directory: a later move would wait for an RCU grace
+    period, which takes milliseconds. Returns (pid, pidfd) in the parent and (0, -1) in the child.
+
+    For a process with one thread only, which holds no lock of Python's or of the C library: what their own fork does besides the
+    clone (making locks anew that other threads may hold, cached thread ids, hooks of modules) is left out. In a fresh copy of an
+    interpreter those hooks cost a millisecond of copied pages. Whoever uses `random` in the child must seed it.
+    """
+    pidfd = ctypes.c_int(-1)
+    sigchld = 17
+    full = flags | _CLONE_PIDFD | (_CLONE_INTO_CGROUP if cgroup_fd >= 0 else 0)
+    # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
+    args = struct.pack("11Q", full, ctypes.addressof(pidfd), 0, 0, sigchld, 0, 0, 0, 0, 0, max(cgroup_fd, 0))
+    pid = _held.syscall(_SYS_CLONE3, args, ctypes.c_size_t(len(args)))
+    if pid == 0:
+        return 0, -1
+    return _check(pid, "clone"), pidfd.value
+
+
+def close_range(first: int, last: int) -> None:
+    """Close every descriptor from first to last, both included."""
+    if last >= first and _libc.syscall(_SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), 0) < 0:
+        os.closerange(first, min(last, os.sysconf("SC_OPEN_MAX")) + 1)
+
+
+def prctl(option: int, arg: int = 0) -> int:
+    return _check(_libc.prctl(option, arg, 0, 0, 0), f"prctl({option}, {arg})")
+
+
+def set_name(name: str) -> None:
+    _check(_libc.prctl(PR_SET_NAME, name.encode()[:15] + b"\0", 0, 0, 0), "set the process name")
+
+
+def sethostname(name: str) -> None:
+    raw = name.encode()
+    _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "set the host name")
+
+
+def capset(keep: int) -> None:
+    """Permitted and effective capabilities become `keep`, inheritable ones none."""
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    low, high = keep & 0xFFFF_FFFF, keep >> 32
+    _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "set the capabilities")
+
+
+@contextlib.contextmanager
+def file_owner(uid: int) -> Iterator[None]:
+    """What this process makes meanwhile belongs to that user and group. It keeps all its capabilities: the kernel takes some away with
+    another file system id, and they are taken back."""
+    keep = effective_capabilities()
+    _libc.setfsgid(ctypes.c_uint(uid))
+    _libc.setfsuid(ctypes.c_uint(uid))
+    try:
+        capset(keep)
+        yield
+    finally:
+        _libc.setfsuid(0)
+        _libc.setfsgid(0)
+
+
+def effective_capabilities() -> int:
+    header, data = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
+    _check(_libc.capget(header, data), "read the capabilities")
+    low, _, _, high, _, _ = struct.unpack("6I", data.raw)
+    return int(low | high << 32)
+
+
+def load_seccomp(program: bytes) -> None:
+    """Install a filter of `sock_filter` records, for this thread and all that come of it, for ever."""
+    code = ctypes.create_string_buffer(program, len(program))
+    fprog = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+    result = _libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), fprog, 0, 0)
+    _check(result, "load the seccomp filter")
+
+
+# Mounts ------------------------------------------------------------------------------------------------------------------
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str = "") -> None:
+    _check(_libc.mount(*mount_call(source, target, kind, flags, data)), f"mount {kind or source} on {target}")
+
+
+def bind(source: str, target: str, *, recursive: bool = False) -> None:
+    mount(source, target, None, MS_BIND | (MS_REC if recursive else 0))
+
+
+def unmount(target: str, flags: int = 0) -> None:
+    _check(_libc.umount2(os.fsencode(target), flags), f"unmount {target}")
+
+
+MountCall = tuple[bytes, bytes, bytes | None, ctypes.c_ulong, bytes | None]
+
+
+def mount_call(source: str, target: str, kind: str | None = None, flags: int = 0, data: str = "") -> MountCall:
+    """The arguments of a `mount` that will be made again and again, converted once."""
+    return (
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        data.encode() or None,
+    )
+
+
+def mount_all(calls: Iterable[MountCall]) -> None:
+    for call in calls:
+        if _libc.mount(*call) < 0:
+            _check(-1, f"mount on {os.fsdecode(call[1])}")
+
+
+def clone_mount(path: str, *, recursive: bool = False) -> int:
+    """A descriptor of a detached copy of the mount that `path` is on, with `path` as its root."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags), f"copy the mount of {path}")
+
+
+def attach_mount(fd: int, target: str) -> None:
+    args = (fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+    _check(_libc.syscall(_SYS_MOVE_MOUNT, *args), f"attach a mount on {target}")
+
+
+def set_mount(fd: int, attributes: int, *, userns_fd: int = -1, recursive: bool = False) -> None:
+    """Set attributes on a mount; with `userns_fd`, ids on it are mapped through that user namespace."""
+    if userns_fd >= 0:
+        attributes |= MOUNT_ATTR_IDMAP
+    attr = struct.pack("4Q", attributes, 0, 0, max(userns_fd, 0))
+    flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
+    result = _libc.syscall(_SYS_MOUNT_SETATTR, fd, b"", flags, attr, ctypes.c_size_t(len(attr)))
+    _check(result, "map ids on a mount" if userns_fd >= 0 else "change a mount")
+
+
+def reconfigure(path: str, flags: list[str]) -> None:
+    """Set options of the file system that is mounted at `path`; those of the mount stay."""
+    context = _check(
+        _libc.syscall(_SYS_FSPICK, _AT_FDCWD, os.fsencode(path), _FSPICK_CLOEXEC), f"open the options of {path}"
+    )
+    try:
+        for flag in flags:
+            _check(
+                _libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_SET_FLAG, flag.encode(), None, 0),
+                f"set {flag} on {path}",
+            )
+        _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_CMD_RECONFIGURE, None, None, 0), f"reconfigure {path}")
+    finally:
+        os.close(context)
+
+
+def filesystem_type(path: str) -> int:
+    """The magic number statfs tells."""
+    raw = ctypes.create_string_buffer(256)
+    _check(_libc.statfs(os.fsencode(path), raw), f"statfs {path}")
+    return int(ctypes.c_long.from_buffer(raw).value) & 0xFFFF_FFFF
+
+
+def pivot_into(root: str) -> None:
+    """Make `root`, a mount point, the root of this mount namespace, and let go of all that was there before."""
+    os.chdir(root)
+    _check(_libc.syscall(_SYS_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    unmount(".", MNT_DETACH)
+    os.chdir("/")

@@ -1,0 +1,170 @@
+"""Starting a sandbox's first process: what the zygote must know for it, and where layers are in the zygote's own root."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sandyard.engine.contract import Layers, Limits, NetworkPolicy
+from sandyard.engine.drivers.namespace import base_layer, processes
+from sandyard.engine.drivers.namespace.cgroups import Cgroups
+from sandyard.engine.drivers.namespace.forker import Ask, Forker, Started, ZygoteDiedError
+from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT, Instance
+from sandyard.engine.drivers.namespace.record import Life
+from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
+from sandyard.engine.drivers.namespace.store.base import Store
+from sandyard.kit.errors import NotFoundError, UnsupportedError
+
+
+class NetSlot(Protocol):
+    """A slot's network, made by whoever the driver was given for that."""
+
+    @property
+    def netns_path(self) -> Path: ...
+    @property
+    def dns(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One start."""
+
+    id: str
+    slot: int
+    layers: Layers
+    limits: Limits
+    net: NetSlot | None
+    policy: NetworkPolicy = NetworkPolicy()
+
+
+class Launcher:
+    """Owns the zygote. `roots` are folders below which layers are expected; a layer elsewhere costs a new zygote, once."""
+
+    def __init__(
+        self,
+        *,
+        run: Path,
+        store: Path,
+        roots: Sequence[Path],
+        cgroups: Cgroups,
+        instance: Instance,
+        title: str,
+        guest: str,
+        rootless: bool,
+        on_exit: Any,
+    ) -> None:
+        self._run = run
+        self._store = store
+        self._wanted_roots = [os.path.realpath(root) for root in roots]
+        self._roots: list[str] = []  # those of the zygote that runs
+        self._places: dict[str, str] = {}
+        self._cgroups = cgroups
+        self._instance = instance
+        self._rootless = rootless
+        self._ready_slots: set[int] = set()
+        self.ids = Ids(UIDS_PER_SLOT)
+        self.forker = Forker(title, guest, self._settle, on_exit)
+
+    async def _settle(self, pid: int, ask: Ask) -> None:
+        """Give a new zygote its cgroup, its ids and its root."""
+        self._cgroups.place_zygote(pid)
+        if self._rootless:
+            await ask("unshare", {})
+            self.ids = await map_ids(pid)
+        self._roots = [root for root in dict.fromkeys(self._wanted_roots) if Path(root).is_dir()]
+        self._places.clear()
+        self._ready_slots.clear()
+        (self._store / base_layer.FOLDER).mkdir(exist_ok=True)
+        home = {
+            "run": str(self._run),
+            "store": str(self._store),
+            "roots": self._roots,
+            "cgroups": self._cgroups.folders,
+            "clone_into": self._cgroups.clone_into,
+            "rootless": self._rootless,
+        }
+        answer = await ask("home", home)
+        if answer["overlay"] is None:
+            release = os.uname().release
+            need = (
+                "an overlay in a user namespace, Linux 5.11"
+                if self._rootless
+                else "an overlay on idmapped mounts, Linux 5.19"
+            )
+            raise UnsupportedError(f"Sandboxes need {need} or newer; this is {release}: {answer['problem']}.")
+
+    def _uid(self, slot: int) -> int:
+        return 0 if self._rootless else self._instance.uid(slot)
+
+    async def prepare(self, slots: Sequence[int]) -> None:
+        """Make user namespaces ahead, so that a start finds them."""
+        for slot in slots:
+            if slot not in self._ready_slots:
+                await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
+                self._ready_slots.add(slot)
+
+    async def start(self, plan: Plan, store: Store) -> tuple[Life, int]:
+        """The life of a new first process, whose agent accepts connections, and a pidfd of it. When it fails, cgroups and directories
+        are left for the caller to remove, but no process."""
+        await self.forker.ensure()
+        layers = [*store.below(plan.id), *plan.layers]
+        position = next(
+            (n for n, layer in enumerate(layers) if not Path(layer).is_relative_to(store.path)), len(layers)
+        )
+        layers.insert(position, base_layer.ensure(store.path, plan.net.dns if plan.net else None))
+        request = {
+            "id": plan.id,
+            "slot": plan.slot,
+            "uid": self._uid(plan.slot),
+            "ids": self.ids.count,
+            "hostname": base_layer.HOSTNAME,
+            "layers": [await self._place(layer) for layer in layers],
+            "cgroups": self._cgroups.places(plan.limits),
+            "show_cgroup": self._cgroups.shows_limits,
+            "processes": None if "pids" in self._cgroups.limits else plan.limits.pids,
+            "shm": plan.limits.memory_mb << 19,  # half
+            "guest": {
+                "memory_bytes": plan.limits.memory_mb << 20,
+                "cpu_count": plan.limits.cpu_count,
+                "disk_bytes": plan.limits.disk_mb << 20 if store.limits else None,
+            },
+        }
+        started = await self._fork(request, plan.net)
+        start = processes.start_time(started.pid)
+        if start is None:  # it was ready and is gone already
+            os.close(started.pidfd)
+            raise ZygoteDiedError("The sandbox ended as soon as it was started.")
+        self._ready_slots.add(plan.slot)
+        return Life(started.pid, start, plan.slot), started.pidfd
+
+    async def _fork(self, request: dict[str, Any], net: NetSlot | None) -> Started:
+        if net is None:
+            return await self.forker.start(request)
+        netns = os.open(net.netns_path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return await self.forker.start(request, [netns])
+        finally:
+            os.close(netns)
+
+    async def _place(self, layer: str) -> str:
+        """Where the zygote finds a layer."""
+        for _ in range(2):
+            if layer in self._places:
+                return self._places[layer]
+            real = os.path.realpath(layer)
+            if not Path(real).is_dir():
+                raise NotFoundError(f"The layer {layer} does not exist.")
+            for name, root in [
+                ("/store", os.path.realpath(self._store)),
+                *((f"/roots/{n}", r) for n, r in enumerate(self._roots)),
+            ]:
+                if real == root or real.startswith(root + "/"):
+                    self._places[layer] = name + real[len(root) :]
+                    break
+            else:
+                self._wanted_roots.append(real)
+                await self.forker.restart()
+        return self._places[layer]

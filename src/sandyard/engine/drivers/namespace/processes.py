@@ -1,0 +1,113 @@
+"""Processes of the host: who is who, who is still the same, and stopping them by signals where there is no freezer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+_STOPPED = frozenset({"T", "t", "Z", "X"})
+_ROUNDS = 200
+
+
+@cache
+def boot_id() -> str:
+    """Changes with every boot of the machine: pids of another one mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def stat(pid: int) -> tuple[str, int, int] | None:
+    """(state, parent, start time) of a process; None when there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[1]), int(fields[19])
+
+
+def start_time(pid: int) -> int | None:
+    """A pid together with this names one process for ever, until the next boot. A zombie is no process."""
+    found = stat(pid)
+    return None if found is None or found[0] in {"Z", "X"} else found[2]
+
+
+def hold(pid: int, start: int) -> int | None:
+    """A pidfd of exactly this process, or None when it has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if start_time(pid) == start:
+        return fd
+    os.close(fd)
+    return None
+
+
+def titled(title: str) -> Iterator[int]:
+    """All processes whose whole command line is this: a zygote and the agents it made."""
+    wanted = title.encode()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if Path(entry.path, "cmdline").read_bytes().rstrip(b"\0") == wanted:
+                    yield int(entry.name)
+
+
+def family(root: int) -> dict[int, str]:
+    """A process and all that descend from it, with their states. Of a pid namespace's first process: all that live in it."""
+    children: dict[int, list[int]] = {}
+    states: dict[int, str] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (found := stat(int(entry.name))) is not None:
+            states[int(entry.name)] = found[0]
+            children.setdefault(found[1], []).append(int(entry.name))
+    result: dict[int, str] = {}
+    queue = [root] if root in states else []
+    while queue:
+        pid = queue.pop()
+        result[pid] = states[pid]
+        queue += children.get(pid, [])
+    return result
+
+
+def usage(root: int) -> tuple[float, int]:
+    """Processor seconds and bytes of memory of a process and its descendants, as far as they live or somebody waited for them. Memory
+    that several share is counted for each."""
+    ticks = pages = 0
+    for pid in family(root):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])  # user and system time, its own and of its dead children
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def stop_all(root: int) -> None:
+    """Stop a sandbox by signals: its first process, then the others until no running one is left. A process that its own user had
+    stopped before is continued with the others: signals can't tell."""
+    for _ in range(_ROUNDS):
+        running = [pid for pid, state in family(root).items() if state not in _STOPPED]
+        if not running:
+            return
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(0.001)
+    continue_all(root)
+    raise TimeoutError
+
+
+def continue_all(root: int) -> None:
+    """The first process last: it sees its children running, not stopped."""
+    for pid in reversed(family(root)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def stopped(pid: int) -> bool:
+    found = stat(pid)
+    return found is not None and found[0] == "T"

@@ -1,0 +1,67 @@
+"""What the driver knows of one sandbox, and the part of it that a handle carries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sandyard.engine.contract import Handle, Layers, Limits
+from sandyard.engine.drivers.namespace.processes import boot_id
+from sandyard.kit.errors import InvalidInputError
+
+DRIVER = "namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One run of a sandbox, from the start of its first process to its end."""
+
+    pid: int
+    start: int  # when it began, as the kernel counts: with the pid, the name of a process
+    slot: int
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return {"boot": boot_id(), **asdict(self)}
+
+
+@dataclass(slots=True)
+class Record:
+    id: str
+    layers: Layers
+    limits: Limits
+    life: Life | None = None
+    pidfd: int = -1
+    frozen: bool = False  # what this driver last did or found; cgroups are asked where it matters
+    ending: str | None = None  # why it is being ended by this driver
+    exit_code: int | None = None  # of its first process, where the zygote saw it
+    ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def alive(self) -> bool:
+        return self.life is not None and not self.ended.done()
+
+    def handle(self) -> Handle:
+        data: dict[str, Any] = {"layers": list(self.layers), "limits": asdict(self.limits)}
+        if self.alive and self.life is not None:
+            data["life"] = self.life.data
+        return Handle(self.id, DRIVER, data)
+
+
+def parse(handle: Handle) -> tuple[Layers, Limits, Life | None]:
+    """What a handle says; of an earlier boot of the machine, no life. Raises InvalidInputError for a handle of another driver."""
+    if handle.driver != DRIVER:
+        raise InvalidInputError(f"The sandbox {handle.id} belongs to the driver {handle.driver}, not to {DRIVER}.")
+    data: Mapping[str, Any] = handle.data
+    try:
+        limits = Limits(**data["limits"])
+        layers = tuple(str(layer) for layer in data["layers"])
+        said = data.get("life")
+        life = None
+        if said is not None and said["boot"] == boot_id():
+            life = Life(int(said["pid"]), int(said["start"]), int(said["slot"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"The handle of the sandbox {handle.id} is not complete: {error}.") from error
+    return layers, limits, life

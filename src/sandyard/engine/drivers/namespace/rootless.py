@@ -1,0 +1,71 @@
+"""User ids for an engine without root: a range from /etc/subuid where there is one, else the user's own id alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.kit.errors import SandyardError
+
+IDS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """How many ids sandboxes have; `missing` says why not all."""
+
+    count: int
+    missing: str | None = None
+
+
+def _range(file: Path) -> int | None:
+    """The first subordinate id of a range that is long enough for this user."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    try:
+        names = {str(os.getuid()), pwd.getpwuid(os.getuid()).pw_name}
+    except KeyError:
+        names = {str(os.getuid())}
+    for line in lines:
+        owner, _, rest = line.partition(":")
+        first, _, count = rest.partition(":")
+        if owner in names and first.isdigit() and count.isdigit() and int(count) >= IDS - 1:
+            return int(first)
+    return None
+
+
+async def map_ids(pid: int) -> Ids:
+    """Map ids of the user namespace that process `pid` has just made: 0 is this user."""
+    users, groups = _range(Path("/etc/subuid")), _range(Path("/etc/subgid"))
+    why = None
+    if users is None or groups is None:
+        why = f"no range of {IDS - 1} ids in /etc/subuid and /etc/subgid for this user: `usermod --add-subuids … --add-subgids …`"
+    elif shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
+        why = "newuidmap is missing: install uidmap"
+    else:
+        problem = await _run("newuidmap", pid, os.getuid(), users) or await _run("newgidmap", pid, os.getgid(), groups)
+        if problem is None:
+            return Ids(IDS)
+        if Path(f"/proc/{pid}/uid_map").read_text().strip():
+            raise SandyardError(f"The ids of the user namespace are half mapped: {problem}.")
+        why = f"newuidmap failed: {problem}"
+    try:
+        Path(f"/proc/{pid}/setgroups").write_text("deny")
+        Path(f"/proc/{pid}/uid_map").write_text(f"0 {os.getuid()} 1")
+        Path(f"/proc/{pid}/gid_map").write_text(f"0 {os.getgid()} 1")
+    except OSError as error:
+        raise SandyardError(f"No user namespace can be made: {error.strerror}.") from error
+    return Ids(1, f"everybody in a sandbox is root, with no other users: {why}")
+
+
+async def _run(program: str, pid: int, own: int, first: int) -> str | None:
+    arguments = [str(number) for number in (pid, 0, own, 1, 1, first, IDS - 1)]
+    process = await asyncio.create_subprocess_exec(program, *arguments, stderr=asyncio.subprocess.PIPE)
+    _, stderr = await process.communicate()
+    return None if process.returncode == 0 else stderr.decode(errors="replace").strip()

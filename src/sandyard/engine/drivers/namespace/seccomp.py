@@ -1,0 +1,200 @@
+"""The system calls a sandbox may make, as a classic BPF program for this machine's architecture.
+
+Written by hand instead of through libseccomp: that library is no part of a minimal machine, its tables end at the kernel of its
+release, and a program of a hundred instructions is easier to review than a dependency. A test compares the numbers with libseccomp's.
+
+The rule: what existed in Linux 6.10 and is not named here is allowed; what is younger than that is answered with ENOSYS, so that
+programs fall back to what they knew before. Named are the calls with which a process reaches for the machine (mounts,
+namespaces, modules, keyrings, bpf, perf, clocks, swap) or for parts of the kernel with a history of holes that no sandbox
+needs (io_uring, userfaultfd, exotic socket families). This is the second line: the first is that a sandbox's root owns none of
+the namespaces it lives in. Other ABIs of the machine (32-bit, x32) are not served: their numbers mean other calls.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+
+_ARCH_X86_64, _ARCH_AARCH64 = 0xC000_003E, 0xC000_00B7
+MACHINES = {"x86_64": (_ARCH_X86_64, 0), "aarch64": (_ARCH_AARCH64, 1)}  # AUDIT_ARCH_*, column in the tables below
+
+NEWEST = 462  # mseal, Linux 6.10: all up to here were looked at
+
+Numbers = tuple[int | None, int | None]
+
+# Denied with EPERM, as a missing privilege would be.
+FORBIDDEN: dict[str, Numbers] = {
+    # mounts and namespaces
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "setns": (308, 268),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    # the kernel itself
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "create_module": (174, None),
+    "query_module": (178, None),
+    "get_kernel_syms": (177, None),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "lookup_dcookie": (212, 18),
+    "syslog": (103, 116),
+    "uselib": (134, None),
+    "_sysctl": (156, None),
+    "sysfs": (139, None),
+    "ustat": (136, None),
+    # keyrings are not namespaced
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    # the machine
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "vhangup": (153, 58),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "modify_ldt": (154, None),
+    "nfsservctl": (180, 42),
+    # memory placement on nodes of the machine
+    "mbind": (237, 235),
+    "set_mempolicy": (238, 237),
+    "get_mempolicy": (239, 236),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "set_mempolicy_home_node": (450, 450),
+}
+
+# Denied with ENOSYS: programs try these first and do without where they are missing.
+MISSING: dict[str, Numbers] = {
+    "clone3": (435, 435),  # its flags lie in memory, where a filter can't look
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
+    "lsm_get_self_attr": (459, 459),
+    "lsm_set_self_attr": (460, 460),
+    "lsm_list_modules": (461, 461),
+}
+
+# Allowed by their arguments.
+CHECKED: dict[str, Numbers] = {
+    "ioctl": (16, 29),
+    "clone": (56, 220),
+    "unshare": (272, 97),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "personality": (135, 92),
+}
+
+_NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
+_NEW_TIME = 0x80
+_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody else's terminal
+_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
+_AF_NETLINK = 16
+_NETLINK_PROTOCOLS = (0, 4, 9, 15, 16)  # route, sock_diag, audit (PAM asks for it), uevent, generic
+_PERSONALITIES = 0x0006_0008  # any of UNAME26, ADDR_NO_RANDOMIZE (debuggers), PER_LINUX32
+
+_LD, _AND, _JA, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
+_NR, _ARCH = 0, 4
+_ALLOW, _KILL = 0x7FFF_0000, 0x8000_0000
+
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+
+def _fail(code: int) -> Instruction:
+    return (_RET, 0, 0, 0x0005_0000 | code)
+
+
+_PERMIT: Instruction = (_RET, 0, 0, _ALLOW)
+
+
+def _arg(index: int) -> Instruction:
+    """Load the low half of an argument: the kernel looks at no more of those that are checked here."""
+    return (_LD, 0, 0, 16 + 8 * index)
+
+
+def _one_of(values: tuple[int, ...], then: Instruction) -> list[Instruction]:
+    return [step for value in values for step in ((_JEQ, 0, 1, value), then)]
+
+
+def _checks() -> dict[str, list[Instruction]]:
+    """Each block ends in a return, whatever it decides."""
+    deny = _fail(errno.EPERM)
+    netlink = [_arg(2), *_one_of(_NETLINK_PROTOCOLS, _PERMIT), _fail(errno.EPROTONOSUPPORT)]
+    socket = [
+        _arg(0),
+        *_one_of(_FAMILIES, _PERMIT),
+        (_JEQ, 0, len(netlink), _AF_NETLINK),
+        *netlink,
+        _fail(errno.EAFNOSUPPORT),
+    ]
+    return {
+        "ioctl": [_arg(1), *_one_of(_TERMINAL_INPUT, deny), _PERMIT],
+        "clone": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES), deny, _PERMIT],
+        "unshare": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES | _NEW_TIME), deny, _PERMIT],
+        "socket": socket,
+        "socketpair": [_arg(0), *_one_of(_FAMILIES, _PERMIT), _fail(errno.EAFNOSUPPORT)],
+        "personality": [
+            _arg(0),
+            *_one_of((0xFFFF_FFFF,), _PERMIT),  # "tell me mine"
+            (_AND, 0, 0, ~_PERSONALITIES & 0xFFFF_FFFF),
+            *_one_of((0,), _PERMIT),
+            deny,
+        ],
+    }
+
+
+def program(machine: str | None = None) -> bytes:
+    """The filter as `sock_filter` records. Raises KeyError for an architecture that has no table here.
+
+    Decides by binary search: the kernel runs a new filter once for every system call to see which it always allows, so that a plain
+    list of a hundred comparisons would cost every sandbox a tenth of a millisecond.
+    """
+    arch, column = MACHINES[machine or os.uname().machine]
+    checks = _checks()
+    actions: dict[int, list[Instruction]] = {}
+    for table, code in ((FORBIDDEN, errno.EPERM), (MISSING, errno.ENOSYS)):
+        actions |= {number: [_fail(code)] for numbers in table.values() if (number := numbers[column]) is not None}
+    actions |= {number: checks[name] for name, numbers in CHECKED.items() if (number := numbers[column]) is not None}
+    ranges: list[tuple[int, list[Instruction]]] = []  # where each begins
+    for number in range(NEWEST + 1):
+        action = actions.get(number, [_PERMIT])
+        if not ranges or ranges[-1][1] != action:
+            ranges.append((number, action))
+    ranges.append((NEWEST + 1, [_fail(errno.ENOSYS)]))
+    head: list[Instruction] = [(_LD, 0, 0, _ARCH), (_JEQ, 1, 0, arch), (_RET, 0, 0, _KILL), (_LD, 0, 0, _NR)]
+    return b"".join(struct.pack("HBBI", *step) for step in [*head, *_search(ranges)])
+
+
+def _search(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    lower, upper = _search(ranges[:middle]), _search(ranges[middle:])
+    boundary = ranges[middle][0]
+    if len(lower) < 256:
+        return [(_JGE, len(lower), 0, boundary), *lower, *upper]
+    return [(_JGE, 0, 1, boundary), (_JA, 0, 0, len(lower)), *lower, *upper]

@@ -1,0 +1,52 @@
+"""Slot numbers: the smallest free one is taken, so that what belongs to a slot (user namespace, network) is used again."""
+
+from __future__ import annotations
+
+import heapq
+
+from sandyard.kit.errors import FullError
+
+
+class Slots:
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._next = 0
+        self._free: list[int] = []  # below `_next`
+        self._used: set[int] = set()
+
+    def claim(self, slot: int) -> None:
+        """Mark a certain slot as used: a sandbox that was found running has it."""
+        while self._next <= slot:
+            heapq.heappush(self._free, self._next)
+            self._next += 1
+        if slot in self._free:
+            self._free.remove(slot)
+            heapq.heapify(self._free)
+        self._used.add(slot)
+
+    def take(self) -> int:
+        if self._free:
+            slot = heapq.heappop(self._free)
+        elif self._next < self.count:
+            slot = self._next
+            self._next += 1
+        else:
+            raise FullError(f"The machine is full (slots): {self.count} sandboxes are running.")
+        self._used.add(slot)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Idempotent."""
+        if slot in self._used:
+            self._used.discard(slot)
+            heapq.heappush(self._free, slot)
+
+    def upcoming(self, count: int) -> list[int]:
+        """The slots that will be taken next."""
+        free = heapq.nsmallest(count, self._free)
+        more = range(self._next, min(self._next + count - len(free), self.count))
+        return [*free, *more]
+
+    @property
+    def used(self) -> frozenset[int]:
+        return frozenset(self._used)

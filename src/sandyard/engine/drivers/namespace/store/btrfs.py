@@ -1,0 +1,165 @@
+"""Subvolumes, snapshots and quotas of btrfs, by ioctl. All block; all raise OSError. The caller needs CAP_SYS_ADMIN."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandyard.engine.drivers.namespace import kernel
+
+MAGIC = 0x9123_683E
+
+_SUBVOL_CREATE_V2, _SNAP_CREATE_V2, _SNAP_DESTROY = 0x5000_9418, 0x5000_9417, 0x5000_940F
+_INO_LOOKUP, _TREE_SEARCH = 0xD000_9412, 0xD000_9411
+_QUOTA_CTL, _QGROUP_LIMIT, _QGROUP_CREATE = 0xC010_9428, 0x8030_942B, 0x4010_942A
+_QUOTA_ENABLE, _QUOTA_ENABLE_SIMPLE = 1, 4
+
+_READ_ONLY, _INHERIT = 2, 4
+_FIRST_OBJECT = 256
+_QUOTA_TREE, _ROOT_TREE = 8, 1
+_QGROUP_STATUS_KEY, _QGROUP_INFO_KEY, _ROOT_ITEM_KEY = 240, 242, 132
+_LIMIT_REFERENCED = 1
+_SEARCH = struct.Struct(
+    "7Q4I4Q"
+)  # tree, min/max objectid, min/max offset, min/max transid, min/max type, items, 4 unused
+_HEADER = struct.Struct("3Q2I")  # transid, objectid, offset, type, len
+_MAX = 2**64 - 1
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def is_btrfs(path: Path) -> bool:
+    return kernel.filesystem_type(str(path)) == MAGIC
+
+
+def create(path: Path, group: int | None) -> int:
+    """A new subvolume, a member of that quota group. Returns its id."""
+    _make(_SUBVOL_CREATE_V2, path, 0, 0, group)
+    return subvolume_id(path)
+
+
+def snapshot(source: Path, path: Path, group: int | None, *, read_only: bool) -> int:
+    """A copy of a subvolume as of now, dirty pages included."""
+    with _opened(source) as fd:
+        _make(_SNAP_CREATE_V2, path, fd, _READ_ONLY if read_only else 0, group)
+    return subvolume_id(path)
+
+
+def _make(request: int, path: Path, source: int, flags: int, group: int | None) -> None:
+    inherit = ctypes.create_string_buffer(struct.pack("10Q", 0, 1, 0, 0, 0, 0, 0, 0, 0, group or 0), 80)
+    size, pointer = (80, ctypes.addressof(inherit)) if group is not None else (0, 0)
+    flags |= _INHERIT if group is not None else 0
+    args = bytearray(struct.pack("=qQQQQ16s4040s", source, 0, flags, size, pointer, b"", os.fsencode(path.name)))
+    with _opened(path.parent) as parent:
+        fcntl.ioctl(parent, request, args)
+
+
+def delete(path: Path) -> None:
+    """The subvolume is out of sight at once; a kernel thread frees its space. Nothing happens when it isn't there."""
+    args = bytearray(struct.pack("=q4088s", 0, os.fsencode(path.name)))
+    with _opened(path.parent) as parent, contextlib.suppress(FileNotFoundError):
+        fcntl.ioctl(parent, _SNAP_DESTROY, args)
+
+
+def subvolume_id(path: Path) -> int:
+    args = bytearray(4096)
+    struct.pack_into("=QQ", args, 0, 0, _FIRST_OBJECT)
+    with _opened(path) as fd:
+        fcntl.ioctl(fd, _INO_LOOKUP, args)
+    return int(struct.unpack_from("=Q", args)[0])
+
+
+# Quotas ------------------------------------------------------------------------------------------------------------------
+
+
+def quota_kind(path: Path) -> str | None:
+    """ "simple", "full", or None when quotas are off."""
+    for _, _, data in _search(path, _QUOTA_TREE, 0, _MAX, _QGROUP_STATUS_KEY):
+        simple = 1 << 3  # BTRFS_QGROUP_STATUS_FLAG_SIMPLE_MODE
+        return "simple" if struct.unpack_from("=Q", data, 16)[0] & simple else "full"
+    return None
+
+
+def enable_quota(path: Path) -> str:
+    """Turn quotas on: simple ones where the kernel has them (6.7), which cost next to nothing, else full ones."""
+    with _opened(path) as fd:
+        for kind, command in (("simple", _QUOTA_ENABLE_SIMPLE), ("full", _QUOTA_ENABLE)):
+            try:
+                fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", command, 0)))
+            except OSError as error:
+                if kind == "full" or error.errno not in {errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP}:
+                    raise
+            else:
+                return kind
+    raise AssertionError
+
+
+def create_group(path: Path, group: int) -> None:
+    """Idempotent."""
+    with _opened(path) as fd, contextlib.suppress(FileExistsError):
+        fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("=QQ", 1, group))
+
+
+def set_limit(path: Path, group: int, limit: int) -> None:
+    """Bytes a quota group may refer to. A subvolume's own group has its id."""
+    with _opened(path) as fd:
+        fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("=6Q", group, _LIMIT_REFERENCED, limit, 0, 0, 0))
+
+
+def usage(path: Path, group: int) -> int:
+    """Bytes a quota group refers to, as of the last commit (at most half a minute ago)."""
+    for _, _, data in _search(path, _QUOTA_TREE, 0, 0, _QGROUP_INFO_KEY, group):
+        return int(struct.unpack_from("=Q", data, 8)[0])
+    return 0
+
+
+def drop_stale_groups(path: Path) -> None:
+    """Remove the quota groups of subvolumes that are gone. New kernels do this by themselves."""
+    subvolumes = {objectid for objectid, _, _ in _search(path, _ROOT_TREE, _FIRST_OBJECT, _MAX, _ROOT_ITEM_KEY)}
+    groups = [group for _, group, _ in _search(path, _QUOTA_TREE, 0, 0, _QGROUP_INFO_KEY)]
+    with _opened(path) as fd:
+        for group in groups:
+            if group >= _FIRST_OBJECT and group >> 48 == 0 and group not in subvolumes:
+                with contextlib.suppress(OSError):  # its extents are still shared with others
+                    fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("=QQ", 0, group))
+
+
+def _search(
+    path: Path, tree: int, first: int, last: int, kind: int, offset: int | None = None
+) -> Iterator[tuple[int, int, bytes]]:
+    """Items of one type in a metadata tree, as (objectid, offset, data). Nothing when there is no such tree."""
+    start = (first, offset or 0)
+    with _opened(path) as fd:
+        while True:
+            args = bytearray(4096)
+            end = _MAX if offset is None else offset
+            _SEARCH.pack_into(args, 0, tree, start[0], last, start[1], end, 0, _MAX, kind, kind, 1024, 0, 0, 0, 0, 0)
+            try:
+                fcntl.ioctl(fd, _TREE_SEARCH, args)
+            except FileNotFoundError:
+                return
+            count = struct.unpack_from("=I", args, 64)[0]
+            position = _SEARCH.size
+            for _ in range(count):
+                _, objectid, item, item_kind, length = _HEADER.unpack_from(args, position)
+                position += _HEADER.size
+                if item_kind == kind and (offset is None or item == offset):
+                    yield objectid, item, bytes(args[position : position + length])
+                position += length
+                # Keys are ordered by object, type, offset; only whole keys can be compared, so other types come along.
+                start = (objectid, item + 1) if item_kind == kind else (objectid + (item_kind > kind), 0)
+            if count == 0 or offset is not None:
+                return

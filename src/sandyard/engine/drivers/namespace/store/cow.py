@@ -1,0 +1,158 @@
+"""The store on btrfs: one subvolume per sandbox and snapshot. Copies share all blocks; each sandbox has its own disk limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from sandyard.engine.contract import Layers
+from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.store import btrfs
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, WORK
+from sandyard.engine.drivers.namespace.store.guard import Guard
+from sandyard.kit.errors import SandyardError
+
+T = TypeVar("T")
+
+
+class CowStore:
+    """`image`: the file the btrfs lives in, None when the data directory is on btrfs itself."""
+
+    live_copy = "cow"
+
+    def __init__(self, path: Path, instance: str, image: Path | None) -> None:
+        self.path = path
+        self.limits: frozenset[str] = frozenset()
+        self.missing: dict[str, str] = {}
+        self._image = image
+        # All of this engine's subvolumes are members of one quota group: its limit follows what is free on the machine.
+        self._group: int | None = (1 << 48) | zlib.crc32(instance.encode())
+        self._guard: Guard | None = None
+        # btrfs calls wait for each other inside the kernel while it commits: never in the loop's thread.
+        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="store")
+
+    async def open(self) -> None:
+        kind = await self._call(self._open, "open the store")
+        if kind is None:
+            self._group = None
+            self.missing["disk"] = f"quotas are off on {self.path}: run `btrfs quota enable --simple {self.path}`"
+            return
+        self.limits = frozenset({"disk"})
+        if kind == "full":  # a common parent would make every snapshot a full recount
+            self._group = None
+        self._guard = Guard(self.path, self._image, self._group)
+        self._guard.start(self._threads)
+
+    def _open(self) -> str | None:
+        for name in (SANDBOXES, SNAPSHOTS):
+            (self.path / name).mkdir(exist_ok=True)
+        kind = btrfs.quota_kind(self.path)
+        if kind is None and self._image is not None:
+            kind = btrfs.enable_quota(self.path)
+        if kind == "simple" and self._group is not None:
+            btrfs.create_group(self.path, self._group)
+        if kind is not None:
+            btrfs.drop_stale_groups(self.path)
+        return kind
+
+    async def close(self, *, unmount: bool) -> None:
+        if self._guard is not None:
+            await self._guard.stop()
+        self._threads.shutdown(wait=True)
+        if unmount and self._image is not None:
+            with contextlib.suppress(OSError):  # somebody looks at it: it stays, and is found again
+                await asyncio.to_thread(kernel.unmount, str(self.path))
+
+    async def _call(self, function: Callable[[], T], doing: str) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        except OSError as error:
+            raise from_os(error, f"The store could not {doing}") from error
+
+    def has(self, sandbox: str) -> bool:
+        return (self.path / SANDBOXES / sandbox / UPPER).is_dir()
+
+    def names(self) -> set[str]:
+        return {entry.name for entry in os.scandir(self.path / SANDBOXES)}
+
+    async def sweep(self, sandboxes: Collection[str], snapshots: Collection[str]) -> None:
+        def work() -> None:
+            for folder, keep in ((SANDBOXES, sandboxes), (SNAPSHOTS, snapshots)):
+                for entry in list(os.scandir(self.path / folder)):
+                    if entry.name not in keep:
+                        _delete(Path(entry.path))
+
+        await self._call(work, "remove what was left over")
+
+    def check_room(self) -> None:
+        if self._guard is not None:
+            self._guard.check()
+
+    def below(self, sandbox: str) -> Layers:
+        return ()
+
+    async def create(self, sandbox: str, disk_mb: int) -> None:
+        path = self.path / SANDBOXES / sandbox
+
+        def work() -> None:
+            group = btrfs.create(path, self._group)
+            self._limit(group, disk_mb)
+            for name in (UPPER, WORK):
+                (path / name).mkdir(mode=0o755)
+
+        await self._call(work, "make a directory for the sandbox")
+
+    async def copy(self, sandbox: str, new: str, disk_mb: int, *, stopped: bool) -> None:
+        source, target = self.path / SANDBOXES / sandbox, self.path / SANDBOXES / new
+
+        def work() -> None:
+            self._limit(btrfs.snapshot(source, target, self._group, read_only=False), disk_mb)
+
+        await self._call(work, "copy the sandbox")
+
+    async def snapshot(self, sandbox: str, snapshot: str, *, stopped: bool) -> Layers:
+        source, target = self.path / SANDBOXES / sandbox, self.path / SNAPSHOTS / snapshot
+        await self._call(lambda: btrfs.snapshot(source, target, self._group, read_only=True), "take a snapshot")
+        return (str(target / UPPER),)
+
+    async def resize(self, sandbox: str, disk_mb: int) -> None:
+        path = self.path / SANDBOXES / sandbox
+        await self._call(lambda: self._limit(btrfs.subvolume_id(path), disk_mb), "set the disk limit")
+
+    def _limit(self, group: int, disk_mb: int) -> None:
+        if self.limits:
+            btrfs.set_limit(self.path, group, disk_mb << 20)
+
+    async def remove(self, sandbox: str) -> None:
+        await self._call(lambda: _delete(self.path / SANDBOXES / sandbox), "remove the sandbox's directory")
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        await self._call(lambda: _delete(self.path / SNAPSHOTS / snapshot), "remove the snapshot")
+
+    async def usage(self, sandbox: str) -> int:
+        path = self.path / SANDBOXES / sandbox
+        if not self.limits:
+            return 0
+        try:
+            return await self._call(lambda: btrfs.usage(self.path, btrfs.subvolume_id(path)), "tell how much is used")
+        except SandyardError:
+            if path.exists():
+                raise
+            return 0
+
+
+def _delete(path: Path) -> None:
+    try:
+        btrfs.delete(path)
+    except OSError:
+        if not path.is_dir():
+            raise
+        shutil.rmtree(path)  # no subvolume: somebody copied it here

@@ -1,0 +1,159 @@
+"""A btrfs in a sparse file, for machines whose data directory lies on something else. Needs root, loop devices and btrfs-progs.
+
+The loop device lets go of the file by itself when the last mount is gone. Running sandboxes hold it, also when the engine was killed and
+its mount namespace with it, so an image may be attached already, mounted here or not. It is never attached twice: two devices with
+one btrfs on them would destroy it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.store import btrfs
+
+_LOOP_CONFIGURE, _LOOP_GET_STATUS64, _LOOP_CTL_GET_FREE = 0x4C0A, 0x4C05, 0x4C82
+_AUTOCLEAR, _DIRECT_IO = 4, 16
+_INFO_SIZE, _CONFIG_SIZE, _FLAGS_OFFSET = 232, 304, 8 + 52
+_GET_FLAGS, _SET_FLAGS, _NO_COW = 0x8008_6601, 0x4008_6602, 0x0080_0000
+
+SMALLEST = 2 << 30
+_OPTIONS = "discard=async,commit=15"
+_SUPPORT = ("rescue=usebackuproot",)  # tried in turn when a plain mount fails, as after a power cut
+
+
+class ImageError(Exception):
+    """A sentence for a person: why there is no image, or why it can't be used."""
+
+
+def obstacle() -> str | None:
+    """Why no image can be made on this machine."""
+    if os.geteuid() != 0:
+        return "making one needs root"
+    if shutil.which("mkfs.btrfs") is None:
+        return "mkfs.btrfs is missing: install btrfs-progs"
+    if "\tbtrfs\n" not in Path("/proc/filesystems").read_text() and not _load_module():
+        return "this kernel has no btrfs"
+    if not Path("/dev/loop-control").exists():
+        return "there are no loop devices here (/dev/loop-control)"
+    return None
+
+
+def _load_module() -> bool:
+    with contextlib.suppress(OSError):
+        subprocess.run(["modprobe", "btrfs"], check=False, capture_output=True)
+    return "\tbtrfs\n" in Path("/proc/filesystems").read_text()
+
+
+def reserve(folder: Path) -> int:
+    """Bytes of a file system that the store leaves to everybody else: 5 %, but between 1 and 10 GiB."""
+    stat = os.statvfs(folder)
+    return min(max(stat.f_blocks * stat.f_frsize // 20, 1 << 30), 10 << 30)
+
+
+def make(image: Path, label: str) -> None:
+    """A new image that may take what is free but the reserve. It takes space only as it fills. Blocks for about 0.1 s."""
+    stat = os.statvfs(image.parent)
+    size = (stat.f_bavail * stat.f_frsize - reserve(image.parent)) >> 20 << 20
+    if size < SMALLEST:
+        raise ImageError(f"{image.parent} has no room for a store of at least {SMALLEST >> 30} GiB beside its reserve")
+    partial = image.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # on a copy-on-write file system: one layer of that is enough
+            flags = struct.unpack("=l", fcntl.ioctl(fd, _GET_FLAGS, struct.pack("=l", 0)))[0]
+            fcntl.ioctl(fd, _SET_FLAGS, struct.pack("=l", flags | _NO_COW))
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+    command = ["mkfs.btrfs", "--quiet", "--nodiscard", "--metadata", "single", "--label", label, str(partial)]
+    made = subprocess.run(command, check=False, capture_output=True, text=True)
+    if made.returncode:
+        raise ImageError(f"mkfs.btrfs failed: {made.stderr.strip()}")
+    partial.rename(image)
+
+
+def mount(image: Path, target: Path) -> None:
+    """Mount the image, attached already or not. Idempotent. Raises ImageError; never touches what is in the image."""
+    if target.is_mount():
+        if btrfs.is_btrfs(target):
+            return
+        raise ImageError(f"{target} is a mount point of something else")
+    device, fd = _attach(image)
+    try:
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
+        problem = None
+        for extra in ("", *_SUPPORT):
+            try:
+                kernel.mount(device, str(target), "btrfs", flags, ",".join(filter(None, (_OPTIONS, extra))))
+            except OSError as error:
+                problem = problem or error
+            else:
+                return
+        raise ImageError(f"{image} can't be mounted ({problem}); `btrfs check` on it may say more")
+    finally:
+        os.close(fd)
+
+
+def attached(image: Path) -> str | None:
+    """The loop device this file is attached to."""
+    status = image.stat()
+    for entry in Path("/sys/block").glob("loop*/loop"):
+        device = f"/dev/{entry.parent.name}"
+        with contextlib.suppress(OSError):
+            fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                info = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_INFO_SIZE))
+            finally:
+                os.close(fd)
+            if struct.unpack_from("=QQ", info) == (status.st_dev, status.st_ino):
+                return device
+    return None
+
+
+def _attach(image: Path) -> tuple[str, int]:
+    """A loop device with the image, held by the returned descriptor until something is mounted from it."""
+    device = attached(image)
+    if device is not None:
+        return device, os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    image_fd = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(64):  # others look for a free one too
+            device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+            fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                _configure(fd, image_fd)
+            except OSError as error:
+                os.close(fd)
+                if error.errno != errno.EBUSY:
+                    raise ImageError(f"{image} can't be attached to {device}: {error.strerror}") from error
+            else:
+                return device, fd
+        raise ImageError("no loop device stayed free long enough")
+    finally:
+        os.close(control)
+        os.close(image_fd)
+
+
+def _configure(loop: int, image: int) -> None:
+    """Direct I/O where the file system can: no second copy of every page in memory."""
+    for flags in (_AUTOCLEAR | _DIRECT_IO, _AUTOCLEAR):
+        config = bytearray(_CONFIG_SIZE)
+        struct.pack_into("=II", config, 0, image, 4096)
+        struct.pack_into("=I", config, _FLAGS_OFFSET, flags)
+        try:
+            fcntl.ioctl(loop, _LOOP_CONFIGURE, config)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not flags & _DIRECT_IO:
+                raise
+        else:
+            return

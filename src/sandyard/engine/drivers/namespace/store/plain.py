@@ -1,0 +1,202 @@
+"""The store in plain directories: works on every file system and without root. No disk limit; a running sandbox is copied.
+
+A stopped sandbox is not copied but shared: its directory becomes a read-only layer, `shared/<n>/upper`, on which it goes on with an
+empty one, and so does whoever is made of it. `stack.json`, in a sandbox's or a snapshot's directory, names the shared layers it
+stands on besides those it was made of; a shared layer that nobody names any more is removed.
+
+Trees are copied and removed by the zygote, which has the privileges for what sandboxes left there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.contract import Layers
+from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, WORK
+from sandyard.engine.drivers.namespace.store.guard import measure
+from sandyard.kit.errors import FullError
+
+SHARED, TRASH = "shared", "trash"
+_STACK = "stack.json"
+_NEEDED = 256 << 20
+
+Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
+
+
+class PlainStore:
+    live_copy = "copy"
+    limits: frozenset[str] = frozenset()
+
+    def __init__(self, path: Path, ask: Ask, why: str) -> None:
+        """`ask` sends `copy` or `remove` to the zygote; `why` says what keeps this machine from having the better store."""
+        self.path = path
+        self.missing: Mapping[str, str] = {
+            "disk": f"no disk limit per sandbox, and a running one is copied instead of shared: {why}",
+        }
+        self._ask = ask
+        self._removals: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        try:
+            for name in (SANDBOXES, SNAPSHOTS, SHARED, TRASH):
+                (self.path / name).mkdir(exist_ok=True, mode=0o755)
+        except OSError as error:
+            raise from_os(error, "The store could not be made") from error
+
+    async def close(self, *, unmount: bool) -> None:
+        await asyncio.gather(*self._removals, return_exceptions=True)
+
+    def _inside(self, *parts: str) -> str:
+        """The path as the zygote sees it."""
+        return "/".join(("/store", *parts))
+
+    def has(self, sandbox: str) -> bool:
+        return (self.path / SANDBOXES / sandbox).is_dir()
+
+    def names(self) -> set[str]:
+        return {entry.name for entry in os.scandir(self.path / SANDBOXES)}
+
+    async def sweep(self, sandboxes: Collection[str], snapshots: Collection[str]) -> None:
+        for folder, keep in ((SANDBOXES, sandboxes), (SNAPSHOTS, snapshots)):
+            for name in {entry.name for entry in os.scandir(self.path / folder)} - set(keep):
+                self._discard(folder, name)
+        for name in sandboxes:
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # a crash while it was being shared
+                (self.path / SANDBOXES / name / UPPER).mkdir(mode=0o755)
+        for name in [entry.name for entry in os.scandir(self.path / TRASH)]:
+            self._remove_later(name)
+        self._collect()
+
+    def check_room(self) -> None:
+        room = measure(self.path, None)
+        if room.left < _NEEDED:
+            free = max(room.left, 0) >> 20
+            raise FullError(f"The machine is full (disk): {room.where} has {free} MiB left beside its reserve.")
+
+    def below(self, sandbox: str) -> Layers:
+        return tuple(str(self.path / SHARED / name / UPPER) for name in self._stack(SANDBOXES, sandbox))
+
+    def _stack(self, folder: str, name: str) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return list(json.loads((self.path / folder / name / _STACK).read_text()))
+        return []
+
+    async def create(self, sandbox: str, disk_mb: int) -> None:
+        self._make(SANDBOXES, sandbox, [])
+
+    def _make(self, folder: str, name: str, stack: list[str]) -> None:
+        path = self.path / folder / name
+        try:
+            path.mkdir(mode=0o700)
+            if stack:
+                (path / _STACK).write_text(json.dumps(stack))
+            for inner in (UPPER, WORK) if folder == SANDBOXES else ():
+                (path / inner).mkdir(mode=0o755)
+        except OSError as error:
+            raise from_os(error, "The store could not make a directory") from error
+
+    async def copy(self, sandbox: str, new: str, disk_mb: int, *, stopped: bool) -> None:
+        if stopped:
+            self._make(SANDBOXES, new, self._share(sandbox))
+            return
+        self._make(SANDBOXES, new, self._stack(SANDBOXES, sandbox))
+        (self.path / SANDBOXES / new / UPPER).rmdir()
+        await self._copy(sandbox, SANDBOXES, new)
+
+    async def snapshot(self, sandbox: str, snapshot: str, *, stopped: bool) -> Layers:
+        if stopped:
+            stack = self._share(sandbox)
+            self._make(SNAPSHOTS, snapshot, stack)
+            return tuple(str(self.path / SHARED / name / UPPER) for name in stack)
+        stack = self._stack(SANDBOXES, sandbox)
+        self._make(SNAPSHOTS, snapshot, stack)
+        await self._copy(sandbox, SNAPSHOTS, snapshot)
+        return (
+            str(self.path / SNAPSHOTS / snapshot / UPPER),
+            *(str(self.path / SHARED / name / UPPER) for name in stack),
+        )
+
+    async def _copy(self, sandbox: str, folder: str, name: str) -> None:
+        places = {"source": self._inside(SANDBOXES, sandbox, UPPER), "target": self._inside(folder, name, UPPER)}
+        await self._ask("copy", places)
+
+    def _share(self, sandbox: str) -> list[str]:
+        """Turn a stopped sandbox's directory into a shared layer; says what it stands on now. At any instant of a crash the sandbox
+        has all its files: the name is written down first, and a layer that does not exist yet is an empty one."""
+        path = self.path / SANDBOXES / sandbox
+        name = uuid.uuid4().hex
+        stack = [name, *self._stack(SANDBOXES, sandbox)]
+        shared = self.path / SHARED / name
+        try:
+            (shared / UPPER).mkdir(parents=True)
+            _replace(path / _STACK, json.dumps(stack))
+            (path / UPPER).rename(shared / UPPER)  # over the empty directory
+            (path / UPPER).mkdir(mode=0o755)
+        except OSError as error:
+            raise from_os(error, "The store could not share the sandbox's directory") from error
+        return stack
+
+    async def resize(self, sandbox: str, disk_mb: int) -> None:
+        """There is no limit to set."""
+
+    async def remove(self, sandbox: str) -> None:
+        self._discard(SANDBOXES, sandbox)
+        self._collect()
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        self._discard(SNAPSHOTS, snapshot)
+        self._collect()
+
+    def _discard(self, folder: str, name: str) -> None:
+        trash = f"{name}-{uuid.uuid4().hex[:8]}"
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / folder / name).rename(self.path / TRASH / trash)
+            self._remove_later(trash)
+
+    def _remove_later(self, name: str) -> None:
+        async def work() -> None:
+            with contextlib.suppress(Exception):  # `sweep` tries again
+                await self._ask("remove", {"path": self._inside(TRASH, name)})
+
+        task = asyncio.get_running_loop().create_task(work())
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+
+    def _collect(self) -> None:
+        """Discard the shared layers nobody stands on."""
+        shared = {entry.name for entry in os.scandir(self.path / SHARED)}
+        if shared:
+            for folder in (SANDBOXES, SNAPSHOTS):
+                for entry in os.scandir(self.path / folder):
+                    shared -= set(self._stack(folder, entry.name))
+        for name in shared:
+            self._discard(SHARED, name)
+
+    async def usage(self, sandbox: str) -> int:
+        return await asyncio.to_thread(_blocks, self.path / SANDBOXES / sandbox / UPPER)
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def _blocks(path: Path) -> int:
+    """Bytes on disk below a directory, as far as this process may look."""
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    total += _blocks(Path(entry.path))
+    return total

@@ -1,0 +1,25 @@
+"""Where the zygote's interpreter begins: `python -I -S bootstrap.py ROOT GUEST TITLE`, without site-packages.
+
+The packages on the way to the zygote are entered without running them: what they import is for the engine, may need packages that are
+not here, and would be memory of every sandbox.
+"""
+
+import sys
+import types
+
+_PASSED_THROUGH = ("sandyard", "sandyard.engine", "sandyard.engine.drivers", "sandyard.engine.drivers.namespace")
+
+
+def bootstrap(root: str, guest: str, title: str) -> None:
+    sys.path.insert(0, root)
+    for name in _PASSED_THROUGH:
+        package = types.ModuleType(name)
+        package.__path__ = [f"{root}/{name.replace('.', '/')}"]
+        sys.modules[name] = package
+    from sandyard.engine.drivers.namespace.zygote.main import main  # noqa: PLC0415 (only now can it be found)
+
+    main(guest, title)
+
+
+if __name__ == "__main__":
+    bootstrap(*sys.argv[1:])

@@ -1,0 +1,222 @@
+"""The zygote's loop: one request after the other, a fork for each that takes time. Started by the driver, ends with it.
+
+Standard input is the socket to the engine. It ends as soon as the engine's end is closed, whatever requests are still queued.
+"""
+
+# ruff: noqa: PTH (plain os calls: every import is memory of every sandbox)
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import resource
+import select
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from sandyard.engine.drivers.namespace import kernel, seccomp
+from sandyard.engine.drivers.namespace.zygote import files, home, protocol, rootfs, userns
+from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, LISTEN_FD, Child
+from sandyard.engine.drivers.namespace.zygote.probe import overlay_mode
+
+# OpenSSL, which asyncio and hashlib load where they find it and do without where not: megabytes that every fork would copy.
+_NOT_NEEDED = ("ssl", "_ssl", "_hashlib")
+_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+
+
+def main(guest_module: str, title: str) -> None:
+    """Serve until the engine is gone. `title` is what process lists show, of the sandboxes' agents too."""
+    control = _take_stdio()
+    for name in _NOT_NEEDED:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        guest = importlib.import_module(guest_module)
+        guest.prepare()
+        _forget_the_disk()
+        _set_title(title)
+        Zygote(control, guest).serve()
+    except BaseException:  # noqa: BLE001 (the engine is the only one who can tell anybody)
+        with contextlib.suppress(OSError):
+            protocol.send(control, {"fatal": traceback.format_exc()})
+        os._exit(1)
+    os._exit(0)
+
+
+def _take_stdio() -> socket.socket:
+    """The control socket off standard input, /dev/null on all three, and the descriptor that agents listen on kept free."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    if null != LISTEN_FD:
+        os.dup2(null, LISTEN_FD, inheritable=False)
+        os.close(null)
+    control = socket.socket(fileno=os.dup(0))
+    for fd in (0, 1, 2):
+        os.dup2(LISTEN_FD, fd)
+    assert control.fileno() >= FIRST_FREE_FD
+    return control
+
+
+def _forget_the_disk() -> None:
+    """From here on nothing is imported from files: in a sandbox those would be the tenant's. All that is loaded by now is put
+    aside, so that no collection of garbage writes to memory that sandboxes share."""
+    sys.path.clear()
+    sys.path_hooks.clear()
+    sys.path_importer_cache.clear()
+    builtin = [
+        finder for finder in sys.meta_path if getattr(finder, "__name__", "") in {"BuiltinImporter", "FrozenImporter"}
+    ]
+    sys.meta_path[:] = builtin
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def _set_title(title: str) -> None:
+    """Overwrite the command line: the real one has the data directory in it, which is not a sandbox's business."""
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: fields 48 and 49
+    if end > start:
+        ctypes.memmove(start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
+class Zygote:
+    def __init__(self, control: socket.socket, guest: Any) -> None:
+        self._control = control
+        self._guest = guest
+        self._system: rootfs.System | None = None
+        self._filter = seccomp.program()
+        self._userns: dict[int, int] = {}  # slot → descriptor
+        self._cgroup2: str | None = None  # the hierarchy a child is cloned into
+        self._attach = False
+        self._children: dict[int, int] = {}  # pidfd → pid
+        self._helpers: dict[int, int] = {}  # pid → number of the request it is to answer
+        self._epoll = select.epoll()
+        self._operations: dict[str, Callable[[protocol.Message, list[int]], protocol.Message | None]] = {
+            "unshare": self._unshare,
+            "home": self._enter_home,
+            "userns": self._make_userns,
+            "start": self._start,
+            "copy": self._copy,
+            "remove": self._remove,
+        }
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    def serve(self) -> None:
+        self._epoll.register(self._control.fileno(), select.EPOLLIN | select.EPOLLHUP)
+        while True:
+            for fd, events in self._epoll.poll():
+                if fd != self._control.fileno():
+                    self._reap(fd)
+                elif events & select.EPOLLHUP or not self._answer():
+                    return
+
+    def _answer(self) -> bool:
+        """Take one request; False when there will be no more."""
+        request, fds = protocol.receive(self._control)
+        if request is None:
+            return False
+        answer: protocol.Message | None
+        try:
+            answer = self._operations[request["op"]](request, fds)
+        except OSError as error:
+            answer = {"error": error.strerror or str(error), "errno": error.errno}
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if answer is not None:
+            protocol.send(self._control, {"n": request["n"], **answer})
+        return True
+
+    def _reap(self, pidfd: int) -> None:
+        pid = self._children.pop(pidfd)
+        self._epoll.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        number = self._helpers.pop(pid, None)
+        if number is None:
+            protocol.send(self._control, {"gone": pid, "status": status})
+        elif status:
+            protocol.send(self._control, {"n": number, "error": "its helper process was killed", "errno": None})
+
+    # Operations: an answer, or None when somebody else will give it ---------------------------------------------------------
+
+    def _unshare(self, _request: protocol.Message, _fds: list[int]) -> protocol.Message:
+        """Rootless: become root of a user namespace of one's own. Its ids are mapped by the engine before the next request."""
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        return {}
+
+    def _enter_home(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
+        if request["rootless"]:
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+        self._system = rootfs.System(home.enter(request))
+        self._cgroup2 = request["clone_into"]
+        mode, problem = overlay_mode(rootless=self._system.rootless)
+        self._attach = mode == "attached"
+        return {"overlay": mode, "problem": problem}
+
+    def _make_userns(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
+        """For a slot, ahead of its use. Idempotent."""
+        self._userns_of(request)
+        return {}
+
+    def _userns_of(self, request: protocol.Message) -> int:
+        slot = request["slot"]
+        if slot not in self._userns:
+            self._userns[slot] = userns.make(request["uid"], request["ids"])
+        return self._userns[slot]
+
+    def _start(self, request: protocol.Message, fds: list[int]) -> None:
+        assert self._system is not None
+        userns_fd = self._userns_of(request)
+        cgroup_fd = -1
+        if self._cgroup2 is not None:
+            folder = f"/cgroup/{self._cgroup2}/{request['id']}"
+            os.mkdir(folder, 0o755)
+            cgroup_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            pid, pidfd = kernel.clone(_NAMESPACES, cgroup_fd)
+            if pid == 0:
+                Child(self._system, request, fds, userns_fd, self._filter).run(
+                    self._control, self._guest, attach=self._attach
+                )
+        finally:
+            if cgroup_fd >= 0:
+                os.close(cgroup_fd)
+        self._watch(pid, pidfd)
+        protocol.send(self._control, {"n": request["n"], "pid": pid}, [pidfd])
+
+    def _watch(self, pid: int, pidfd: int) -> None:
+        self._children[pidfd] = pid
+        self._epoll.register(pidfd, select.EPOLLIN)
+
+    def _copy(self, request: protocol.Message, _fds: list[int]) -> None:
+        self._aside(request, lambda: files.copy_tree(request["source"], request["target"]))
+
+    def _remove(self, request: protocol.Message, _fds: list[int]) -> None:
+        self._aside(request, lambda: files.remove_tree(request["path"]))
+
+    def _aside(self, request: protocol.Message, work: Callable[[], None]) -> None:
+        """Run slow work in a process of its own, which answers by itself."""
+        pid, pidfd = kernel.clone(0)
+        if pid:
+            self._helpers[pid] = request["n"]
+            self._watch(pid, pidfd)
+            return
+        answer: protocol.Message = {"n": request["n"]}
+        try:
+            work()
+        except OSError as error:
+            answer |= {"error": f"{error.strerror or error}: {error.filename}", "errno": error.errno}
+        except BaseException as error:  # noqa: BLE001 (the engine must hear of it)
+            answer |= {"error": f"{type(error).__name__}: {error}", "errno": None}
+        with contextlib.suppress(OSError):
+            protocol.send(self._control, answer)
+        os._exit(0)

@@ -1,0 +1,48 @@
+"""What engine and zygote say to each other: JSON packets on a SOCK_SEQPACKET pair, descriptors beside them.
+
+Every request has a number `n`, and everything that answers it carries the same:
+- `start` is answered by the zygote with `pid` and a pidfd, and then by the new process itself with `ready` or `error`;
+- all others are answered once, with what they return or with `error`.
+An `error` comes with `errno` where there is one. Without a number come `gone` (a pid that ended, with its wait status) and
+`fatal` (the zygote's last words).
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+MAX_PACKET = 1 << 17
+MAX_FDS = 8
+_INT = array.array("i").itemsize
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """One packet, whole or not at all. Raises BlockingIOError on a non-blocking socket whose buffer is full."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([encode(message)], rights, socket.MSG_NOSIGNAL)
+
+
+def receive(sock: socket.socket) -> tuple[Message | None, list[int]]:
+    """The next packet with its descriptors (close-on-exec), or None when the other side is gone."""
+    try:
+        raw, ancillary, flags, _ = sock.recvmsg(MAX_PACKET, socket.CMSG_SPACE(MAX_FDS * _INT), socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError:
+        return None, []
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % _INT])
+    if not raw:
+        return None, list(fds)
+    assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC), "a packet was cut off"
+    return json.loads(raw), list(fds)

@@ -1,0 +1,60 @@
+"""The same tests for every driver. Root runs them with all drivers, and `test_rootless.py` runs them again as another user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.conformance import tiny
+from tests.conformance.yard import Yard, kinds
+
+
+def _lacking(kind: str) -> str | None:
+    """Why this driver can't be tested here."""
+    if kind == "fake":
+        try:
+            import sandyard.engine.drivers.fake.driver  # noqa: F401, PLC0415
+        except ImportError as error:
+            return f"the fake driver can't be loaded: {error}"
+    return None
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small root file system, or the one the rootless run was given."""
+    given = os.environ.get("SANDYARD_TINY_TEMPLATE")
+    if given:
+        return Path(given)
+    root = tmp_path_factory.mktemp("template") / "rootfs"
+    tiny.build(root)
+    return root
+
+
+@pytest.fixture(scope="session", params=kinds())
+def kind(request: pytest.FixtureRequest) -> str:
+    lacking = _lacking(request.param)
+    if lacking:
+        pytest.skip(lacking)
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def data_dir(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One for all tests of a driver, as an engine has it: what one test leaves behind is the next one's trouble, so none may."""
+    path = tmp_path_factory.mktemp(kind)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest_asyncio.fixture
+async def yard(kind: str, data_dir: Path, template: Path) -> AsyncIterator[Yard]:
+    """An open driver without sandboxes."""
+    place = Yard(kind, data_dir, (str(template),))
+    await place.open()
+    yield place
+    await place.clear()
