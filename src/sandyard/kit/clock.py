@@ -46,6 +46,7 @@ class ManualClock:
 
     async def advance(self, seconds: float) -> None:
         """Move on, waking each sleeper at its own instant, and let those who woke run."""
+        await self._settle()  # those who are about to sleep do so before time passes
         target = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= target:
             self._now, _, woken = heapq.heappop(self._sleepers)

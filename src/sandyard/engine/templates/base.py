@@ -1,0 +1,160 @@
+"""The `base` template: a clean Debian or Ubuntu of the machine's own release, built with mmdebstrap, and Node.
+
+The build runs in mount and pid namespaces of its own that end with this process: whatever kills it, no mount and no
+process is left, only a directory that the next build removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import subprocess
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.engine.templates import node, sources, trust
+from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, remove_tree, require_space
+from sandyard.engine.templates.progress import MmdebstrapProgress, Report
+from sandyard.kit.errors import SandyardError
+
+NAME = "base"
+FORMAT = 2  # counts changes in how it is made that nothing else in the recipe shows
+PACKAGES = tuple(
+    """
+    bash sudo git curl wget ca-certificates openssl openssh-client rsync attr mount
+    python3 python3-pip python3-venv python3-dev python-is-python3 build-essential pkg-config
+    procps psmisc lsof iproute2 netcat-openbsd ncurses-bin tzdata
+    less nano vim-tiny file tree patch jq ripgrep sqlite3
+    unzip zip xz-utils bzip2 zstd
+    """.split()
+)
+DPKG_OPTIONS = (
+    "force-unsafe-io",  # the tree is synced once, when it is published; a sandbox's disk is not worth an fsync a file
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/lintian/*",
+    "path-exclude=/usr/bin/*-lto-dump-*",
+    "path-exclude=/usr/lib/python3*/config-*/*.a",
+    "path-exclude=/usr/share/locale/*",
+    "path-include=/usr/share/locale/locale.alias",
+    # one sandbox is one environment already: `pip install` may write into it
+    "path-exclude=/usr/lib/python3*/EXTERNALLY-MANAGED",
+)
+MERGED_USR = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
+CUSTOMIZE = Path(__file__).with_name("base-customize.sh")
+SPACE = 3 << 30
+NODE_SHARE = 0.12  # of the bar
+LOG_TAIL = 15
+
+
+class BuildError(SandyardError):
+    """The template could not be built."""
+
+    code, status = "build_failed", 500
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that decides what the tree holds, but for what the archives have today."""
+
+    release: sources.Release
+    machine: str
+    packages: tuple[str, ...] = PACKAGES
+
+    @property
+    def digest(self) -> str:
+        parts = [str(FORMAT), self.release.id, self.release.codename, self.machine, *self.packages, *DPKG_OPTIONS]
+        files = [CUSTOMIZE.read_text(), node.LOCK.read_text()]
+        return hashlib.sha256(json.dumps([parts, files]).encode()).hexdigest()[:16]
+
+
+def recipe() -> Recipe:
+    """For this machine. Raises UnsupportedError where there is none."""
+    return Recipe(sources.read_release(), platform.machine())
+
+
+def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
+    """Build `base`, or wait for whoever builds it, and give what is there then. With `force` it is built from today's
+    archives even if it exists. Blocks for a minute or more. Raises BuildError with the end of the log."""
+    wanted = recipe()
+    with folder.building(NAME) as work, plain_modes():
+        if not force and (found := folder.find(NAME, wanted.digest)):
+            return found
+        require_space(folder.directory, SPACE, "Building template base")
+        report.update(0.0, "downloading node")
+        tree = node.fetch_node(work)
+        _debootstrap(wanted, work, tree, report)
+        remove_tree(tree)
+        details = {"release": wanted.release.name, "machine": wanted.machine, "size": _size(work / ROOTFS)}
+        report.update(0.99, "writing to disk")
+        version = folder.new_version(
+            NAME, wanted.digest, f"{wanted.release.name} with build tools, Python and Node", details
+        )
+        return folder.publish(work, version)
+
+
+def _debootstrap(wanted: Recipe, work: Path, tree: Path, report: Report) -> None:
+    archives = sources.read_sources(wanted.release)
+    mirror, settings = work / "host.sources", work / "apt.conf"  # in a directory nobody else may enter
+    mirror.write_text("\n".join(source.stanza() for source in archives))
+    settings.write_text("".join(f'{key} "{value}";\n' for key, value in trust.apt_settings()))
+    command = [
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
+        *("mmdebstrap", "--verbose", "--mode=root", "--format=directory", "--variant=apt"),
+        *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+        f"--aptopt={settings}",
+        *([f"--hook-directory={MERGED_USR}"] if MERGED_USR.is_dir() else []),
+        f"--include={','.join(wanted.packages)}",
+        f'--customize-hook=sh {shlex.quote(str(CUSTOMIZE))} "$1" {shlex.quote(str(tree))}',
+        *(wanted.release.codename, str(work / ROOTFS), str(mirror)),
+    ]
+    tail: deque[str] = deque(maxlen=LOG_TAIL)
+    progress = MmdebstrapProgress(lambda part, doing: report.update(NODE_SHARE + part * (0.99 - NODE_SHARE), doing))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                tail.append(line.rstrip())
+                progress.feed(line)
+        except BaseException:
+            process.kill()
+            raise
+    mirror.unlink()
+    settings.unlink()
+    if process.returncode:
+        raise BuildError("Template base could not be built. mmdebstrap said last:\n  " + "\n  ".join(tail))
+    _settle_sources(archives, work / ROOTFS)
+    for device in (work / ROOTFS / "dev").iterdir():  # a sandbox has a /dev of its own making
+        remove_tree(device)
+
+
+def _settle_sources(archives: list[sources.Source], root: Path) -> None:
+    """What apt inside the template uses from now on: the same archives and keys, but nobody's password, and no setting
+    of the build (those that a sandbox needs are carried in by `trust`)."""
+    for path in [
+        root / "etc/apt/sources.list",
+        root / "etc/apt/apt.conf.d/99mmdebstrap",
+        *(root / "etc/apt/sources.list.d").iterdir(),
+    ]:
+        path.unlink(missing_ok=True)
+    kept = [sources.without_credentials(source) for source in archives]
+    (root / "etc/apt/sources.list.d/host.sources").write_text("\n".join(source.stanza() for source in kept))
+    for source in kept:
+        inside = root / source.keyring.lstrip("/")
+        if source.keyring.startswith("/") and not inside.exists():
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            inside.write_bytes(Path(source.keyring).read_bytes())
+
+
+def _size(tree: Path) -> str:
+    done = subprocess.run(["du", "-sm", str(tree)], capture_output=True, text=True, check=True)
+    return f"{done.stdout.split()[0]} MB"

@@ -1,0 +1,78 @@
+"""`sandyard template …`: build and list templates on this machine, without an engine running."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.templates import base, host
+from sandyard.engine.templates.folder import Folder
+from sandyard.engine.templates.needs import missing_for_base
+from sandyard.engine.templates.progress import report_to
+from sandyard.kit.errors import SandyardError
+
+PR_SET_PDEATHSIG = 1
+
+
+@click.group()
+@click.option(
+    "--templates-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where templates live; all engines of the machine share it. Also SANDYARD_TEMPLATES_DIR.",
+)
+@click.pass_context
+def template(context: click.Context, templates_dir: Path | None) -> None:
+    """Build and list the root file systems that sandboxes start from."""
+    context.obj = Folder(EngineSettings.load(templates_dir=templates_dir).templates_dir)
+
+
+@template.command()
+@click.argument("name", type=click.Choice([base.NAME, host.NAME]))
+@click.option("--force", is_flag=True, help="Build base anew from today's archives. Sandboxes keep the old one.")
+@click.option("--if-possible", is_flag=True, help="Where base cannot be built, say why and succeed.")
+@click.option("--parent", type=int, hidden=True, help="End with this process.")
+@click.pass_obj
+def build(folder: Folder, name: str, force: bool, if_possible: bool, parent: int | None) -> None:
+    """Build a template now, with a progress bar. Quick when it is built already."""
+    if parent is not None:
+        _end_with(parent)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the directory under construction goes
+    try:
+        if name == host.NAME:
+            host.build(folder)
+            return
+        if not force and folder.find(base.NAME, base.recipe().digest):
+            return
+        if lacking := missing_for_base():
+            raise base.BuildError("Template base cannot be built here:\n  " + "\n  ".join(lacking))
+        report = report_to("template base")
+        version = base.build(folder, report, force=force)
+        report.done(f"{version.description}, {version.details['size']}")
+    except SandyardError as error:
+        click.echo(error.message, err=True)
+        if not if_possible:
+            sys.exit(1)
+        click.echo("The engine will serve the template host in its place: this machine's own programs.", err=True)
+
+
+@template.command("list")
+@click.pass_obj
+def list_versions(folder: Folder) -> None:
+    """What is built on this machine, newest first."""
+    for name in (base.NAME, host.NAME):
+        for version in folder.versions(name):
+            click.echo(f"{name:6} {version.version:28} {version.description}")
+
+
+def _end_with(parent: int) -> None:
+    """Work in the background of that process: behind it in line, and not longer than it lives."""
+    os.nice(10)  # tenants first
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)

@@ -1,0 +1,137 @@
+"""The machine-wide folder of templates: `<folder>/<name>/<version>/{manifest.json,rootfs/}`.
+
+A version is made in a hidden directory beside it and renamed into place when it is whole, so that a kill at any instant
+leaves no half template. A lock per name makes two engines that want the same one wait for each other. Published
+versions are never changed and never removed here: a sandbox or a snapshot of any engine may stand on one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sandyard.kit.errors import BusyError, NoSpaceError
+
+ROOTFS = "rootfs"
+MANIFEST = "manifest.json"
+BUILDING = ".building-"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One published template directory."""
+
+    name: str
+    version: str
+    path: Path
+    created_at: float
+    description: str
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rootfs(self) -> Path:
+        return self.path / ROOTFS
+
+    @property
+    def digest(self) -> str:
+        """What its recipe hashed to; a forced rebuild of the same recipe has the same digest and a later version."""
+        return self.version.partition(".")[0]
+
+
+class Folder:
+    """Reading never blocks. `building` blocks while another process builds the same name."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def prepare(self) -> None:
+        """Only the engine's own user may enter: the trees hold set-user-id programs and files of user id 1000, which
+        outside a sandbox belong to somebody else."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+
+    def versions(self, name: str) -> list[Version]:
+        """Newest first."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in (self.directory / name).iterdir():
+                if not path.name.startswith("."):
+                    with contextlib.suppress(FileNotFoundError, NotADirectoryError, LookupError, ValueError, TypeError):
+                        found.append(_read(name, path))
+        return sorted(found, key=lambda v: (v.created_at, v.version), reverse=True)
+
+    def find(self, name: str, digest: str) -> Version | None:
+        return next((v for v in self.versions(name) if v.digest == digest), None)
+
+    @contextlib.contextmanager
+    def building(self, name: str, *, wait: bool = True) -> Iterator[Path]:
+        """An empty directory to build in, alone. What a killed builder left goes first, and the directory goes in the
+        end unless it was published. Raises BusyError when another process builds `name` and `wait` is false."""
+        self.prepare()
+        parent = self.directory / name
+        parent.mkdir(exist_ok=True)
+        with (self.directory / f".{name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise BusyError(f"Template {name} is being built by another process.") from None
+            for leftover in parent.glob(f"{BUILDING}*"):
+                remove_tree(leftover)
+            work = parent / f"{BUILDING}{os.getpid()}"
+            work.mkdir(mode=0o700)
+            try:
+                yield work
+            finally:
+                if work.exists():
+                    remove_tree(work)
+
+    def publish(self, work: Path, version: Version) -> Version:
+        """Rename what `building` gave into place. Blocks until all is on the disk: the builders write without fsync."""
+        if version.path.exists():
+            raise BusyError(f"Template {version.name} {version.version} exists already.")
+        manifest = asdict(version) | {"details": dict(version.details)}
+        del manifest["path"]
+        (work / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        subprocess.run(["sync", "-f", str(work)], check=True)
+        work.rename(version.path)
+        return version
+
+    def new_version(self, name: str, digest: str, description: str, details: Mapping[str, str]) -> Version:
+        now = time.time()
+        label = digest if self.find(name, digest) is None else f"{digest}.{int(now)}"
+        return Version(name, label, self.directory / name / label, now, description, dict(details))
+
+
+def _read(name: str, path: Path) -> Version:
+    raw = json.loads((path / MANIFEST).read_text())
+    return Version(name, path.name, path, float(raw["created_at"]), str(raw["description"]), dict(raw["details"]))
+
+
+@contextlib.contextmanager
+def plain_modes() -> Iterator[None]:
+    """A strict umask must not become the template's modes. Holds for the whole process: not while others write."""
+    umask = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a tree without crossing into a file system that is mounted in it."""
+    subprocess.run(["rm", "-rf", "--one-file-system", "--", str(path)], check=True)
+
+
+def require_space(directory: Path, needed: int, what: str) -> None:
+    """Raise NoSpaceError, saying both figures, unless `needed` bytes are free."""
+    stat = os.statvfs(directory)
+    free = stat.f_bavail * stat.f_frsize
+    if free < needed:
+        raise NoSpaceError(f"{what} needs {needed >> 20} MiB in {directory}; {free >> 20} MiB are free.")

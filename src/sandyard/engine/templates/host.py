@@ -1,0 +1,195 @@
+"""The `host` template: the machine's own programs and libraries under a made-up /etc. Needs no download and no network.
+
+What a sandbox sees of the machine is /usr (and /bin, /sbin, /lib* where these are not links into it), less every file
+that not every user of the machine may read. Nothing of /root, /home, /var, /opt or /srv; of /etc only public tables of
+the system. On one file system the tree is made of hard links, which costs a second or two and no space: a sandbox never
+writes through them, because its overlay copies a file before it changes it. Elsewhere files are cloned or copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, require_space
+from sandyard.engine.templates.host_etc import give_to_user, write_etc, write_homes
+from sandyard.engine.templates.sources import os_release
+
+NAME = "host"
+FORMAT = 2  # counts changes of what this module makes
+TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr")
+EMPTY = "boot dev media mnt opt proc run srv sys var/cache var/lib var/log var/mail var/spool".split()
+LEFT_OUT = frozenset(
+    "usr/etc usr/local/etc usr/lib/modules usr/lib/firmware usr/lib/debug usr/src lib/modules lib/firmware".split()
+)
+"""Settings of this machine, which may hold secrets, and what only a kernel needs."""
+BULKY = frozenset(f"usr/share/{name}" for name in ("doc", "man", "info", "locale", "help", "icons"))
+"""Not worth the copying, where files must be copied."""
+LOCAL = "usr/local/"  # where `pip install` and `npm install -g` write: the user's, so that neither needs sudo
+LINKS, COPIES = "hard links", "copies"
+FICLONE = 0x40049409
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+
+
+@dataclass
+class Tally:
+    """How far a build is."""
+
+    root: Path
+    how: str
+    files: int = 0
+    hidden: int = 0
+    room_checked: bool = False
+    copied: dict[int, Path] = field(default_factory=dict)  # by inode: files with several names
+
+
+def fingerprint(root: Path = Path("/")) -> str:
+    """Changes when the machine's packages or local programs do. Cheap: looks at dates, not at content."""
+    looked_at = (
+        "var/lib/dpkg/status var/lib/rpm usr usr/bin usr/sbin usr/lib usr/local/bin usr/local/lib etc/ld.so.cache"
+    )
+    seen: list[object] = [FORMAT]
+    for path in looked_at.split():
+        with contextlib.suppress(OSError):
+            found = (root / path).stat()
+            seen.append([path, found.st_mtime_ns, found.st_size, found.st_ino])
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
+
+
+def build(folder: Folder, root: Path = Path("/")) -> Version:
+    """Make `host`, or give the version that fits the machine as it is. Blocks for a second or two where files can be
+    linked, for minutes where gigabytes must be copied; raises NoSpaceError where these would not fit."""
+    digest = fingerprint(root)
+    if found := folder.find(NAME, digest):
+        return found
+    with folder.building(NAME) as work, plain_modes():
+        if found := folder.find(NAME, digest):
+            return found
+        tree = work / ROOTFS
+        tree.mkdir()
+        tree.chmod(0o755)
+        tally = _copy_programs(root, tree)
+        for path in EMPTY:
+            (tree / path).mkdir(parents=True, exist_ok=True)
+        for path in ("tmp", "var/tmp"):
+            (tree / path).mkdir(parents=True)
+            (tree / path).chmod(0o1777)
+        (tree / "var/run").symlink_to("/run")
+        (tree / "var/lock").symlink_to("/run/lock")
+        write_etc(root, tree)
+        write_homes(root, tree)
+        release = os_release(root).get("PRETTY_NAME", "this machine")
+        details = {"release": release, "made of": tally.how, "files": str(tally.files), "hidden": str(tally.hidden)}
+        return folder.publish(
+            work, folder.new_version(NAME, digest, f"the programs of this machine: {release}", details)
+        )
+
+
+def _copy_programs(root: Path, tree: Path) -> Tally:
+    tally = Tally(root, LINKS if _links_work(root, tree) else COPIES)
+    for name in TOP:
+        source = root / name
+        if source.is_symlink():
+            (tree / name).symlink_to(source.readlink())
+        elif source.is_dir():
+            _mirror(source, tree / name, name, tally, source.stat().st_dev)
+    return tally
+
+
+def _mirror(source: Path, target: Path, name: str, tally: Tally, device: int) -> None:
+    """One directory and all below it, staying on its file system."""
+    info = source.stat()
+    target.mkdir()
+    with os.scandir(source) as entries:
+        for entry in entries:
+            below = f"{name}/{entry.name}"
+            status = entry.stat(follow_symlinks=False)
+            kind = stat.S_IFMT(status.st_mode)
+            if below in LEFT_OUT or status.st_dev != device or (tally.how == COPIES and below in BULKY):
+                continue
+            if entry.name == "EXTERNALLY-MANAGED":  # pip may write into a sandbox; nobody else's system is in there
+                continue
+            if kind == stat.S_IFLNK:
+                (target / entry.name).symlink_to(Path(entry.path).readlink())
+            elif kind == stat.S_IFDIR and status.st_mode & 0o005 == 0o005:
+                _mirror(Path(entry.path), target / entry.name, below, tally, device)
+            elif kind == stat.S_IFREG and status.st_mode & 0o004:
+                _place(entry.path, target / entry.name, status, tally)
+            else:
+                tally.hidden += 1
+    target.chmod(stat.S_IMODE(info.st_mode))
+    if f"{name}/".startswith(LOCAL):
+        give_to_user(target)
+    else:
+        _own(target, info)
+
+
+def _links_work(root: Path, tree: Path) -> bool:
+    """Try it with one file: not across file systems, and not with other people's files unless root does it."""
+    for path in (root / "usr/bin").iterdir():
+        if path.is_file() and not path.is_symlink():
+            probe = tree / ".probe"
+            try:
+                os.link(path, probe, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _CANNOT_LINK:
+                    return False
+                raise
+            probe.unlink()
+            return True
+    return False
+
+
+def _place(source: str, target: Path, status: os.stat_result, tally: Tally) -> None:
+    tally.files += 1
+    if tally.how == LINKS:
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _CANNOT_LINK:  # this one file is immutable, or has too many links, or lies elsewhere
+                raise
+        else:
+            return
+    if first := tally.copied.get(status.st_ino):  # several names of one file stay one
+        os.link(first, target)
+        return
+    if not _clone(source, target):
+        if tally.how == COPIES and not tally.room_checked:
+            require_space(target.parent, _size_of(tally.root), "A copy of this machine's programs")
+            tally.room_checked = True
+        shutil.copyfile(source, target)
+    _own(target, status)
+    target.chmod(stat.S_IMODE(status.st_mode))
+    if status.st_nlink > 1:
+        tally.copied[status.st_ino] = target
+
+
+def _size_of(root: Path) -> int:
+    """What a copy of the programs takes on the disk, at most."""
+    tops = [str(root / name) for name in TOP if (root / name).is_dir() and not (root / name).is_symlink()]
+    done = subprocess.run(["du", "-sxk", *tops], capture_output=True, text=True, check=False)
+    return sum(int(line.split()[0]) << 10 for line in done.stdout.splitlines())
+
+
+def _clone(source: str, target: Path) -> bool:
+    """Share the blocks, where the file system can."""
+    with Path(source).open("rb") as old, target.open("wb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
+        except OSError:
+            return False
+    return True
+
+
+def _own(path: Path, status: os.stat_result) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)

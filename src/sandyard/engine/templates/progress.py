@@ -1,0 +1,136 @@
+"""How a long build tells a person where it is: a bar on a terminal, lines elsewhere, driven by what apt really did."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+STAGES = (
+    # what mmdebstrap prints when the stage begins, where the bar stands then, and what a person reads
+    ("running apt-get update", 0.00, "package lists"),
+    ("downloading packages with apt", 0.05, "downloading the essentials"),
+    ("extracting archives", 0.16, "unpacking the essentials"),
+    ("installing essential packages", 0.20, "installing the essentials"),
+    ("installing remaining packages", 0.38, "downloading packages"),
+    ("running --customize-hook", 0.94, "adding node, user and settings"),
+    ("cleaning package lists", 0.97, "cleaning up"),
+)
+UNPACK_FROM, UNPACK_TO = 0.55, 0.94  # the share of the last big apt run after its download
+_STAGE = re.compile(r"^I: (.*)")
+_TOTAL = re.compile(r"^\d+ upgraded, (\d+) newly installed")
+_STEP = re.compile(r"^(Get:\d+|Unpacking|Setting up) ")
+
+
+class Report(Protocol):
+    """Told often how far the work is (0 to 1, never falling) and what is being done."""
+
+    def update(self, fraction: float, doing: str) -> None: ...
+
+    def done(self, text: str) -> None: ...
+
+
+class MmdebstrapProgress:
+    """Turns the lines of `mmdebstrap --verbose` into a fraction. Lines it does not know change nothing."""
+
+    def __init__(self, report: Callable[[float, str], None]) -> None:
+        self._report = report
+        self._stage = 0
+        self._total = 0
+        self._fetched = 0
+        self._steps = 0
+        self._fraction = 0.0
+
+    def feed(self, line: str) -> None:
+        if stage := _STAGE.match(line):
+            self._enter(stage[1])
+        elif total := _TOTAL.match(line):
+            self._total, self._fetched, self._steps = int(total[1]), 0, 0
+        elif step := _STEP.match(line):
+            if step[1].startswith("Get:"):
+                self._fetched += 1
+            else:
+                self._steps += 1
+            self._advance()
+
+    def _enter(self, text: str) -> None:
+        for index, (marker, _, _) in enumerate(STAGES):
+            if text.startswith(marker) and index >= self._stage:
+                if index != self._stage:
+                    self._stage, self._fetched, self._steps = index, 0, 0
+                self._tell(STAGES[index][1], STAGES[index][2])
+                return
+
+    def _advance(self) -> None:
+        marker, start, doing = STAGES[self._stage]
+        if not self._total:
+            return
+        end = STAGES[self._stage + 1][1] if self._stage + 1 < len(STAGES) else 1.0
+        fetched, stepped = self._fetched / self._total, self._steps / (2 * self._total)
+        if not marker.startswith("installing remaining"):
+            self._tell(start + (end - start) * min(1.0, fetched or stepped), doing)
+        elif self._steps:
+            self._tell(UNPACK_FROM + (UNPACK_TO - UNPACK_FROM) * min(1.0, stepped), "installing packages")
+        else:
+            self._tell(start + (UNPACK_FROM - start) * min(1.0, fetched), f"{doing} {self._fetched}/{self._total}")
+
+    def _tell(self, fraction: float, doing: str) -> None:
+        self._fraction = max(self._fraction, fraction)
+        self._report(self._fraction, doing)
+
+
+class Bar:
+    """One line, drawn over and over. For terminals."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title, self._stream = title, stream
+        self._began = time.monotonic()
+        self._drawn = ""
+
+    def update(self, fraction: float, doing: str) -> None:
+        columns = shutil.get_terminal_size().columns
+        seconds = f"{time.monotonic() - self._began:3.0f} s"
+        width = max(10, min(40, columns - len(self._title) - 50))
+        filled = round(width * min(max(fraction, 0.0), 1.0))
+        line = f"{self._title} [{'█' * filled}{'·' * (width - filled)}] {fraction:4.0%} {seconds}  {doing}"[
+            : columns - 1
+        ]
+        if line != self._drawn:
+            self._stream.write(f"\r\x1b[K{line}")
+            self._stream.flush()
+            self._drawn = line
+
+    def done(self, text: str) -> None:
+        self._stream.write(f"\r\x1b[K{self._title}: {text} ({time.monotonic() - self._began:.0f} s)\n")
+        self._stream.flush()
+
+
+class Lines:
+    """A line whenever something new is done or a tenth is reached. For logs and pipes."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title, self._stream = title, stream
+        self._began = time.monotonic()
+        self._tenth = -1
+
+    def update(self, fraction: float, doing: str) -> None:
+        tenth = int(fraction * 10)
+        if tenth > self._tenth:
+            self._tenth = tenth
+            self._write(f"{tenth * 10}% {doing}")
+
+    def done(self, text: str) -> None:
+        self._write(f"{text} ({time.monotonic() - self._began:.0f} s)")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{self._title}: {text}\n")
+        self._stream.flush()
+
+
+def report_to(title: str, stream: TextIO | None = None) -> Report:
+    """What suits the stream (default: standard error)."""
+    stream = stream or sys.stderr
+    return Bar(title, stream) if stream.isatty() else Lines(title, stream)

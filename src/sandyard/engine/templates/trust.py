@@ -1,0 +1,260 @@
+"""What this machine needs to reach its package registries, as a thin layer above a template: extra certificate
+authorities and the settings of apt, pip and npm. Without it every install inside fails behind a network that intercepts
+TLS.
+
+What is carried is public by construction:
+- only files that every user of the machine may read, never one from a home directory;
+- only settings on a list of known ones, and never a value that holds a user name, a password or a token;
+- of certificate files only the certificates in them.
+An address on the machine's own loopback is left out too: it means something else inside a sandbox.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+ANCHORS = (
+    "usr/local/share/ca-certificates",
+    "etc/pki/ca-trust/source/anchors",
+    "etc/ca-certificates/trust-source/anchors",
+)
+HOST_BUNDLES = (BUNDLE.lstrip("/"), "etc/pki/tls/certs/ca-bundle.crt")
+PUBLIC_AUTHORITIES = "usr/share/ca-certificates"
+PIP_FILES = ("etc/pip.conf", "etc/xdg/pip/pip.conf")
+NPM_FILES = ("etc/npmrc", "usr/etc/npmrc", "usr/local/etc/npmrc")
+PIP_SETTINGS = frozenset({"index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries", "cert"})
+NPM_SETTINGS = frozenset(
+    {
+        "registry",
+        "proxy",
+        "https-proxy",
+        "noproxy",
+        "strict-ssl",
+        "cafile",
+        "fetch-retries",
+        "fetch-timeout",
+        "maxsockets",
+    }
+)
+APT_SETTING = re.compile(
+    r"^Acquire::(?:(?:http|https|ftp)::(?:Proxy|Timeout|CaInfo|Verify-Peer|Verify-Host)(?:::[\w.-]+)?"
+    r"|Retries|ForceIPv[46]|Check-Valid-Until)$",
+    re.IGNORECASE,
+)
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----\s+[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What is carried. `left_out` names what was found and not carried, without its value."""
+
+    certificates: tuple[str, ...] = ()
+    apt: tuple[tuple[str, str], ...] = ()
+    pip: tuple[tuple[str, str], ...] = ()
+    npm: tuple[tuple[str, str], ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.certificates or self.apt or self.pip or self.npm or self.env)
+
+    @property
+    def digest(self) -> str:
+        content = {k: v for k, v in asdict(self).items() if k != "left_out"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+
+
+def read_trust(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Trust:
+    """Look at the machine (or, in tests, at a directory that stands for it). Reads small files only; never raises."""
+    left_out: list[str] = []
+    certificates = _extra_certificates(root)
+    apt = tuple(_filtered("apt", apt_settings(root), lambda key: bool(APT_SETTING.match(key)), left_out))
+    pip = tuple(_filtered("pip", _pip_settings(root), PIP_SETTINGS.__contains__, left_out))
+    npm = tuple(_filtered("npm", _npm_settings(root), _is_npm_setting, left_out))
+    proxies = [(name, value) for name in PROXY_VARIABLES for name, value in _either_case(environ, name)]
+    env = dict(_filtered("environment", proxies, lambda _: True, left_out))
+    if certificates:
+        env |= {"SSL_CERT_FILE": BUNDLE, "REQUESTS_CA_BUNDLE": BUNDLE, "NODE_EXTRA_CA_CERTS": BUNDLE}
+    if npm:  # npm looks below its prefix, which users move to their home
+        env["NPM_CONFIG_GLOBALCONFIG"] = "/" + NPM_FILES[2]
+    return Trust(certificates, apt, pip, npm, env, tuple(left_out))
+
+
+def write_layer(trust: Trust, template: Path, layer: Path) -> None:
+    """Fill the empty directory `layer` with what, laid over `template`, carries `trust` in."""
+
+    def put(path: str, text: str) -> None:
+        target = layer / path.lstrip("/")
+        _make_directories(target.parent, layer, template)
+        target.write_text(text)
+        target.chmod(0o644)
+
+    if trust.certificates:
+        own = _certificates_in(template / BUNDLE.lstrip("/"))
+        put(BUNDLE, "\n".join([*own, *(c for c in trust.certificates if c not in set(own))]) + "\n")
+        for pem in trust.certificates:  # so that update-ca-certificates, run inside, keeps them
+            put(f"{ANCHORS[0]}/host-{hashlib.sha256(pem.encode()).hexdigest()[:12]}.crt", pem + "\n")
+    if trust.apt:
+        put("etc/apt/apt.conf.d/90host-trust", "".join(f'{key} "{value}";\n' for key, value in trust.apt))
+    if trust.pip:
+        put(PIP_FILES[0], "[global]\n" + "".join(f"{key} = {value}\n" for key, value in trust.pip))
+    if trust.npm:
+        for path in NPM_FILES:
+            put(path, "".join(f"{key}={value}\n" for key, value in trust.npm))
+    if trust.env:  # for shells that did not start from the agent, such as `sudo -i`
+        put("etc/profile.d/host-trust.sh", "".join(f"export {k}='{v}'\n" for k, v in sorted(trust.env.items())))
+
+
+def _make_directories(directory: Path, layer: Path, template: Path) -> None:
+    """In an overlay the topmost directory's owner and mode count: they are the template's own."""
+    if directory != layer:
+        _make_directories(directory.parent, layer, template)
+    directory.mkdir(exist_ok=True)
+    below = template / directory.relative_to(layer)
+    status = below.stat() if below.is_dir() else None
+    directory.chmod(stat.S_IMODE(status.st_mode) if status else 0o755)
+    if status and os.geteuid() == 0:
+        os.chown(directory, status.st_uid, status.st_gid)
+
+
+def is_safe(word: str, *, reachable: bool = True) -> bool:
+    """Whether a word of a setting may be shown to a tenant: no credentials, no character that would end the line it is
+    written into and, with `reachable`, nothing that only this machine itself can reach."""
+    if re.search(r"[\x00-\x1f\"'\\`$?@]", word) or re.search(r"token|secret|passw|_auth", word, re.IGNORECASE):
+        return False
+    host = _host_of(word)
+    return not reachable or not (host == "localhost" or _is_loopback(host) or word.startswith(("file:", "/")))
+
+
+def _filtered(
+    owner: str, found: Iterable[tuple[str, str]], known: Callable[[str], bool], left_out: list[str]
+) -> Iterable[tuple[str, str]]:
+    for key, value in found:
+        name = key.lower()
+        if not known(key):
+            left_out.append(f"{owner}: {key}")
+            continue
+        if name in {"cert", "cafile"} or name.endswith("::cainfo"):
+            yield key, BUNDLE  # whatever the file is called here, inside it is this one
+            continue
+        words = value.split()
+        kept = [word for word in words if is_safe(word, reachable=name not in {"no_proxy", "noproxy"})]
+        if kept != words:
+            left_out.append(f"{owner}: {key}")
+        if kept:
+            yield key, " ".join(kept)
+
+
+def _is_npm_setting(key: str) -> bool:
+    return key in NPM_SETTINGS or bool(re.fullmatch(r"@[\w.-]+:registry", key))
+
+
+def apt_settings(root: Path = Path("/")) -> list[tuple[str, str]]:
+    """How apt on this machine reaches its archives, in its own words and unfiltered: for a build, not for a tenant."""
+    if not (root / "etc/apt").is_dir():
+        return []
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".conf"
+    ) as pointer:  # read before any other file; says where those are
+        pointer.write(f'Dir "{root}/";\n')
+        pointer.flush()
+        command = ["apt-config", "dump", "--format", "%f\t%v%n", "Acquire"]
+        environ = {**os.environ, "APT_CONFIG": pointer.name}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, env=environ)
+        except (OSError, subprocess.SubprocessError):
+            return []
+    pairs = (line.partition("\t") for line in done.stdout.splitlines())
+    return [(key, value) for key, _, value in pairs if value and APT_SETTING.match(key)]
+
+
+def _pip_settings(root: Path) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for path in PIP_FILES:
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read_string(_public_text(root / path))
+        except configparser.Error:
+            continue
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
+    return sorted(found.items())
+
+
+def _npm_settings(root: Path) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for path in NPM_FILES:
+        for line in _public_text(root / path).splitlines():
+            key, equals, value = line.strip().partition("=")
+            if equals and not key.startswith((";", "#")):
+                found[key.strip()] = value.strip()
+    return sorted(found.items())
+
+
+def _extra_certificates(root: Path) -> tuple[str, ...]:
+    """Certificates an administrator added: the anchors, and what the system's bundle has beyond the packaged ones."""
+    extra = {pem for anchor in ANCHORS for path in sorted((root / anchor).rglob("*")) for pem in _certificates_in(path)}
+    packaged = {pem for path in (root / PUBLIC_AUTHORITIES).rglob("*.crt") for pem in _certificates_in(path)}
+    if packaged:  # without them there is nothing to tell the added ones from
+        extra |= {pem for bundle in HOST_BUNDLES for pem in _certificates_in(root / bundle)} - packaged
+    return tuple(sorted(extra))
+
+
+def _certificates_in(path: Path) -> list[str]:
+    """The certificates of a PEM file, each in one spelling, so that they can be compared."""
+    blocks = _PEM.findall(_public_text(path))
+    bodies = ("".join(block.split("-----")[2].split()) for block in blocks)
+    return [
+        "\n".join(
+            [
+                "-----BEGIN CERTIFICATE-----",
+                *(body[i : i + 64] for i in range(0, len(body), 64)),
+                "-----END CERTIFICATE-----",
+            ]
+        )
+        for body in bodies
+    ]
+
+
+def _public_text(path: Path) -> str:
+    """A file's text when every user of the machine may read it, else nothing."""
+    try:
+        if not path.is_file() or not path.stat().st_mode & 0o004:
+            return ""
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _either_case(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+    return [(spelling, environ[spelling]) for spelling in (name, name.upper()) if environ.get(spelling)]
+
+
+def _host_of(word: str) -> str:
+    try:
+        return (urlsplit(word if "//" in word else f"//{word}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,102 @@
+"""One engine for the whole run, and sandboxes that end with their test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from e2b import AsyncSandbox, Sandbox
+
+from .engine import Engine
+
+NewSandbox = Callable[..., Sandbox]
+NewAsyncSandbox = Callable[..., Awaitable[AsyncSandbox]]
+Plane = Callable[..., httpx.Client]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engine() -> Iterator[Engine]:
+    """The engine all tests talk to. The SDKs find it through the environment, as a user's would."""
+    engine = Engine()
+    engine.start()
+    before = {name: os.environ.get(name) for name in ("E2B_DOMAIN", "E2B_DEBUG", *engine.environment)}
+    os.environ.pop("E2B_DOMAIN", None)
+    os.environ.pop("E2B_DEBUG", None)
+    os.environ.update(engine.environment)
+    yield engine
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    left = engine.stop()
+    assert not left, f"the engine left behind: {left}"
+
+
+@pytest.fixture
+def api(engine: Engine) -> Iterator[httpx.Client]:
+    """The control API without an SDK, for requests no SDK would send."""
+    with engine.client() as client:
+        yield client
+
+
+@pytest.fixture
+def unique() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def new_sandbox(api: httpx.Client) -> Iterator[NewSandbox]:
+    made: list[Sandbox] = []
+
+    def create(template: str | None = None, **options: Any) -> Sandbox:
+        made.append(Sandbox.create(template, **options))
+        return made[-1]
+
+    yield create
+    for sandbox in made:
+        api.delete(f"/sandboxes/{sandbox.sandbox_id}")
+
+
+@pytest.fixture
+def sandbox(new_sandbox: NewSandbox) -> Sandbox:
+    return new_sandbox()
+
+
+@pytest.fixture
+async def new_async_sandbox(api: httpx.Client) -> AsyncIterator[NewAsyncSandbox]:
+    made: list[AsyncSandbox] = []
+
+    async def create(template: str | None = None, **options: Any) -> AsyncSandbox:
+        made.append(await AsyncSandbox.create(template, **options))
+        return made[-1]
+
+    yield create
+    for sandbox in made:
+        api.delete(f"/sandboxes/{sandbox.sandbox_id}")
+
+
+@pytest.fixture
+async def async_sandbox(new_async_sandbox: NewAsyncSandbox) -> AsyncSandbox:
+    return await new_async_sandbox()
+
+
+@pytest.fixture
+def plane(engine: Engine) -> Iterator[Plane]:
+    """A sandbox's data plane without an SDK: `plane(sandbox)` is its agent, `plane(sandbox, port=8000)` a port."""
+    clients: list[httpx.Client] = []
+
+    def connect(sandbox: Sandbox, port: int = 49983, token: str | None = "", **headers: str) -> httpx.Client:
+        known = sandbox._envd_access_token if token == "" else token
+        fixed = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
+        if known:
+            fixed["X-Access-Token"] = known
+        clients.append(httpx.Client(base_url=engine.url, headers={**fixed, **headers}, timeout=30))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()

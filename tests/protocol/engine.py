@@ -1,0 +1,140 @@
+"""An engine of its own for the tests: its process, port, data directory and key, and nothing left of it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+READY_SECONDS = 60
+STOP_SECONDS = 30
+ROOT = Path(__file__).parents[2]
+SCRATCH = Path(os.environ.get("SANDYARD_TEST_DIR", "/var/tmp"))
+"""Where data directories go: a real disk, because the engine's copy-on-write store is a file in there."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Engine:
+    """One `sandyard engine` process. `start` returns when it is ready; `stop` ends it and removes its data."""
+
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of `SANDYARD_…` variables, without their prefix."""
+    key: str = field(default_factory=lambda: f"e2b_{secrets.token_hex(20)}")
+    port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sandyard-protocol-", dir=SCRATCH))
+        self.data = self.folder / "data"
+        self.log = self.folder / "engine.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a user sets to point an unmodified SDK here."""
+        return {"E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url, "E2B_API_KEY": self.key}
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"X-API-KEY": self.key}, timeout=30)
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "sandyard", "engine", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--data-dir", str(self.data), "--api-key", self.key]
+        command += os.environ.get("SANDYARD_TEST_ENGINE_ARGS", "").split()
+        variables = {**os.environ, **{f"SANDYARD_{name}": value for name, value in self.settings.items()}}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=variables)
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the engine ended with {self.process.returncode}:\n{self.tail()}")
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=2).status_code == 204:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError(f"the engine was not ready after {READY_SECONDS} s:\n{self.tail()}")
+
+    def tail(self, lines: int = 60) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def clear(self) -> None:
+        """Kill every sandbox and delete every snapshot, as any client could."""
+        with self.client() as client:
+            while found := client.get("/v2/sandboxes", params={"limit": 100}).json():
+                for sandbox in found:
+                    client.delete(f"/sandboxes/{sandbox['sandboxID']}")
+            for snapshot in client.get("/snapshots", params={"limit": 100}).json():
+                client.delete(f"/templates/{snapshot['snapshotID']}")
+
+    def kill(self) -> None:
+        """SIGKILL: the crash a test wants to see survived."""
+        assert self.process
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> list[str]:
+        """End the engine and remove its data; say what it had left behind on the host."""
+        if self.process and self.process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError):
+                self.clear()
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                return [f"the engine did not stop within {STOP_SECONDS} s of SIGTERM"]
+        left = list(self._left_behind())
+        for mount in sorted(self._mounts(Path("/proc/self/mountinfo")), key=len, reverse=True):
+            subprocess.run(["umount", "-l", mount], check=False)
+        for device in self._loop_devices():
+            subprocess.run(["losetup", "-d", device], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return left
+
+    def _left_behind(self) -> Iterator[str]:
+        """Mounts and processes of sandboxes. The store's own mount may stay: it is no sandbox's."""
+        store = str(self.data / "store")
+        yield from (f"mount {mount}" for mount in self._mounts(Path("/proc/self/mountinfo")) if mount != store)
+        record = self.data / "instance.json"
+        if not record.exists():
+            return
+        groups = f"/sandyard-{json.loads(record.read_text())['name']}/"
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if groups in (process / "cgroup").read_text():
+                    yield f"process {process.name}: {(process / 'cmdline').read_text().replace(chr(0), ' ')}"
+
+    def _mounts(self, mountinfo: Path) -> list[str]:
+        points = [line.split()[4] for line in mountinfo.read_text().splitlines()]
+        return [point for point in points if point.startswith(f"{self.data}/")]
+
+    def _loop_devices(self) -> list[str]:
+        devices = []
+        for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):
+                if backing.read_text().startswith(f"{self.data}/"):
+                    devices.append(f"/dev/{backing.parts[-3]}")
+        return devices

@@ -1,0 +1,33 @@
+"""The JavaScript SDK, driven by node's own test runner in js/. One test here for each file there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .engine import Engine
+
+FOLDER = Path(__file__).parent / "js"
+FILES = sorted(path.name for path in FOLDER.glob("*.test.mjs"))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", FILES)
+def test_javascript(engine: Engine, name: str) -> None:
+    node = shutil.which("node")
+    assert node, "node is missing: install nodejs 20 or later"
+    assert (FOLDER / "node_modules/e2b").exists(), f"run `npm ci` in {FOLDER}"
+    ran = subprocess.run(
+        [node, "--test", "--test-reporter=spec", name],
+        cwd=FOLDER,
+        env={**os.environ, **engine.environment},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,0 +1,60 @@
+"""What a sandbox uses, and what happened to it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from e2b import Sandbox, SandboxNotFoundException
+
+from .waiting import until
+
+
+def test_metrics(sandbox: Sandbox) -> None:
+    began = datetime.now(UTC)
+    sandbox.commands.run("head -c 20000000 /dev/urandom > fill")
+    until(sandbox.get_metrics, 15)
+    metric = sandbox.get_metrics()[-1]
+    assert metric.cpu_count >= 1
+    assert metric.cpu_used_pct >= 0
+    assert 0 < metric.mem_used <= metric.mem_total
+    assert 0 < metric.disk_used <= metric.disk_total
+    assert abs(metric.timestamp - datetime.now(UTC)) < timedelta(seconds=30)
+    now = datetime.now(UTC)
+    assert sandbox.get_metrics(start=began - timedelta(seconds=5), end=now + timedelta(seconds=5))
+    assert sandbox.get_metrics(start=began - timedelta(hours=2), end=began - timedelta(hours=1)) == []
+
+
+def test_metrics_of_nothing(sandbox: Sandbox) -> None:
+    sandbox.kill()
+    with pytest.raises(SandboxNotFoundException):
+        sandbox.get_metrics()
+
+
+@pytest.mark.parametrize("parameters", [{"start": "soon"}, {"start": "-5"}, {"start": "200", "end": "100"}], ids=str)
+def test_bad_ranges(sandbox: Sandbox, api: httpx.Client, parameters: dict[str, str]) -> None:
+    assert api.get(f"/sandboxes/{sandbox.sandbox_id}/metrics", params=parameters).status_code == 400
+
+
+def test_logs(sandbox: Sandbox, api: httpx.Client) -> None:
+    sandbox.pause()
+    sandbox.connect()
+    answer = api.get(f"/sandboxes/{sandbox.sandbox_id}/logs")
+    assert answer.status_code == 200, answer.text
+    logs = answer.json()
+    assert logs["logs"], "what happened to it was written down"
+    for line in logs["logs"]:
+        assert datetime.fromisoformat(line["timestamp"]).tzinfo is not None
+        assert line["line"]
+    for entry in logs["logEntries"]:
+        assert {"timestamp", "level", "message", "fields"} <= set(entry)
+    assert str(sandbox._envd_access_token) not in answer.text, "a secret is never logged"
+
+
+def test_logs_can_be_limited(sandbox: Sandbox, api: httpx.Client) -> None:
+    sandbox.pause()
+    sandbox.connect()
+    route = f"/sandboxes/{sandbox.sandbox_id}/logs"
+    assert len(api.get(route, params={"limit": 1}).json()["logs"]) == 1
+    assert api.get(route, params={"limit": "x"}).status_code == 400

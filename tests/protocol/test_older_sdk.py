@@ -1,0 +1,34 @@
+"""A release of the Python SDK from before 2.51, which still calls the v1 routes, in an environment of its own."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .engine import ROOT, Engine
+
+SCENARIOS = Path(__file__).parent / "older_sdk" / "scenarios.py"
+PYTHON = Path(os.environ.get("SANDYARD_OLD_SDK_PYTHON") or ROOT / ".venv-e2b-2.50/bin/python")
+NAMES = [
+    node.name
+    for node in ast.parse(SCENARIOS.read_text()).body
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_")
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_older_sdk(engine: Engine, name: str) -> None:
+    assert PYTHON.exists(), f"{PYTHON} is missing: make it with `python3 -m venv` and install e2b==2.50.0 there"
+    ran = subprocess.run(
+        [str(PYTHON), str(SCENARIOS), name],
+        env={**os.environ, **engine.environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
