@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 @click.option("--domain", help="Previews are reachable at {port}-{sandbox}.DOMAIN.")
 @click.option("--max-sandboxes", type=click.IntRange(1), help="How many may run at the same time.")
 @click.option("--pool-size", type=click.IntRange(0), help="Sandboxes kept ready per template; 0 keeps none.")
+@click.option(
+    "--lan", type=click.Choice(["deny", "allow"]), help="May sandboxes reach private networks?  [default: deny]"
+)
+@click.option(
+    "--carry-host-trust/--no-host-trust",
+    default=None,
+    help="Give sandboxes this machine's certificate authorities and package settings.  [default: carry]",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 @click.option("--log-json", is_flag=True, default=None, help="Log one JSON object a line.")
 @click.option("--access-log", is_flag=True, help="Log every request.")

@@ -124,7 +124,11 @@ async def _opened(settings: EngineSettings, data: DataDir, port: int) -> AsyncIt
         stack.callback(database.close)
         keys = ApiKeys(database, settings.api_keys)
         new_key = None if settings.api_keys or keys.list() else keys.create("first")[1]
-        catalogue = None if settings.driver == "fake" else Catalogue(settings.templates_dir)
+        catalogue = (
+            None
+            if settings.driver == "fake"
+            else Catalogue(settings.templates_dir, carry_host_trust=settings.carry_host_trust)
+        )
         if catalogue is not None:
             await asyncio.to_thread(catalogue.open)
         templates = catalogue or BareTemplates()

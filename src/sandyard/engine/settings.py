@@ -53,6 +53,7 @@ class EngineSettings(BaseModel):
 
     # what a sandbox gets when its template does not say
     default_template: str = "base"
+    carry_host_trust: bool = True  # the machine's own certificate authorities and package clients' settings go in
     default_memory_mb: int = Field(default=512, ge=16)
     default_cpu_count: int = Field(default=2, ge=1)
     default_disk_mb: int = Field(default=10240, ge=16)

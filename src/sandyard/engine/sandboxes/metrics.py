@@ -49,7 +49,10 @@ class Series:
         self._cpu_seconds, self.sampled_at = stats.cpu_seconds, now
         sizes = (stats.memory_used, stats.memory_total, stats.memory_cache, stats.disk_used, stats.disk_total)
         sample = _SAMPLE.pack(
-            now, min(100.0, max(0.0, used)), stats.cpu_count, *(min(_MAX_KIB, max(0, size) >> 10) for size in sizes)
+            now,
+            min(100.0, max(0.0, used)),
+            min(0xFFFF, max(0, stats.cpu_count)),
+            *(min(_MAX_KIB, max(0, size) >> 10) for size in sizes),
         )
         if len(self) < self._kept:
             self._bytes += sample

@@ -52,9 +52,7 @@ class Network:
     """The egress policy that is enforced, and the client's own words for it, to be shown back."""
 
     policy: NetworkPolicy = field(default_factory=NetworkPolicy)
-    config: Mapping[str, Any] | None = (
-        None  # the E2B `network` object as it was given, normalised by the protocol layer
-    )
+    config: Mapping[str, Any] | None = None  # the E2B `network` object, normalised by the protocol layer
     allow_internet: bool | None = None  # as it was given; None: not said
 
 

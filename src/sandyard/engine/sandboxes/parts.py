@@ -172,13 +172,20 @@ class Parts:
     async def _upkeep(self, prewarmed: Callable[[], Template | None]) -> None:
         while True:
             if self._settings.pool_size:
-                template = prewarmed()
-                if template is not None:
-                    self.pool.want(template, self.creation.limits_of(template))
+                self._prewarm(prewarmed)
                 self.pool.tidy()
             self._tidy_up()
             self._forget()
             await self._clock.sleep(TIDY_S)
+
+    def _prewarm(self, prewarmed: Callable[[], Template | None]) -> None:
+        try:
+            template = prewarmed()
+        except SandyardError as error:
+            log.warning("template_not_prewarmed", reason=error.message)
+            return
+        if template is not None:
+            self.pool.want(template, self.creation.limits_of(template))
 
     def _tidy_up(self) -> None:
         """What may have become possible: rows that a full disk did not let go, snapshots that nothing needs any

@@ -79,10 +79,8 @@ class Pool:
 
     def claim(self, template: Template, limits: Limits) -> Handle | None:
         """A ready sandbox, the caller's from now on; None when there is none. Starts a shelf for a template that has
-        none."""
-        if (
-            self._size == 0 or template.snapshots
-        ):  # a snapshot may be deleted at any time; nothing ready should stand on it
+        none, but not for a snapshot: it may be deleted at any time, and nothing ready should then stand on it."""
+        if self._size == 0 or template.snapshots:
             return None
         shelf = self.want(template, limits)
         self._wanted.set()

@@ -84,11 +84,13 @@ class Database:
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run one statement, in the open transaction or in one of its own. The number of rows it changed."""
-        self._dirty = True
         try:
-            return self._open_connection.execute(sql, parameters).rowcount
+            changed = self._open_connection.execute(sql, parameters).rowcount
         except sqlite3.Error as error:
             raise _translated(error) from error
+        if changed:
+            self._dirty = True
+        return changed
 
     def insert(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Like `execute`; the new row's number."""

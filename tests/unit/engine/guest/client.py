@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -31,13 +32,12 @@ class Agent:
         )
         deadline = time.monotonic() + PATIENCE
         while True:
-            try:
+            with contextlib.suppress(OSError):
                 self.connect().close()
                 return
-            except OSError:
-                assert self.process.poll() is None, "the agent ended at once"
-                assert time.monotonic() < deadline, "the agent does not listen"
-                time.sleep(0.01)
+            assert self.process.poll() is None, "the agent ended at once"
+            assert time.monotonic() < deadline, "the agent does not listen"
+            time.sleep(0.01)
 
     @classmethod
     def on_host(cls, socket_path: Path, root: Path) -> Agent:
@@ -73,7 +73,7 @@ class Answer:
         return json.loads(self.body)
 
 
-class RpcFailure(Exception):
+class RpcFailureError(Exception):
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error)
         self.code = error["code"]
@@ -139,11 +139,11 @@ class Client:
         body = json.dumps({} if message is None else message).encode()
         answer = self.request("POST", f"/{method}", body, {"Content-Type": "application/json", **(headers or {})})
         if answer.status != 200:
-            raise RpcFailure(answer.json)
+            raise RpcFailureError(answer.json)
         return answer.json
 
     def open_stream(self, method: str, message: Any, headers: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Messages as they come; RpcFailure when the stream ends with an error."""
+        """Messages as they come; RpcFailureError when the stream ends with an error."""
         body = envelope(message)
         self.send("POST", f"/{method}", body, {"Content-Type": "application/connect+json", **(headers or {})})
         head = self.head()
@@ -168,7 +168,7 @@ class Client:
                 yield message
         assert not waiting
         if error is not None:
-            raise RpcFailure(error)
+            raise RpcFailureError(error)
 
     def start(self, *argv: str, headers: dict[str, str] | None = None, **fields: Any) -> Run:
         process = {"cmd": argv[0], "args": list(argv[1:]), **fields.pop("process", {})}

@@ -58,7 +58,7 @@ def home(agent: Agent, root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def init_agent() -> Iterator[Agent]:
-    """An agent as a sandbox has it: root, pid 1 of a pid namespace, with accounts of its own. The files are the host's."""
+    """An agent as a sandbox has it: root, pid 1 of a pid namespace, with accounts of its own. Files are the host's."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare(1)")
     # Not pytest's directory: that one is private, and the user has to get to the home in here.
@@ -74,7 +74,7 @@ def init_agent() -> Iterator[Agent]:
         command = [sys.executable, "-m", "sandyard.engine.guest", "--socket", str(place / "agent.sock")]
         bind = f"mount --bind {place}/passwd /etc/passwd && mount --bind {place}/group /etc/group"
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
-        if subprocess.run([*unshare, bind], capture_output=True).returncode:
+        if subprocess.run([*unshare, bind], capture_output=True, check=False).returncode:
             pytest.skip("no namespaces here")
         agent = Agent(str(place / "agent.sock"), [*unshare, f"{bind} && exec {' '.join(command)}"])
         yield agent

@@ -1,7 +1,8 @@
-"""What the unmodified SDK needs to meet an agent without an engine: a control endpoint that says yes, and a TCP port."""
+"""What the unmodified SDK needs to meet an agent without an engine: a control endpoint that says yes, a TCP port."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -78,13 +79,9 @@ class Front:
 
 
 def _relay(source: socket.socket, target: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         while data := source.recv(256 << 10):
             target.sendall(data)
-    except OSError:
-        pass
     for sock in (source, target):
-        try:
+        with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass

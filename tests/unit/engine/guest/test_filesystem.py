@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from .client import Client, RpcFailure
+from .client import Agent, Client, RpcFailureError
 
 FS = "filesystem.Filesystem/"
 
 
 def fails(client: Client, method: str, message: dict[str, Any]) -> str:
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         client.call(FS + method, message)
     return failure.value.code
 
@@ -139,7 +139,7 @@ def test_remove(client: Client, home: Path, tmp_path: Path) -> None:
     client.call(FS + "Remove", {"path": "never/was"})
 
 
-def test_long_work_holds_nobody_up(client: Client, agent, home: Path) -> None:  # type: ignore[no-untyped-def]
+def test_long_work_holds_nobody_up(client: Client, agent: Agent, home: Path) -> None:
     for number in range(40):
         (home / f"wide/{number}").mkdir(parents=True)
         for inner in range(100):

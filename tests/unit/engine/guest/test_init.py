@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .client import Agent, Client, RpcFailure
+from .client import Agent, Client, RpcFailureError
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_programs_run_as_their_user_and_as_nobody_else(init_agent: Agent, inside
 def test_a_directory_that_the_user_may_not_enter(init_agent: Agent, inside: Client, tmp_path: Path) -> None:
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         inside.start("/bin/true", process={"cwd": str(private)})
     assert failure.value.code == "invalid_argument"
     assert "Permission denied" in failure.value.message
@@ -65,7 +65,7 @@ def test_accounts_are_read_again_when_they_change(inside: Client, init_agent: Ag
         assert init_agent.client("newcomer").shell("id -u; pwd").stdout == "1234\n/tmp\n"
     finally:
         passwd.write_text(before)
-    with pytest.raises(RpcFailure):
+    with pytest.raises(RpcFailureError):
         init_agent.client("newcomer").shell("true")
 
 
@@ -95,9 +95,9 @@ def test_the_inside_cannot_end_the_agent(init_agent: Agent) -> None:
 def test_the_agents_own_memory_and_descriptors_are_out_of_bounds(inside: Client, init_agent: Agent) -> None:
     assert inside.shell("cat /proc/1/environ; ls /proc/1/fd; cat /proc/1/maps").stdout == ""
     for path in (
-        "/proc/1/environ", "/proc/self/environ", "/proc/thread-self/environ", "/proc/1/task/1/environ", "/proc/self/mem",
-        "/proc/self/maps", "/proc/self/root/etc/passwd", "/proc/1/cwd/etc/passwd", "/proc/self/fd/0", "/proc/1/exe",
-        "/tmp/../proc/./self/environ",
+        "/proc/1/environ", "/proc/self/environ", "/proc/thread-self/environ", "/proc/1/task/1/environ",
+        "/proc/self/mem", "/proc/self/maps", "/proc/self/root/etc/passwd", "/proc/1/cwd/etc/passwd",
+        "/proc/self/fd/0", "/proc/1/exe", "/tmp/../proc/./self/environ",
     ):  # fmt: skip
         for method in ("GET", "POST"):
             answer = inside.request(method, f"/files?path={path}", b"", {"Content-Type": "application/octet-stream"})
@@ -106,10 +106,10 @@ def test_the_agents_own_memory_and_descriptors_are_out_of_bounds(inside: Client,
     inside.shell("ln -sfn /proc/self tricky; ln -sf /proc/self/environ trick")
     assert inside.request("GET", "/files?path=tricky/environ").status >= 400
     assert inside.request("GET", "/files?path=trick").status >= 400
-    with pytest.raises(RpcFailure):
+    with pytest.raises(RpcFailureError):
         inside.call("filesystem.Filesystem/ListDir", {"path": "/proc/self/fd"})
     for cwd in ("/proc/self/cwd", "/proc/1/root", "/proc/self/fd/3"):
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             inside.start("/bin/true", process={"cwd": cwd})
         assert failure.value.code == "invalid_argument"
     assert inside.request("GET", "/files?path=/proc/version").body.startswith(b"Linux")

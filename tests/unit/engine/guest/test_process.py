@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .client import Agent, Client, RpcFailure, envelope
+from .client import Agent, Client, RpcFailureError, envelope
 
 Dial = Callable[[], Client]
 
@@ -109,7 +110,7 @@ def test_working_directories(client: Client, home: Path, cwd: str, expected: str
     ],
 )
 def test_what_cannot_be_started(client: Client, fields: dict[str, object], code: str) -> None:
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         list(client.open_stream("process.Process/Start", fields))
     assert failure.value.code == code
     assert client.shell("echo fine").stdout == "fine\n"
@@ -118,10 +119,10 @@ def test_what_cannot_be_started(client: Client, fields: dict[str, object], code:
 def test_who_is_unknown_is_not_served(dial: Dial) -> None:
     client = dial()
     client.basic = {"Authorization": "Basic " + base64.b64encode(b"stranger:").decode()}
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         client.shell("true")
     assert (failure.value.code, failure.value.message) == ("unauthenticated", "invalid username: 'stranger'")
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         client.call("process.Process/List")
     assert failure.value.code == "unauthenticated"
 
@@ -188,8 +189,6 @@ def test_much_input_waits_for_a_slow_reader(dial: Dial) -> None:
     """More than a pipe holds, to a process that begins to read late, in order and complete."""
     run = dial().start("/bin/sh", "-c", "read line; echo $line; exec cat | md5sum", stdin=True, tag="slow")
     data = os.urandom(1 << 20)
-    import hashlib  # noqa: PLC0415
-
     control = dial()
     control.call(
         "process.Process/SendInput",
@@ -206,11 +205,11 @@ def test_input_that_nobody_reads_times_out_and_can_be_ended(dial: Dial) -> None:
     run = dial().start("/bin/sleep", "60", stdin=True)
     control = dial()
     message = {"process": {"pid": run.pid}, "input": {"stdin": base64.b64encode(bytes(200_000)).decode()}}
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/SendInput", message, {"Connect-Timeout-Ms": "100"})
     assert failure.value.code == "deadline_exceeded"
     control.call("process.Process/CloseStdin", {"process": {"pid": run.pid}})
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/SendInput", message)
     assert failure.value.code == "failed_precondition"
     control.call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": "SIGNAL_SIGKILL"})
@@ -221,13 +220,13 @@ def test_input_that_does_not_fit_the_process(dial: Dial) -> None:
     run = dial().start("/bin/sleep", "60")
     control = dial()
     for field in ("stdin", "pty"):
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             control.call("process.Process/SendInput", {"process": {"pid": run.pid}, "input": {field: "eA=="}})
         assert failure.value.code == "failed_precondition"
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/SendInput", {"process": {"pid": run.pid}, "input": {}})
     assert failure.value.code == "unimplemented"
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/SendInput", {"process": {"pid": run.pid}, "input": {"stdin": "!!"}})
     assert failure.value.code in ("invalid_argument", "failed_precondition")
     control.call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})
@@ -284,7 +283,7 @@ def test_signals(dial: Dial) -> None:
     end = run.finish().end
     assert end == {"exitCode": -1, "exited": False, "status": "signal: killed", "error": "signal: killed"}
     for method in ("SendSignal", "SendInput", "CloseStdin", "Update"):
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             control.call(f"process.Process/{method}", {"process": {"pid": run.pid}, "signal": 9})
         assert failure.value.code == "not_found"
 
@@ -295,14 +294,14 @@ def test_selectors(dial: Dial) -> None:
     listed = [process for process in control.call("process.Process/List")["processes"] if process["pid"] == run.pid]
     assert listed == [{"config": {"cmd": "/bin/sleep", "args": ["60"]}, "pid": run.pid, "tag": "sleeper"}]
     for selector in ({}, {"name": "x"}):
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             control.call("process.Process/SendSignal", {"process": selector, "signal": 9})
         assert failure.value.code == "invalid_argument"
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/SendSignal", {"process": {"tag": "nobody"}, "signal": 9})
     assert failure.value.code == "not_found"
     for wrong in ("SIGNAL_UNSPECIFIED", 0, 1, None, [], {}):
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             control.call("process.Process/SendSignal", {"process": {"tag": "sleeper"}, "signal": wrong})
         assert failure.value.code == "unimplemented"
     control.call("process.Process/SendSignal", {"process": {"tag": "sleeper"}, "signal": "SIGNAL_SIGKILL"})
@@ -323,7 +322,7 @@ def test_the_deadline_kills_the_group_and_ends_the_stream(dial: Dial) -> None:
     run = dial().start("/bin/sh", "-c", "sleep 60 & echo $!; wait", headers={"Connect-Timeout-Ms": "300"})
     run.until("stdout", b"\n")
     child = int(run.stdout)
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         run.finish()
     assert failure.value.code == "deadline_exceeded"
     assert 0.25 <= time.monotonic() - begun < 10
@@ -341,7 +340,7 @@ def test_the_deadline_counts_also_without_a_listener(dial: Dial) -> None:
 
 @pytest.mark.parametrize("header", ["x", "-5", "1e3", "9" * 20])
 def test_a_malformed_deadline_is_refused(client: Client, header: str) -> None:
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         client.start("/bin/true", headers={"Connect-Timeout-Ms": header})
     assert failure.value.code == "invalid_argument"
 
@@ -377,7 +376,7 @@ def test_left_behind_children_are_not_ended_by_their_output(client: Client, home
         "(sleep 0.6; for i in 1 2 3; do head -c 200000 /dev/zero; done; echo survived > after) & echo now"
     )
     assert run.stdout == "now\n"
-    eventually(lambda: (home / "after").exists(), "writing to a finished command's output killed or blocked the writer")
+    eventually((home / "after").exists, "writing to a finished command's output killed or blocked the writer")
 
 
 def test_a_flood_with_a_slow_reader_is_held_back_and_not_lost(dial: Dial) -> None:
@@ -393,7 +392,7 @@ def test_a_thousand_processes(dial: Dial) -> None:
     """Listed, and ended; no descriptor is left open by them."""
     control = dial()
     pid = int(control.shell("echo $PPID").stdout)
-    before = len(os.listdir(f"/proc/{pid}/fd"))
+    before = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     started = []
     for number in range(1000):
         client = dial()
@@ -404,7 +403,7 @@ def test_a_thousand_processes(dial: Dial) -> None:
     for number in range(1000):
         control.call("process.Process/SendSignal", {"process": {"tag": f"many-{number}"}, "signal": "SIGNAL_SIGKILL"})
     assert control.call("process.Process/List")["processes"] == []
-    eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before, "descriptors leak")
+    eventually(lambda: len(list(Path(f"/proc/{pid}/fd").iterdir())) <= before, "descriptors leak")
 
 
 def test_an_agent_of_its_own_takes_everything_with_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .client import Client, RpcFailure
+from .client import Client, RpcFailureError
 from .test_process import alive, eventually
 
 Dial = Callable[[], Client]
@@ -45,7 +45,7 @@ def test_an_end_nobody_saw_is_told_to_who_comes_late(dial: Dial) -> None:
         assert follower.stdout == expected
         assert follower.end is not None
         assert (follower.pid, follower.end["exitCode"]) == (run.pid, 5)
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})
     assert failure.value.code == "not_found"
 
@@ -61,7 +61,7 @@ def test_a_tag_passes_to_the_next_process(dial: Dial) -> None:
 
 def test_who_is_not_there_is_not_found(client: Client) -> None:
     for selector in ({"pid": 999_999}, {"tag": "nobody"}):
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             client.attach(**selector)
         assert failure.value.code == "not_found"
 
@@ -79,7 +79,7 @@ def test_what_is_kept_without_a_reader_is_bounded_and_does_not_block(dial: Dial,
     client = dial()
     run = client.start("/bin/sh", "-c", "seq 1 2000000; touch through; sleep 60")
     client.close()
-    eventually(lambda: (home / "through").exists(), "a process nobody listens to was held back")
+    eventually((home / "through").exists, "a process nobody listens to was held back")
     agent = int(dial().shell("echo $PPID").stdout)
     status = Path(f"/proc/{agent}/status").read_text()
     resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
@@ -93,7 +93,7 @@ def test_what_is_kept_without_a_reader_is_bounded_and_does_not_block(dial: Dial,
 def test_the_deadline_of_a_follower_ends_only_its_stream(dial: Dial) -> None:
     run = dial().start("/bin/sleep", "60")
     follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "200"})
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         follower.finish()
     assert failure.value.code == "deadline_exceeded"
     assert alive(run.pid)
@@ -103,7 +103,7 @@ def test_the_deadline_of_a_follower_ends_only_its_stream(dial: Dial) -> None:
 def test_the_deadline_of_a_follower_holds_in_a_flood(dial: Dial) -> None:
     run = dial().start("/bin/sh", "-c", "while :; do echo x; done")
     follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "300"})
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         while True:
             run.step()
             follower.step()
@@ -117,5 +117,5 @@ def test_a_reader_that_stalls_and_leaves_does_not_stop_the_process(dial: Dial, h
     time.sleep(0.3)
     assert not (home / "past").exists(), "nothing holds the process back"
     client.close()
-    eventually(lambda: (home / "past").exists(), "the process waits for a reader that is gone")
+    eventually((home / "past").exists, "the process waits for a reader that is gone")
     dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .client import Client, RpcFailure, Run
+from .client import Client, RpcFailureError, Run
 
 Dial = Callable[[], Client]
 
@@ -60,10 +60,10 @@ def test_all_output_comes_before_the_end(client: Client) -> None:
 def test_a_terminal_is_no_stdin(dial: Dial) -> None:
     run = terminal(dial(), "/bin/cat")
     control = dial()
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/SendInput", {"process": {"pid": run.pid}, "input": {"stdin": "eA=="}})
     assert failure.value.code == "failed_precondition"
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/CloseStdin", {"process": {"pid": run.pid}})
     assert failure.value.code == "failed_precondition"
     control.call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": "SIGNAL_SIGKILL"})
@@ -73,7 +73,7 @@ def test_a_terminal_is_no_stdin(dial: Dial) -> None:
 def test_what_has_no_terminal_cannot_be_resized(dial: Dial) -> None:
     run = dial().start("/bin/sleep", "60")
     control = dial()
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/Update", {"process": {"pid": run.pid}, "pty": {"size": {"cols": 1, "rows": 1}}})
     assert failure.value.code == "internal"
     assert control.call("process.Process/Update", {"process": {"pid": run.pid}}) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .client import Client, RpcFailure
+from .client import Client, RpcFailureError
 
 Dial = Callable[[], Client]
 FS = "filesystem.Filesystem/"
@@ -142,7 +143,7 @@ def test_a_stream_of_events(dial: Dial, home: Path) -> None:
 
 def test_a_watch_ends_at_its_deadline(client: Client, home: Path) -> None:
     events = client.open_stream(FS + "WatchDir", {"path": "~"}, {"Connect-Timeout-Ms": "150"})
-    with pytest.raises(RpcFailure) as failure:
+    with pytest.raises(RpcFailureError) as failure:
         list(events)
     assert failure.value.code == "deadline_exceeded"
 
@@ -153,10 +154,8 @@ def test_a_watch_ends_with_its_client(dial: Dial, home: Path) -> None:
     def watches() -> int:
         count = 0
         for info in Path(f"/proc/{pid}/fdinfo").iterdir():
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 count += "inotify" in info.read_text()
-            except FileNotFoundError:
-                pass
         return count
 
     before = watches()
@@ -175,10 +174,10 @@ def test_a_watch_ends_with_its_client(dial: Dial, home: Path) -> None:
 def test_what_cannot_be_watched(client: Client, home: Path) -> None:
     (home / "file").touch()
     for path, code in (("missing", "not_found"), ("file", "invalid_argument"), ("~x/y", "invalid_argument")):
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             list(client.open_stream(FS + "WatchDir", {"path": path}))
         assert failure.value.code == code
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             client.call(FS + "CreateWatcher", {"path": path})
         assert failure.value.code == code
 
@@ -187,7 +186,7 @@ def test_a_removed_watcher_is_gone(client: Client, home: Path) -> None:
     watched = Watched(client, "~")
     assert client.call(FS + "RemoveWatcher", {"watcherId": watched.id}) == {}
     for method in ("GetWatcherEvents", "RemoveWatcher"):
-        with pytest.raises(RpcFailure) as failure:
+        with pytest.raises(RpcFailureError) as failure:
             client.call(FS + method, {"watcherId": watched.id})
         assert failure.value.code == "not_found"
 

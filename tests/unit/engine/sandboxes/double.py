@@ -95,8 +95,8 @@ class DoubleDriver:
         """The verb waits for ever, or until the event that `release` sets. Returns an event set when the verb got
         there."""
         self._faults[verb, when] = "deaf" if deaf else "stuck"
-        self.reached[verb, when] = asyncio.Event()
-        self.allow[verb, when] = asyncio.Event()
+        self.allow.setdefault((verb, when), asyncio.Event()).clear()
+        self.reached.setdefault((verb, when), asyncio.Event()).clear()
         return self.reached[verb, when]
 
     def release(self, verb: str, when: str = "before") -> None:

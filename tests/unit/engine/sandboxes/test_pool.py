@@ -11,7 +11,7 @@ import pytest
 from sandyard.engine.contract import Limits, NetworkPolicy
 from sandyard.engine.sandboxes.model import Defaults, Network, Template
 from sandyard.kit.errors import SandyardError
-from tests.unit.engine.sandboxes.yard import BASE, Yard
+from tests.unit.engine.sandboxes.yard import BASE, Yard, told
 
 
 @pytest.fixture
@@ -39,9 +39,17 @@ async def test_a_claim_asks_the_driver_for_nothing(pooled: Yard) -> None:
     assert len(pooled.host.machines) == 4
 
 
-async def test_a_claim_with_variables_tells_only_those(pooled: Yard) -> None:
+async def test_ready_ones_know_who_they_are(pooled: Yard) -> None:
+    ready = {name: machine.init for name, machine in pooled.host.machines.items()}
+    sandbox = await pooled.create()
+    assert ready[sandbox.id] == pooled.host.machines[sandbox.id].init == told(sandbox)
+
+
+async def test_a_claim_with_variables_tells_them(pooled: Yard) -> None:
+    ready = set(pooled.host.machines)
     sandbox = await pooled.create(env={"A": "1"})
-    assert pooled.host.machines[sandbox.id].init == {"envVars": {"A": "1"}, "defaultUser": "user"}
+    assert sandbox.id in ready
+    assert pooled.host.machines[sandbox.id].init == told(sandbox, {"A": "1"})
 
 
 async def test_what_is_not_default_is_made_to_measure(pooled: Yard) -> None:
@@ -58,9 +66,10 @@ async def test_a_template_that_is_asked_for_gets_a_pool_and_loses_it(pooled: Yar
     first = await pooled.create(template="other")
     await pooled.settle()
     ready = [one for one in pooled.host.machines.values() if one.spec.layers == ("tpl:o",) and one.spec.id != first.id]
-    assert len(ready) == 3 and all(one.init == {"envVars": {"T": "1"}, "defaultUser": "root"} for one in ready)
+    assert len(ready) == 3
     second = await pooled.create(template="other")
-    assert second.id in {one.spec.id for one in ready}
+    (claimed,) = [one for one in ready if one.spec.id == second.id]
+    assert claimed.init == told(second, {"T": "1"}, "root")
     await pooled.clock.advance(700)
     await pooled.settle()
     left = [one for one in pooled.host.machines.values() if one.spec.layers == ("tpl:o",)]

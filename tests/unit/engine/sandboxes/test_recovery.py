@@ -10,7 +10,7 @@ import pytest
 from sandyard.engine.contract import AGENT_PORT, Condition, NetworkPolicy
 from sandyard.engine.sandboxes.model import CreateSandbox, Network, OnTimeout, PauseKind
 from sandyard.kit.errors import SandyardError
-from tests.unit.engine.sandboxes.yard import Yard
+from tests.unit.engine.sandboxes.yard import Yard, told
 
 
 async def test_everything_is_there_after_a_crash(yard: Yard) -> None:
@@ -229,7 +229,7 @@ async def test_reboot_boots_running_ones_and_says_so(yard: Yard) -> None:
     await yard.settle()
     found = yard.service.get(running.id)
     assert found.running and found.memory_lost == "The machine was restarted"
-    assert yard.host.machines[running.id].init == {"envVars": {"A": "1"}, "defaultUser": "user"}
+    assert yard.host.machines[running.id].init == told(running, {"A": "1"})
     slept = yard.service.get(paused.id)
     assert slept.pause_kind is PauseKind.FILESYSTEM and slept.memory_lost == "The machine was restarted"
     assert any("The machine was restarted" in entry.message for entry in yard.service.logs(running.id))

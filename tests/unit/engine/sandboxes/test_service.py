@@ -28,7 +28,7 @@ from sandyard.kit.errors import (
     SandyardError,
     UnsupportedError,
 )
-from tests.unit.engine.sandboxes.yard import Yard
+from tests.unit.engine.sandboxes.yard import Yard, told
 
 
 async def test_created_sandbox_is_running_and_recorded(yard: Yard) -> None:
@@ -43,11 +43,11 @@ async def test_created_sandbox_is_running_and_recorded(yard: Yard) -> None:
     yard.check()
 
 
-async def test_agent_is_told_only_what_it_does_not_know(yard: Yard) -> None:
+async def test_agent_is_told_who_it_is_and_its_variables(yard: Yard) -> None:
     plain = await yard.create()
-    assert yard.host.machines[plain.id].init is None
-    told = await yard.create(env={"A": "1"})
-    assert yard.host.machines[told.id].init == {"envVars": {"A": "1"}, "defaultUser": "user"}
+    assert yard.host.machines[plain.id].init == told(plain)
+    other = await yard.create(env={"A": "1"})
+    assert yard.host.machines[other.id].init == told(other, {"A": "1"})
 
 
 async def test_template_settings_reach_the_agent_and_the_driver(yard: Yard) -> None:
@@ -57,7 +57,7 @@ async def test_template_settings_reach_the_agent_and_the_driver(yard: Yard) -> N
     yard.templates.templates.append(template)
     sandbox = await yard.create(template="special", env={"A": "1"})
     machine = yard.host.machines[sandbox.id]
-    assert machine.init == {"envVars": {"T": "1", "A": "1"}, "defaultUser": "root", "defaultWorkdir": "/srv"}
+    assert machine.init == told(sandbox, {"T": "1", "A": "1"}, "root") | {"defaultWorkdir": "/srv"}
     assert machine.spec.limits == Limits(memory_mb=64, cpu_count=1)
     assert machine.spec.layers == ("tpl:s",)
 
@@ -115,7 +115,7 @@ async def test_filesystem_pause_boots_anew_with_the_same_settings(yard: Yard) ->
     yard.check()
     resumed = await yard.service.resume(sandbox.id, 60)
     machine = yard.host.machines[sandbox.id]
-    assert machine.memory != memory and machine.init == {"envVars": {"A": "1"}, "defaultUser": "user"}
+    assert machine.memory != memory and machine.init == told(sandbox, {"A": "1"})
     assert resumed.memory_lost is None and resumed.handle.data == {"boot": machine.memory}
     yard.check()
 
@@ -250,7 +250,7 @@ async def test_fork_copies_and_the_parent_goes_on(yard: Yard) -> None:
     assert child is not None and child.id != parent.id and child.metadata == {"a": "b"}
     assert child.access_token != parent.access_token and child.ends_at == yard.clock.now() + 60
     assert yard.host.machines[child.id].files == frozenset({"/x"})
-    assert yard.host.machines[child.id].init == {"envVars": {"E": "1"}, "defaultUser": "user"}
+    assert yard.host.machines[child.id].init == told(child, {"E": "1"})
     yard.check()
 
 
@@ -299,7 +299,7 @@ async def test_snapshot_serves_as_a_template(yard: Yard) -> None:
     assert snapshot.ref == f"{snapshot.id}:default" and snapshot.names == ()
     copy = await yard.create(template=snapshot.ref)
     assert yard.host.machines[copy.id].files == frozenset({"/x"}) and copy.template_id == snapshot.id
-    assert yard.host.machines[copy.id].init == {"envVars": {"E": "1"}, "defaultUser": "user"}
+    assert yard.host.machines[copy.id].init == told(copy, {"E": "1"})
     yard.check()
 
 

@@ -113,7 +113,7 @@ class FakeDriver:
 
     async def connect(self, handle: Handle, port: int) -> socket.socket:
         async with self._verb("connect"):
-            if self._condition(handle.id) not in {Condition.RUNNING, Condition.FROZEN}:
+            if self._condition(handle.id) is not Condition.RUNNING:
                 raise UnreachableError(f"Sandbox {handle.id} is not running.")
             if port == AGENT_PORT:
                 return await _connected(socket.AF_UNIX, str(self._files.socket(handle.id)))

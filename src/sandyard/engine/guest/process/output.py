@@ -118,7 +118,9 @@ class Output:
             reader.push(chunk)
 
     def finish(self, end: End) -> None:
+        """Nothing more will come. Lets go of whoever has fed it."""
         self.end = end
+        self._on_room = _ignore
         for reader in self._readers:
             reader.wake()
 
@@ -168,3 +170,7 @@ class Output:
     def _count(self, change: int) -> None:
         self._backlog_size += change
         self._budget.used += change
+
+
+def _ignore() -> None:
+    pass

@@ -1,0 +1,327 @@
+"""The agent's parts that need no process: its loop, its accounts, what it keeps of output, codings and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.guest.files import encoding
+from sandyard.engine.guest.files.multipart import Part, boundary_of
+from sandyard.engine.guest.loop import Loop
+from sandyard.engine.guest.process import output
+from sandyard.engine.guest.process.output import Budget, End, Output
+from sandyard.engine.guest.process.process import describe
+from sandyard.engine.guest.users import Accounts, UnknownUserError
+from sandyard.engine.guest.wire import protojson
+from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
+from sandyard.engine.guest.wire.http1 import HttpError
+
+# the loop ------------------------------------------------------------------------------------------------------------
+
+
+def test_coroutines_timers_and_timeouts_run_on_the_loop() -> None:
+    loop = Loop()
+    order: list[object] = []
+
+    async def main() -> str:
+        loop.call_later(0.02, order.append, "later")
+        loop.call_later(0.01, order.append, "never").cancel()
+        loop.call_soon(order.append, "soon")
+        event = asyncio.Event()
+        loop.call_later(0.03, event.set)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await asyncio.sleep(10)
+        await event.wait()
+        return "done"
+
+    assert loop.run(main()) == "done"
+    assert order == ["soon", "later"]
+    loop.close()
+
+
+def test_a_failing_callback_harms_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    loop = Loop()
+
+    def fail() -> None:
+        raise ValueError("mine")
+
+    async def main() -> None:
+        loop.call_soon(fail)
+        reading, writing = os.pipe()
+        loop.add_reader(reading, fail)
+        os.write(writing, b"x")
+        await asyncio.sleep(0.02)
+        loop.remove_reader(reading)
+        os.close(reading)
+        os.close(writing)
+
+    loop.run(main())
+    loop.close()
+    assert "ValueError: mine" in capfd.readouterr().err
+
+
+def test_cancelled_timers_do_not_pile_up() -> None:
+    loop = Loop()
+
+    async def main() -> None:
+        for _ in range(5000):
+            loop.call_later(1000, print).cancel()
+            await asyncio.sleep(0)
+        assert len(loop._later) < 1000
+
+    loop.run(main())
+    loop.close()
+
+
+def test_a_descriptor_can_be_read_and_written() -> None:
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    seen: list[str] = []
+
+    async def main() -> None:
+        loop.add_reader(ours.fileno(), lambda: seen.append("read") or loop.remove_reader(ours.fileno()))
+        loop.add_writer(ours.fileno(), lambda: seen.append("write") or loop.remove_writer(ours.fileno()))
+        await asyncio.sleep(0.01)
+        theirs.send(b"x")
+        await asyncio.sleep(0.01)
+        assert not loop.remove_reader(ours.fileno())
+
+    loop.run(main())
+    assert seen == ["write", "read"]
+    loop.close()
+    ours.close()
+    theirs.close()
+
+
+def test_reading_from_a_connection() -> None:
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    conn = Connection(loop, ours)
+
+    async def main() -> None:
+        theirs.sendall(b"one\r\ntwo\r\nrest")
+        assert await conn.take_until(b"\r\n", 100, 1) == b"one\r\n"
+        assert await conn.take_until(b"\r\n", 3, 1) is None
+        view = memoryview(bytearray(7))
+        assert await conn.receive_into(view, 1) == 7
+        assert bytes(view) == b"two\r\nre"
+        assert conn.take(10) == b"st"
+        begun = time.monotonic()
+        with pytest.raises(PeerGoneError):
+            await conn.fill(0.05)
+        assert time.monotonic() - begun >= 0.04
+        theirs.close()
+        assert not await conn.fill(1)
+        with pytest.raises(PeerGoneError):
+            await conn.send(bytes(10_000_000))
+
+    loop.run(main())
+    conn.close()
+    loop.close()
+
+
+# accounts ------------------------------------------------------------------------------------------------------------
+
+
+def test_accounts(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text(
+        "root:x:0:0:root:/root:/bin/bash\n# comment\nuser:x:1000:100::/home/user:\nbroken\nbad:x:y:z::/:/\n"
+        "second:x:1000:1:same number:/:/bin/sh\n"
+    )
+    (tmp_path / "group").write_text("users:x:100:\nadm:x:4:user,second\nusers:x:100:user\nshort:x\n")
+    accounts = Accounts(str(tmp_path))
+    user = accounts.lookup("user")
+    assert (user.uid, user.gid, user.home, user.shell, user.groups) == (1000, 100, "/home/user", "/bin/sh", (100, 4))
+    assert (accounts.user_name(1000), accounts.user_name(5)) == ("user", "5")
+    assert (accounts.group_name(4), accounts.group_name(77)) == ("adm", "77")
+    with pytest.raises(UnknownUserError, match="unknown user bad"):
+        accounts.lookup("bad")
+    (tmp_path / "passwd").write_text("only:x:7:7::/o:/bin/sh\n")
+    assert accounts.lookup("only").uid == 7
+    with pytest.raises(UnknownUserError):
+        accounts.lookup("user")
+    (tmp_path / "passwd").unlink()
+    with pytest.raises(UnknownUserError):
+        accounts.lookup("only")
+
+
+def test_accounts_of_who_is_not_root(tmp_path: Path) -> None:
+    accounts = Accounts(str(tmp_path), owned_by_caller=True)
+    assert accounts.lookup("user").uid == accounts.lookup("root").uid == os.getuid()
+    assert accounts.lookup("user").home == "/home/user"
+
+
+# output --------------------------------------------------------------------------------------------------------------
+
+
+def nothing() -> None:
+    pass
+
+
+def drain(reader: output.Reader) -> list[output.Chunk]:
+    chunks = []
+    while (chunk := reader.take()) is not None:
+        chunks.append(chunk)
+    return chunks
+
+
+def test_output_is_kept_once_and_in_order() -> None:
+    kept = Output(Budget(), nothing)
+    kept.feed("stdout", b"a")
+    kept.feed("stdout", b"b")
+    kept.feed("stderr", b"c")
+    kept.finish(End(0, True, "exit status 0"))
+    reader = kept.attach(nothing)
+    assert reader.end is None
+    assert drain(reader) == [("stdout", b"ab"), ("stderr", b"c")]
+    assert reader.end is not None
+    kept.detach(reader)
+    assert drain(kept.attach(nothing)) == []
+
+
+def test_what_a_reader_had_not_taken_goes_to_the_next() -> None:
+    kept = Output(Budget(), nothing)
+    first = kept.attach(nothing)
+    for number in range(5):
+        kept.feed("stdout", b"%d" % number * 5000)
+    taken = [first.take() for _ in range(3)]
+    first.give_back([chunk for chunk in taken[1:] if chunk is not None])
+    kept.detach(first)
+    assert [data[:1] for _, data in drain(kept.attach(nothing))] == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_congested_reader_is_relieved_by_taking_or_leaving() -> None:
+    relieved: list[bool] = []
+    kept = Output(Budget(), lambda: relieved.append(True))
+    reader = kept.attach(nothing)
+    while not kept.congested:
+        kept.feed("stdout", bytes(10_000))
+    while not relieved:
+        assert reader.take() is not None
+    assert reader.size <= output.LOW_WATER
+    while not kept.congested:
+        kept.feed("stdout", bytes(10_000))
+    relieved.clear()
+    kept.detach(reader)
+    assert relieved
+
+
+@pytest.mark.parametrize("size", [1, 100, 60_000])
+def test_what_is_kept_is_bounded_for_one_and_for_all(size: int) -> None:
+    budget = Budget(limit=3 << 20)
+    outputs = [Output(budget, nothing) for _ in range(8)]
+    for one in outputs:
+        for _ in range(2 * output.BACKLOG_LIMIT // size if size > 1 else 100_000):
+            one.feed("stdout", b"x" * size)
+    assert budget.used <= budget.limit + len(outputs) * (output.BACKLOG_TAIL + size + 5000)
+    for one in outputs:
+        one.drop()
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize(("status", "words", "code"), [(0, "exit status 0", 0), (5 << 8, "exit status 5", 5)])
+def test_exits_in_words(status: int, words: str, code: int) -> None:
+    end = describe(status)
+    assert (end.status, end.exit_code, end.exited) == (words, code, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (9, "signal: killed"),
+        (15, "signal: terminated"),
+        (2, "signal: interrupt"),
+        (6 | 0x80, "signal: aborted (core dumped)"),
+    ],
+)
+def test_signals_in_words(number: int, words: str) -> None:
+    assert (describe(number).status, describe(number).error, describe(number).exit_code) == (words, words, -1)
+
+
+# codings and messages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "coding"),
+    [
+        ("", "identity"), ("gzip", "gzip"), ("GZIP;q=0.5", "gzip"), ("gzip, deflate, br", "identity"),
+        ("*", "identity"),
+        ("gzip;q=0", "identity"), ("gzip;q=1, identity;q=0.5", "gzip"), ("identity, gzip;q=0.5", "identity"),
+        ("identity;q=0, *", "gzip"), ("gzip;q=1,*;q=0", "gzip"), ("br", "identity"), ("gzip;q=x", "gzip"),
+    ],
+)  # fmt: skip
+def test_the_preferred_coding(header: str, coding: str) -> None:
+    assert encoding.preferred({"accept-encoding": header}) == coding
+
+
+@pytest.mark.parametrize("header", ["identity;q=0", "*;q=0", "br, *;q=0", "gzip;q=0, identity;q=0"])
+def test_no_coding_will_do(header: str) -> None:
+    with pytest.raises(HttpError) as failure:
+        encoding.preferred({"accept-encoding": header})
+    assert failure.value.status == 406
+
+
+@pytest.mark.parametrize(
+    ("disposition", "name", "filename"),
+    [
+        ('form-data; name="file"; filename="/a/b c.txt"', "file", "/a/b c.txt"),
+        ("form-data; name=file; filename=plain", "file", "plain"),
+        ('form-data; name="file"; filename="a\\"b\\\\c"', "file", 'a"b\\c'),
+        ('form-data; name="file"; filename="C:\\dir\\x"', "file", "C:\\dir\\x"),
+        ("form-data; name=\"file\"; filename*=utf-8''%E6%96%87", "file", "\u6587"),
+        ('form-data; name="file"; filename="\u00c3\u00bc"', "file", "\u00fc"),  # UTF-8 read as Latin-1
+        ('form-data; name="a;b"', "a;b", None),
+        ("form-data", "", None),
+    ],
+)
+def test_heads_of_parts(disposition: str, name: str, filename: str | None) -> None:
+    part = Part(f"X-Other: 1\r\nContent-Disposition: {disposition}\r\nContent-Type: text/plain")
+    assert (part.name, part.filename) == (name, filename)
+
+
+def test_boundaries() -> None:
+    assert boundary_of('multipart/form-data; charset=x; boundary="a b"') == "a b"
+    assert boundary_of("multipart/form-data; boundary=abc") == "abc"
+    assert boundary_of("multipart/form-data") is None
+
+
+def test_fields() -> None:
+    message = {"include_entry": True, "watcherId": "w", "pid": "7", "b": "-_8", "f": 3.0, "none": None}
+    assert protojson.flag(message, "includeEntry") is True
+    assert protojson.text(message, "watcherId") == "w"
+    assert protojson.uint32(message, "pid") == 7
+    assert protojson.uint32(message, "f") == 3
+    assert protojson.octets(message, "b") == b"\xfb\xff"
+    assert (protojson.text(message, "none"), protojson.uint32(message, "x"), protojson.texts(message, "x")) == (
+        "",
+        0,
+        [],
+    )
+    wrong: list[tuple[Callable[..., object], object]] = [
+        (protojson.text, 1), (protojson.flag, "true"), (protojson.uint32, -1), (protojson.uint32, True),
+        (protojson.uint32, 1 << 32), (protojson.nested, []), (protojson.texts, ["a", 1]),
+        (protojson.text_map, {"a": 1}),
+        (protojson.octets, "a"), (protojson.octets, "\u00fc"),
+    ]  # fmt: skip
+    for read, value in wrong:
+        with pytest.raises(protojson.FieldError):
+            read({"field": value}, "field")
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "expected"),
+    [
+        (0, "1970-01-01T00:00:00Z"), (1_500_000_000, "1970-01-01T00:00:01.500Z"),
+        (1_000, "1970-01-01T00:00:00.000001Z"),
+        (1, "1970-01-01T00:00:00.000000001Z"), (-1, "1969-12-31T23:59:59.999999999Z"),
+    ],
+)  # fmt: skip
+def test_timestamps(nanoseconds: int, expected: str) -> None:
+    assert protojson.timestamp(nanoseconds) == expected
