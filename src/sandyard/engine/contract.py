@@ -2,12 +2,12 @@
 
 *Where* a sandbox runs is a driver's business; *what happens in it* is the guest agent's. The agent speaks the envd
 protocol on port 49983, so exec, streams and files are not verbs here: they travel through `connect`. A driver makes no
-policy: it keeps no timeouts, names and keys, and knows nothing but what the engine told it and what it finds on its host.
+policy: it keeps no timeouts, names and keys, and knows only what the engine told it and what it finds on its host.
 
 Rules that hold for every driver and every verb:
 - A `Handle` is plain JSON. Any later engine process can hand it to a new driver object and go on.
 - Whatever is on the host and not named to `open` is garbage of a crash, and `open` removes it.
-- Verbs raise only `sandyard.kit.errors`. One that fails leaves what it found; a failed `create` or `fork` leaves nothing.
+- Verbs raise only `sandyard.kit.errors`. One that fails leaves what it found; a failed `create` or `fork`, nothing.
 - Verbs on different sandboxes may run at the same time. Verbs on one sandbox are serialised by the engine.
 """
 

@@ -54,10 +54,10 @@ class TaskSet:
         """End everything now; what is started later is cancelled at once."""
         self._closed = True
         tasks = self._tasks - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=1)  # one that caught its cancellation is cancelled again
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=getattr(work, "__qualname__", "task"))

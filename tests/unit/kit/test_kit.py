@@ -133,6 +133,21 @@ async def test_failures_reach_the_caller_or_the_log(caplog: pytest.LogCaptureFix
     assert {record.message for record in caplog.records} == {"task_failed", "task_crashed"}
 
 
+async def test_cancel_insists() -> None:
+    tasks = TaskSet("t")
+
+    async def deaf() -> None:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1000)
+
+    tasks.spawn(deaf())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(tasks.cancel(), 10)
+    assert len(tasks) == 0
+
+
 async def test_cancel_ends_everything_and_what_comes_after() -> None:
     tasks = TaskSet("t")
     first = tasks.spawn(asyncio.sleep(1000))

@@ -90,7 +90,8 @@ class Undertaker:
             return await entry.lock.acquire()
         for _ in range(2):
             try:
-                return await asyncio.wait_for(entry.lock.acquire(), self._patience_s)
+                async with asyncio.timeout(self._patience_s):
+                    return await entry.lock.acquire()
             except TimeoutError:
                 self._calls.interrupt(entry.id)
         return False

@@ -17,6 +17,9 @@ chmod 0440 "$root/etc/sudoers.d/user"
 # `pip install` and `npm install -g` work without sudo, and what they install is on everybody's PATH
 chown -R --no-dereference 1000:1000 "$root/usr/local"
 
+# Every command of the SDKs starts a login shell: bash knows who it is and need not start a program to ask
+sed -i 's/"$(id -u)"/"${EUID:-$(id -u)}"/' "$root/etc/profile"
+
 echo sandbox >"$root/etc/hostname"
 printf '127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n' >"$root/etc/hosts"
 echo 'LANG=C.UTF-8' >"$root/etc/default/locale"
