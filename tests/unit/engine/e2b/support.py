@@ -197,7 +197,7 @@ async def answer_chunk(reader: asyncio.StreamReader) -> bytes:
 async def read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
     """One request as a sandbox gets it: its first line, headers, and body when its length is known."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    headers = {name: value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
     if headers.get("transfer-encoding") == "chunked":
         body = b""
         while chunk := await answer_chunk(reader):

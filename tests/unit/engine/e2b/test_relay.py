@@ -50,6 +50,17 @@ async def test_a_request_arrives_as_it_was_sent(gate: Bench) -> None:
     assert payload == b"hi"
 
 
+async def test_header_names_are_written_as_everybody_does(gate: Bench) -> None:
+    async def server(reader: Reader, writer: Writer) -> None:
+        writer.write(reply(await reader.readuntil(b"\r\n\r\n")))
+        writer.close()
+
+    await gate.sockets.listen(server)
+    _, _, body = await gate.ask(request("GET", "/", "x-mine: 1"))
+    assert b"\r\nHost: engine\r\n" in body
+    assert b"\r\nX-Mine: 1\r\n" in body
+
+
 async def test_headers_of_one_connection_stay_there(gate: Bench) -> None:
     async def server(reader: Reader, writer: Writer) -> None:
         _, headers, _ = await read_request(reader)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from sandyard.engine.e2b.dataplane.asgi import App, Headers, Message, Receive, Scope, Send, header
+from sandyard.engine.e2b.dataplane.asgi import App, Headers, Message, Receive, Scope, Send, discard_body, header
 from sandyard.engine.store.keys import ApiKeys
 from sandyard.kit.logging import get_logger
 
@@ -40,6 +40,7 @@ class Guard:
             return
         refusal = self._check(scope, headers)
         if refusal is not None:
+            await discard_body(receive)
             await _answer(send, *refusal)
             return
         body = _Body(receive)

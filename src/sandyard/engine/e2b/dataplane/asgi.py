@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -22,3 +24,20 @@ def header(headers: Headers, name: bytes) -> str | None:
         if key == name:
             return value.decode("latin-1")
     return None
+
+
+DISCARD_BYTES = 1 << 20
+DISCARD_SECONDS = 2.0
+
+
+async def discard_body(receive: Receive) -> None:
+    """Take what is left of a request nobody wants, within bounds. Closing a connection over unread bytes resets it, and
+    the client would see that instead of the answer."""
+    taken = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while taken < DISCARD_BYTES:
+                message = await receive()
+                taken += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return

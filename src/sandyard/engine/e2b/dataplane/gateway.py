@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sandyard.engine.contract import AGENT_PORT
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, refuse
-from sandyard.engine.e2b.dataplane.asgi import App, Headers, Receive, Scope, Send, header
+from sandyard.engine.e2b.dataplane.asgi import App, Headers, Receive, Scope, Send, discard_body, header
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.pool import Pool
 from sandyard.engine.e2b.dataplane.relay import ClientGoneError, Exchange, StaleConnectionError, build_request
@@ -45,6 +45,7 @@ class Gateway:
             if target is None:
                 target = await self._find_signed(scope)
         except SandyardError as error:
+            await discard_body(receive)
             await pages.answer(pages.plain(error.status, error.message), scope, send)
             return
         if target is None:
@@ -110,6 +111,7 @@ class Gateway:
             return
         admitted = self.admit(target, scope)
         if isinstance(admitted, Page):
+            await discard_body(receive)
             await pages.answer(admitted, scope, send)
             return
         exchange = Exchange(scope, receive, send)
