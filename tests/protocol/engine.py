@@ -60,6 +60,14 @@ class Engine:
         return httpx.Client(base_url=self.url, headers={"X-API-KEY": self.key}, timeout=30)
 
     def start(self) -> None:
+        """Return when it is ready; if it will not be, say why and leave nothing."""
+        try:
+            self._start()
+        except RuntimeError:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         command = [sys.executable, "-m", "sandyard", "engine", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--data-dir", str(self.data), "--api-key", self.key]
         command += os.environ.get("SANDYARD_TEST_ENGINE_ARGS", "").split()

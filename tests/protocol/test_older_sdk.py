@@ -22,7 +22,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_older_sdk(engine: Engine, name: str) -> None:
-    assert PYTHON.exists(), f"{PYTHON} is missing: make it with `python3 -m venv` and install e2b==2.50.0 there"
+    assert PYTHON.exists(), f"{PYTHON} is missing: `make setup-test` makes it"
     ran = subprocess.run(
         [str(PYTHON), str(SCENARIOS), name],
         env={**os.environ, **engine.environment},

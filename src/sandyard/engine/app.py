@@ -15,10 +15,7 @@ import uvicorn
 import uvloop
 
 from sandyard.engine.contract import Capabilities, Driver
-from sandyard.engine.drivers.fake import FakeDriver
-from sandyard.engine.drivers.namespace.driver import NamespaceDriver
-from sandyard.engine.drivers.namespace.host import Options, is_root
-from sandyard.engine.drivers.namespace.net import Network
+from sandyard.engine.drivers import load
 from sandyard.engine.e2b.control import api
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.dataplane.gateway import Gateway
@@ -42,9 +39,6 @@ KEEP_ALIVE_SECONDS = 620
 a request."""
 FAREWELL_SECONDS = 5
 """How long requests under way may still take when the engine stops."""
-
-SPARE_SLOTS = 1024
-"""Places for sandboxes beyond those that may run: paused ones, and those that are just being made or removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +126,7 @@ async def _opened(settings: EngineSettings, data: DataDir, port: int) -> AsyncIt
         if catalogue is not None:
             await asyncio.to_thread(catalogue.open)
         templates = catalogue or BareTemplates()
-        driver = _driver(settings, data)
+        driver = load(settings, data.path)
         sandboxes = Sandboxes(database, driver, templates, settings, disks=(data.path,))
         await sandboxes.open()
         stack.push_async_callback(sandboxes.close)
@@ -157,17 +151,9 @@ class BareTemplates:
         return [self._only]
 
 
-def _driver(settings: EngineSettings, data: DataDir) -> Driver:
-    if settings.driver == "fake":
-        return FakeDriver(data.path)
-    slots = settings.max_sandboxes + settings.pool_size + SPARE_SLOTS
-    network = Network if is_root() else None
-    return NamespaceDriver(Options(data.path, (settings.templates_dir,), max_slots=slots, network=network))
-
-
 async def open_briefly(folder: Path) -> Capabilities:
     """What the driver of this machine can do, found out by opening it on an empty directory. Raises SandyardError."""
-    driver = _driver(EngineSettings(driver="namespace", data_dir=folder), DataDir(folder))
+    driver = load(EngineSettings(driver="namespace", data_dir=folder), folder)
     await driver.open((), ())
     able = driver.capabilities
     await driver.close()

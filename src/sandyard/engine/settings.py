@@ -17,6 +17,9 @@ from sandyard.kit.secret import Secret
 
 ENV_PREFIX = "SANDYARD_"
 
+POOLED_BYTES = 3 << 20
+"""What a ready sandbox costs."""
+
 DEADLINES: Mapping[str, float] = MappingProxyType(
     {
         "open": 600.0,
@@ -35,6 +38,12 @@ DEADLINES: Mapping[str, float] = MappingProxyType(
     }
 )
 """Seconds after which a driver that has not answered counts as stuck; verbs not listed have `default_deadline_s`."""
+
+
+def default_pool_size() -> int:
+    """As many as fit into a sixty-fourth of the machine's memory: 128 at 24 GiB, enough for a burst of a hundred."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(128, max(4, memory // 64 // POOLED_BYTES))
 
 
 class EngineSettings(BaseModel):
@@ -72,7 +81,7 @@ class EngineSettings(BaseModel):
     auto_resume_timeout_s: float = Field(default=60, ge=0)  # an auto-resumed sandbox lives at least this long
 
     # ready sandboxes
-    pool_size: int = Field(default=8, ge=0)  # per template; 0 turns the pool off
+    pool_size: int = Field(default_factory=default_pool_size, ge=0)  # per template; 0 turns the pool off
     pool_idle_s: float = Field(default=600, gt=0)  # a template nobody asks for loses its pool after this
     create_concurrency: int = Field(default=8, ge=1)  # creates the driver is asked for at the same time
 

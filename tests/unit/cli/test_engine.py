@@ -65,7 +65,7 @@ def test_what_cannot_be_had(arguments: tuple[str, ...], words: str) -> None:
 def test_what_is_not_permitted(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    code = "import os, sandyard.engine.app, sandyard.cli.engine; from sandyard.__main__ import main\n"
+    code = "import encodings.idna, os, sandyard.engine.app, sandyard.cli.engine; from sandyard.__main__ import main\n"
     code += "os.setuid(65534); main()"  # by then all is loaded that another user might not be able to read
     arguments = [sys.executable, "-c", code, "engine", "--port", "0", "--data-dir", str(closed / "data")]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)

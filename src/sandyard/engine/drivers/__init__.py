@@ -9,6 +9,8 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import InvalidInputError
 
 NAMES = ("namespace", "fake")
+SPARE_SLOTS = 1024
+"""Paused sandboxes do not count as running, but each keeps its place on the machine."""
 
 
 def load(settings: EngineSettings, data_dir: Path) -> Driver:
@@ -24,7 +26,7 @@ def load(settings: EngineSettings, data_dir: Path) -> Driver:
 
 def _namespace(settings: EngineSettings, data_dir: Path) -> Driver:
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
-    from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.host import Options, is_root  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
 
     network = NetworkSettings(lan=settings.lan, subnet=settings.subnet)
@@ -32,6 +34,7 @@ def _namespace(settings: EngineSettings, data_dir: Path) -> Driver:
         Options(
             data_dir,
             layer_roots=(settings.templates_dir,),
-            network=lambda instance, state: Network(instance, state, network),
+            max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
+            network=(lambda instance, state: Network(instance, state, network)) if is_root() else None,
         )
     )

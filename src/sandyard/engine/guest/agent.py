@@ -29,6 +29,8 @@ from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.server import Server
 
 _GRACE = 2.0
+_ROUNDS = 12
+_WARM_UP_DELAY = 0.02
 
 
 def prepare() -> None:
@@ -39,7 +41,8 @@ def prepare() -> None:
     try:
         # A root that is not called "/", so that everybody's account is the caller's.
         sandbox = Sandbox(GuestConfig(root="/usr/.."))
-        rehearse(loop, build(loop, sandbox, OwnChildren(loop), same_file_limit()).converse)
+        server = build(loop, sandbox, OwnChildren(loop), same_file_limit())
+        loop.run(rehearse(loop, server.converse, _ROUNDS))
     finally:
         loop.close()
         os.fchdir(here)
@@ -51,6 +54,7 @@ def prepare() -> None:
 def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
     """Serve until the end of this process, which is all that remains of the caller. To be called in a process of its
     own (forked, or pid 1 of a namespace), single-threaded, after everything about it has been set up."""
+    sandbox = Sandbox(config)
     os.umask(0o022)
     os.chdir("/")
     _close_inherited({listen_socket.fileno(), *config.keep_fds})
@@ -61,8 +65,10 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
     # A loop of our own: one made before the fork would be shared with the parent.
     loop = Loop()
     stop = asyncio.Event()
-    server = build(loop, Sandbox(config), Reaper(loop, stop.set), raise_file_limit())
+    server = build(loop, sandbox, Reaper(loop, stop.set), raise_file_limit())
     server.listen(loop, listen_socket)
+    if config.warm_up:
+        loop.call_later(_WARM_UP_DELAY, lambda: loop.create_task(rehearse(loop, server.converse, 1)))
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)  # little here is cyclic; looking for it less often is cheaper
     try:

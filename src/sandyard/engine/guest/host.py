@@ -58,8 +58,13 @@ class Host:
             os.makedirs(folder, exist_ok=True)
             for name, value in self._sandbox.defaults.env.items():
                 if name in _IDENTITY:
-                    with open(f"{folder}/.{name}", "w", encoding="utf-8") as file:
-                        file.write(value)
+                    # A tenant may have put a pipe or a link there since the last time.
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+                    fd = self._sandbox.open_file(f"{folder}/.{name}", flags, 0o644)
+                    try:
+                        os.write(fd, value.encode())
+                    finally:
+                        os.close(fd)
 
     async def metrics(self, exchange: Exchange) -> None:
         config = self._sandbox.config

@@ -1,4 +1,4 @@
-"""A dry run in the process that agents are forked from.
+"""A dry run of an agent, in the process that agents are forked from.
 
 CPython rewrites the code it runs as it learns what it deals with, and fills caches on first use. Done once here,
 before the fork, a new agent's first command is answered by code that has settled, and writes to fewer pages it shares
@@ -15,12 +15,14 @@ import struct
 from collections.abc import Callable, Coroutine
 
 from sandyard.engine.guest.loop import Loop
-from sandyard.engine.guest.wire.connection import Connection
+from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
 
-_ROUNDS = 12
 _PATIENCE = 5.0
 _START = b'{"process":{"cmd":"/bin/sh","args":["-c","echo rehearsal"],"envs":{"A":"b"},"cwd":"/"},"stdin":false}'
 _STAT = b'{"path":"/"}'
+
+
+Converse = Callable[[Connection], Coroutine[None, None, None]]
 
 
 class OwnChildren:
@@ -43,31 +45,21 @@ class OwnChildren:
         self._loop.call_soon(look)
 
 
-def rehearse(loop: Loop, converse: Callable[[Connection], Coroutine[None, None, None]]) -> None:
-    """Send requests to an agent in this very process; `converse` serves a connection. What fails is no harm."""
+async def rehearse(loop: Loop, converse: Converse, rounds: int) -> None:
+    """Send requests to the agent in this very process; `converse` serves a connection. What fails does no harm."""
     server, client = socket.socketpair()
-
-    async def play() -> None:
-        serving = loop.create_task(converse(Connection(loop, server)))
-        conn = Connection(loop, client)
-        try:
-            for _ in range(_ROUNDS):
+    serving = loop.create_task(converse(Connection(loop, server)))
+    conn = Connection(loop, client)
+    stat = b"POST /filesystem.Filesystem/Stat HTTP/1.1\r\nContent-Type: application/json\r\n"
+    start = b"POST /process.Process/Start HTTP/1.1\r\nContent-Type: application/connect+json\r\n"
+    with contextlib.suppress(PeerGoneError, TimeoutError):
+        async with asyncio.timeout(_PATIENCE):
+            for _ in range(rounds):
                 await _ask(conn, b"GET /health HTTP/1.1\r\n", b"")
-                await _ask(
-                    conn, b"POST /filesystem.Filesystem/Stat HTTP/1.1\r\nContent-Type: application/json\r\n", _STAT
-                )
-                start = b"POST /process.Process/Start HTTP/1.1\r\nContent-Type: application/connect+json\r\n"
+                await _ask(conn, stat, _STAT)
                 await _ask(conn, start, struct.pack(">BI", 0, len(_START)) + _START, mark=b"0\r\n\r\n")
-        finally:
-            conn.close()
-            await serving
-
-    async def within_reason() -> None:
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_PATIENCE):
-                await play()
-
-    loop.run(within_reason())
+    conn.close()
+    await serving
 
 
 async def _ask(conn: Connection, head: bytes, body: bytes, mark: bytes = b"\r\n\r\n") -> None:

@@ -18,6 +18,7 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
+_TIMED = frozenset({"state", "ends_at", "pause_kind", "paused_at"})  # what a timer depends on
 Listener = Callable[[str, str], None]
 
 
@@ -91,7 +92,8 @@ class Ledger:
         except BaseException:
             self.registry.change(entry, **{name: getattr(before, name) for name in changes})
             raise
-        self._arm(entry)
+        if _TIMED & changes.keys():  # else a timer that waits before it tries again what failed would start at once
+            self._arm(entry)
         if event is not None:
             log.info("sandbox_changed", sandbox=entry.id, state=record.state.value, what=event)
         return record

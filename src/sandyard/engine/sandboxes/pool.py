@@ -22,6 +22,8 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 RETRY_S = 2.0
+QUIET_S = 0.1
+ENOUGH = 0.25  # of the pool: below it, refilling does not wait for a quiet moment
 MEMORY_MARGIN = 1.25  # the pool gives way before creates are refused
 
 
@@ -36,6 +38,7 @@ class Shelf:
     template: Template
     limits: Limits
     used_at: float
+    claimed_at: float = float("-inf")
     ready: deque[Handle] = field(default_factory=deque)
     watches: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -44,7 +47,7 @@ ShelfKey = tuple[str, Layers, Limits]
 
 
 class Pool:
-    """Refilled by one task, one sandbox at a time, only while no client's create is under way."""
+    """Refilled by one task, one sandbox at a time, when nobody is waiting for something else."""
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Pool:
         self._wanted.set()
         if not shelf.ready:
             return None
+        shelf.claimed_at = shelf.used_at
         handle = shelf.ready.popleft()
         shelf.watches.pop(handle.id).cancel()
         return handle
@@ -152,13 +156,21 @@ class Pool:
             await self._wanted.wait()
             self._wanted.clear()
             while (shelf := self._neediest()) is not None:
-                await self._idle.wait()
+                await self._quiet(shelf)
                 try:
                     await self._add(shelf)
                 except SandyardError as error:
                     log.warning("pool_refill_failed", template=shelf.template.id, reason=error.message)
                     await self._clock.sleep(RETRY_S)
                 await asyncio.sleep(0)
+
+    async def _quiet(self, shelf: Shelf) -> None:
+        """Wait for a moment in which making one is in nobody's way. While there are enough, that is a pause between
+        clients' requests; then the first command of a sandbox just claimed does not wait for the next one's making."""
+        await self._idle.wait()
+        while len(shelf.ready) >= self._size * ENOUGH and shelf.claimed_at > self._clock.now() - QUIET_S:
+            await self._clock.sleep(QUIET_S)
+        await self._idle.wait()
 
     async def close(self) -> None:
         """Give everything back and wait until the driver has it."""

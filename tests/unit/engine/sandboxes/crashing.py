@@ -55,8 +55,11 @@ async def client(service: Sandboxes, pick: random.Random) -> None:
             elif verb == "stop":
                 await service.pause(target, memory=False)
             elif verb == "connect":
-                say("using", target)
-                await service.connect(target, 3600)
+                say("waking", target)
+                try:
+                    await service.connect(target, 3600)
+                finally:
+                    say("awake", target)
             elif verb == "kill":
                 say("killing", target)
                 await service.kill(target)

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ async def test_nothing_is_lost_and_nothing_is_left(tmp_path: Path) -> None:
     gone: set[str] = set()
     asleep: set[str] = set()
     for number in range(KILLS):
+        waking: Counter[str] = Counter()  # while somebody wakes it, nobody knows whether a pause came before or after
         for word, sandbox_id in live_and_die(tmp_path, number, pick):
             if word == "created":
                 exist.add(sandbox_id)
@@ -45,10 +47,13 @@ async def test_nothing_is_lost_and_nothing_is_left(tmp_path: Path) -> None:
                 maybe_gone.add(sandbox_id)
             elif word == "killed":
                 gone.add(sandbox_id)
-            elif word == "paused":
+            elif word == "paused" and not waking[sandbox_id]:
                 asleep.add(sandbox_id)
-            elif word == "using":
+            elif word == "waking":
                 asleep.discard(sandbox_id)
+                waking[sandbox_id] += 1
+            elif word == "awake":
+                waking[sandbox_id] -= 1
     service, driver, database, data = await opened(tmp_path, pool_size=0)
     try:
         records = {record.id: record for record in service.list().items}

@@ -33,6 +33,8 @@ async def test_a_claim_asks_the_driver_for_nothing(pooled: Yard) -> None:
     reached = pooled.driver.stuck("create")
     sandbox = await pooled.create()
     assert sandbox.id in ready
+    await pooled.settle()
+    await pooled.clock.advance(1)
     await reached.wait()  # the refill has begun
     pooled.driver.heal()
     await pooled.settle()
@@ -123,6 +125,9 @@ async def test_refilling_waits_for_clients(pooled: Yard) -> None:
     pooled.driver.heal()
     await asyncio.gather(*tasks)
     await pooled.settle()
+    assert creates(pooled) == 6  # there are enough, and a client was here a moment ago
+    await pooled.clock.advance(1)
+    await pooled.settle()
     assert creates(pooled) == 7
 
 
@@ -157,6 +162,8 @@ async def test_the_pool_leaves_the_last_places_to_clients(tmp_path: Path) -> Non
 async def test_a_burst_takes_what_is_ready_and_makes_the_rest(pooled: Yard) -> None:
     made = await asyncio.gather(*(pooled.create() for _ in range(20)))
     assert len({one.id for one in made}) == 20
+    await pooled.settle()
+    await pooled.clock.advance(1)
     await pooled.settle()
     assert len(pooled.host.machines) == 23
 

@@ -197,6 +197,24 @@ async def test_failed_auto_pause_is_tried_again(yard: Yard) -> None:
     yard.check()
 
 
+@pytest.mark.parametrize("memory", [True, False])
+async def test_a_failing_auto_pause_is_not_tried_all_the_time(yard: Yard, memory: bool) -> None:
+    sandbox = await yard.create(timeout_s=30, on_timeout=OnTimeout.PAUSE, auto_pause_memory=memory)
+    verb = "freeze" if memory else "stop"
+    yard.driver.broken(verb, SandyardError("no"))
+    await yard.clock.advance(31)
+    for _ in range(20):
+        await yard.settle()
+    assert [name for name, _ in yard.driver.calls].count(verb) == 1
+    await yard.clock.advance(60)
+    assert 5 <= [name for name, _ in yard.driver.calls].count(verb) <= 13
+    yard.driver.heal()
+    await yard.clock.advance(6)
+    await yard.settle()
+    assert not yard.service.get(sandbox.id).running
+    yard.check()
+
+
 async def test_list_pages_are_stable_while_things_happen(yard: Yard) -> None:
     made = [await yard.create(metadata={"n": str(number)}) for number in range(7)]
     seen = []

@@ -79,6 +79,13 @@ class Process:
         if number in (signal.SIGKILL, signal.SIGTERM):
             self._terminated = True
 
+    def has_group(self) -> bool:
+        """Whether anything of its process group is still there, be it dead and not waited for."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, 0)
+            return True
+        return False
+
     def resize(self, columns: int, rows: int) -> None:
         if self.terminal is not None:
             size = struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0)

@@ -22,7 +22,8 @@ from sandyard.engine.guest.wire.http1 import Exchange, Request
 _KEEPALIVE = b'{"event":{"keepalive":{}}}'
 _BATCH = 256 << 10
 _CHUNK_HEADER = 8  # about what HTTP puts before the events
-_KILL_PATIENCE = 0.2
+_KILL_PATIENCE = 1.0
+_KILL_LOOK = 0.001
 # Telling the start at once wakes everybody on the way to the client while a short command wants the same cores.
 _START_PATIENCE = 0.003
 _SIGNALS = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM, 9: signal.SIGKILL, 15: signal.SIGTERM}
@@ -124,10 +125,12 @@ class ProcessService:
         except ProcessLookupError:
             raise RpcError("not_found", f"process with pid {process.pid} not found") from None
         if number == signal.SIGKILL:
-            # Whoever kills a process and then looks should not find it.
+            # Whoever kills a process and then looks should find neither it nor its children.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_KILL_PATIENCE):
                     await process.ended.wait()
+                    while process.has_group():  # noqa: ASYNC110 - nobody is told of the end of a child that is not ours
+                        await asyncio.sleep(_KILL_LOOK)
         return {}
 
     async def close_stdin(self, _request: Request, message: Message) -> Message:
