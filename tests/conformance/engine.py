@@ -1,8 +1,8 @@
 """Stands in for an engine process, so that tests can start one on a yard and kill it.
 
-`python -m tests.conformance.engine KIND DATA_DIR LAYER adopt HANDLES SNAPSHOTS` opens the driver, prints as JSON in which condition each sandbox
-was found and what `cat file` says in it, and ends. `… work` makes sandboxes, forks, pauses and kills them until it is killed itself, and
-prints the handle of each that an engine would have stored.
+`python -m tests.conformance.engine KIND DATA_DIR LAYER adopt HANDLES SNAPSHOTS` opens the driver, prints as JSON in
+which condition each sandbox was found and what `cat file` says in it, and ends. `… work` makes sandboxes, forks,
+pauses and kills them until it is killed itself, and prints the handle of each that an engine would have stored.
 """
 
 from __future__ import annotations

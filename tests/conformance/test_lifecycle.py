@@ -32,7 +32,9 @@ async def test_a_handle_survives_json(yard: Yard) -> None:
 
 async def test_many_are_made_at_the_same_time(yard: Yard) -> None:
     made = await asyncio.gather(*(yard.create() for _ in range(8)))
-    answers = await asyncio.gather(*(agent.run(f"echo {number} > me; cat me") for number, (_, agent) in enumerate(made)))
+    answers = await asyncio.gather(
+        *(agent.run(f"echo {number} > me; cat me") for number, (_, agent) in enumerate(made))
+    )
     assert [answer.out for answer in answers] == [f"{number}\n" for number in range(8)]
     await asyncio.gather(*(yard.driver.kill(handle) for handle, _ in made))
     assert [await yard.driver.condition(handle) for handle, _ in made] == [Condition.ABSENT] * 8

@@ -47,7 +47,7 @@ async def test_a_fork_bomb_stays_inside(yard: Yard) -> None:
 
 async def test_a_disk_that_is_full_can_be_emptied(yard: Yard) -> None:
     _needs(yard, "disk")
-    handle, agent = await yard.create(limits=Limits(disk_mb=64))
+    _, agent = await yard.create(limits=Limits(disk_mb=64))
     _, other = await yard.create(limits=Limits(disk_mb=64))
     filled = await agent.run("dd if=/dev/urandom of=big bs=1M count=200 conv=fsync")
     assert filled.code != 0
@@ -80,7 +80,9 @@ async def test_slots_run_out_with_a_clear_word(yard: Yard) -> None:
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
 
-    driver = NamespaceDriver(Options(yard.data_dir, max_slots=2, store="plain" if yard.kind == "namespace-plain" else "auto"))
+    driver = NamespaceDriver(
+        Options(yard.data_dir, max_slots=2, store="plain" if yard.kind == "namespace-plain" else "auto")
+    )
     await yard.close()
     await driver.open([], [])
     try:

@@ -18,7 +18,15 @@ from tests.conformance.yard import Yard, from_json
 
 
 async def _engine(yard: Yard, *arguments: str) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-m", "tests.conformance.engine", yard.kind, str(yard.data_dir), yard.layers[0], *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.conformance.engine",
+        yard.kind,
+        str(yard.data_dir),
+        yard.layers[0],
+        *arguments,
+    ]
     return await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
 
 

@@ -20,7 +20,14 @@ _SAME_VERSION = f"import sys, pytest; sys.exit(sys.version_info[:2] != {sys.vers
 def _as_nobody(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
     return subprocess.run(
-        command, user=NOBODY, group=NOBODY, extra_groups=[], env=path | environment, text=True, capture_output=True, check=False
+        command,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        env=path | environment,
+        text=True,
+        capture_output=True,
+        check=False,
     )
 
 
@@ -62,7 +69,17 @@ def test_the_suite_as_another_user(workshop: Path) -> None:
     allowed = _as_nobody([python, "-c", "import ctypes; exit(ctypes.CDLL(None).unshare(0x10000000))"])
     if allowed.returncode:
         pytest.skip("this machine does not let users make user namespaces")
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(workshop), "--basetemp", str(workshop / "tmp")]
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(workshop),
+        "--basetemp",
+        str(workshop / "tmp"),
+    ]
     done = subprocess.run(
         [*command, "-x", "tests/conformance"],
         cwd=workshop,

@@ -10,14 +10,50 @@ import sys
 from pathlib import Path
 
 TOOLS = (
-    *("sh", "cat", "chmod", "cp", "date", "dd", "df", "echo", "head", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mknod", "mv"),
-    *("nproc", "rm", "rmdir", "seq", "sha256sum", "sleep", "stat", "sync", "tail", "touch", "tr", "true", "uname", "wc"),
+    *(
+        "sh",
+        "cat",
+        "chmod",
+        "cp",
+        "date",
+        "dd",
+        "df",
+        "echo",
+        "head",
+        "id",
+        "kill",
+        "ln",
+        "ls",
+        "mkdir",
+        "mkfifo",
+        "mknod",
+        "mv",
+    ),
+    *(
+        "nproc",
+        "rm",
+        "rmdir",
+        "seq",
+        "sha256sum",
+        "sleep",
+        "stat",
+        "sync",
+        "tail",
+        "touch",
+        "tr",
+        "true",
+        "uname",
+        "wc",
+    ),
 )
 PYTHON = "/opt/python/bin/python3"
 
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
 _GROUP = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"
-_MODULES = "import sys,socket,time,os,mmap,ctypes;print('\\n'.join(m.__file__ for m in list(sys.modules.values()) if getattr(m,'__file__',None)))"
+_MODULES = """
+import sys, socket, time, os, mmap, ctypes
+print("\\n".join(m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)))
+"""
 
 
 def build(root: Path) -> None:
@@ -52,7 +88,13 @@ def _libraries(root: Path, binary: Path) -> None:
 
 def _python(root: Path) -> None:
     """The interpreter, and the modules that are loaded when a program opens a socket."""
-    command = [sys.executable, "-I", "-S", "-c", f"import sys;print(sys.base_prefix,getattr(sys,'_base_executable',sys.executable));{_MODULES}"]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        f"import sys;print(sys.base_prefix,getattr(sys,'_base_executable',sys.executable));{_MODULES}",
+    ]
     first, *modules = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     prefix, executable = first.split()
     home = root / "opt/python"

@@ -15,6 +15,8 @@ from tests.conformance.agent import Agent
 ROOT_KINDS = ("namespace", "namespace-plain", "fake")
 USER_KINDS = ("namespace-rootless",)
 
+DEFAULT_LIMITS = Limits()
+
 
 def kinds() -> tuple[str, ...]:
     return ROOT_KINDS if os.geteuid() == 0 else USER_KINDS
@@ -62,11 +64,13 @@ class Yard:
         await self.open()
         await self.close()
 
-    def spec(self, name: str = "", limits: Limits = Limits(), layers: Layers | None = None) -> Spec:
+    def spec(self, name: str = "", limits: Limits = DEFAULT_LIMITS, layers: Layers | None = None) -> Spec:
         self._count += 1
         return Spec(name or f"s{self._count}x{os.getpid()}", layers or self.layers, limits, NetworkPolicy())
 
-    async def create(self, name: str = "", limits: Limits = Limits(), layers: Layers | None = None) -> tuple[Handle, Agent]:
+    async def create(
+        self, name: str = "", limits: Limits = DEFAULT_LIMITS, layers: Layers | None = None
+    ) -> tuple[Handle, Agent]:
         handle = await self.driver.create(self.spec(name, limits, layers))
         return handle, self.agent(handle)
 

@@ -6,7 +6,7 @@ The row is written last: a crash before that leaves a sandbox without a record, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -196,8 +196,7 @@ class Creation:
     async def _fork(self, parent: Sandbox, timeout_s: float) -> Sandbox:
         with self._room(parent.snapshots):
             child = self._child(parent, timeout_s)
-            call = self._calls.driver.fork(parent.handle, child.spec)
-            handle = await self._ask("fork", parent.id, call)
+            handle = await self._ask("fork", parent.id, lambda: self._calls.driver.fork(parent.handle, child.spec))
             return await self._begin(
                 replace(child, handle=handle), f"The sandbox was forked from {parent.id}", told=False
             )
@@ -206,7 +205,7 @@ class Creation:
         used = (*snapshot.snapshots, snapshot.id)
         with self._room(used):
             child = replace(self._child(parent, timeout_s), layers=snapshot.layers, snapshots=used)
-            handle = await self._ask("create", child.id, self._calls.driver.create(child.spec))
+            handle = await self._ask("create", child.id, lambda: self._calls.driver.create(child.spec))
             return await self._begin(
                 replace(child, handle=handle), f"The sandbox was forked from {parent.id}", told=False
             )
@@ -236,7 +235,7 @@ class Creation:
 
         async def make() -> Handle:
             spec = Spec(new_sandbox_id(), template.layers, limits, policy)
-            return await self._ask("create", spec.id, self._calls.driver.create(spec))
+            return await self._ask("create", spec.id, lambda: self._calls.driver.create(spec))
 
         try:
             return Made(await self._pool.create(make), told=False)
@@ -245,12 +244,12 @@ class Creation:
                 raise
             return Made(await self._pool.create(make), told=False)  # what the ready ones took is free now
 
-    async def _ask(self, verb: str, subject: str, call: Coroutine[Any, Any, Handle]) -> Handle:
+    async def _ask(self, verb: str, subject: str, call: Callable[[], Coroutine[Any, Any, Handle]]) -> Handle:
         async def discard(handle: Handle) -> None:
             self._undertaker.discard(handle)
 
         async with self._at_once:
-            return await self._calls.run(verb, subject, call, if_late=discard)
+            return await self._calls.run(verb, subject, call(), if_late=discard)
 
     async def _begin(
         self, record: Sandbox, event: str, *, told: bool, key: tuple[str, str, bytes] | None = None

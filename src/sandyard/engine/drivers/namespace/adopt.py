@@ -70,7 +70,9 @@ async def _open_network(host: Host, alive: Mapping[str, Record]) -> None:
         return
     slots = {record.life.slot: name for name, record in alive.items() if record.life}
     await host.network.open(list(slots))
-    if "network" in host.network.missing:  # not even namespaces: sandboxes get a loopback of their own, without its help
+    if (
+        "network" in host.network.missing
+    ):  # not even namespaces: sandboxes get a loopback of their own, without its help
         host.give_up_network()
         return
     for slot, name in slots.items():

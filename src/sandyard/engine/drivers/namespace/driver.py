@@ -62,7 +62,7 @@ class NamespaceDriver:
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         if self._host is None:
-            host = Host(self._options, lambda pid, code: self._lives.on_exit(pid, code))
+            host = Host(self._options, self._on_exit)
             self._lives = Lives(host)
             await host.open()
             self._host = host
@@ -78,6 +78,9 @@ class NamespaceDriver:
         )
         self._prepare_slots()
         return found
+
+    def _on_exit(self, pid: int, code: int) -> None:
+        self._lives.on_exit(pid, code)
 
     async def close(self) -> None:
         if self._host is None:

@@ -128,7 +128,7 @@ class Forker:
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 (a vfork: one millisecond)
                 command,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 cwd="/",
@@ -248,8 +248,11 @@ class Forker:
     def _lost(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(BlockingIOError):
-                while (packet := protocol.receive(self._socket))[0] is not None:
-                    self._dispatch(*packet)
+                while True:
+                    message, fds = protocol.receive(self._socket)
+                    if message is None:
+                        break
+                    self._dispatch(message, fds)
         words = self._last_words.strip().splitlines()
         if not words and self._errors is not None:
             self._errors.seek(0)

@@ -126,7 +126,7 @@ class Host:
             await self.store.close(unmount=True)
             for folder in self.cgroups.folders.values():
                 with contextlib.suppress(OSError):
-                    Path(folder).rmdir()
+                    Path(folder).rmdir()  # noqa: ASYNC240 - of a kernel file system
             instances.release(self.instance, self.options.data_dir)
         os.close(self._run_fd)
 
@@ -158,7 +158,7 @@ class Host:
         return f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
 
     async def _open_store(self, path: Path) -> Store:
-        store = await asyncio.to_thread(self._choose_store, path)
+        store: CowStore | PlainStore = await asyncio.to_thread(self._choose_store, path)
         await store.open()
         return store
 

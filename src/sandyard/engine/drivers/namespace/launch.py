@@ -1,10 +1,12 @@
 """Starting a sandbox's first process: what the zygote must know for it, and where layers are in the zygote's own root."""
 
+# ruff: noqa: ASYNC240 - a stat or a write to /proc takes microseconds
+
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +39,7 @@ class Plan:
     layers: Layers
     limits: Limits
     net: NetSlot | None
-    policy: NetworkPolicy = NetworkPolicy()
+    policy: NetworkPolicy = field(default_factory=NetworkPolicy)
 
 
 class Launcher:

@@ -52,7 +52,12 @@ def _root() -> Finding:
     if is_root():
         return Finding("root", True, "the engine may use everything below")
     if os.geteuid() == 0:
-        return Finding("root", False, "root without CAP_SYS_ADMIN, as in a container", "give the container that capability (--privileged)")
+        return Finding(
+            "root",
+            False,
+            "root without CAP_SYS_ADMIN, as in a container",
+            "give the container that capability (--privileged)",
+        )
     return Finding("root", False, "no limits, no disk quotas and no network for sandboxes", "run the engine as root")
 
 
@@ -87,7 +92,10 @@ def _user_namespaces() -> Finding:
     checks = {
         "/proc/sys/user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=65536"),
         "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
-        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": ("1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
+            "1",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
     }
     if not Path("/proc/self/ns/user").exists():
         return Finding("user namespaces", False, "this kernel has none", "a kernel with CONFIG_USER_NS", vital=True)
@@ -111,9 +119,13 @@ def _cgroups() -> Iterator[Finding]:
     yield Finding("cgroups", bool(found), said, "mount cgroup2 on /sys/fs/cgroup")
     for controller in ("memory", "cpu", "pids"):
         remedy = "boot with cgroup_enable=memory" if controller == "memory" else "a kernel with that controller"
-        yield Finding(f"{controller} controller", controller in offered, "there" if controller in offered else "missing", remedy)
+        yield Finding(
+            f"{controller} controller", controller in offered, "there" if controller in offered else "missing", remedy
+        )
     freezer = unified is not None or "freezer" in offered
-    yield Finding("freezer", freezer, "there" if freezer else "a pause would stop processes by signals", "mount cgroup2")
+    yield Finding(
+        "freezer", freezer, "there" if freezer else "a pause would stop processes by signals", "mount cgroup2"
+    )
 
 
 def _btrfs(folder: Path) -> Finding:
@@ -123,7 +135,7 @@ def _btrfs(folder: Path) -> Finding:
     obstacle = image.obstacle()
     if obstacle is None:
         return Finding("copy-on-write store", True, "btrfs in a file of its own")
-    return Finding("copy-on-write store", False, f"forks and snapshots copy, no disk limits", obstacle)
+    return Finding("copy-on-write store", False, "forks and snapshots copy, no disk limits", obstacle)
 
 
 def _criu() -> Finding:
@@ -142,4 +154,9 @@ def _disk(folder: Path) -> Finding:
     free, kept = stat.f_bavail * stat.f_frsize, image.reserve(folder)
     enough = free - kept > image.SMALLEST
     detail = f"{free >> 30} GiB free on the disk of {folder}, of which {kept >> 30} GiB are left alone"
-    return Finding("disk", enough, detail, f"free some space, or use another --data-dir: {image.SMALLEST >> 30} GiB and the reserve")
+    return Finding(
+        "disk",
+        enough,
+        detail,
+        f"free some space, or use another --data-dir: {image.SMALLEST >> 30} GiB and the reserve",
+    )

@@ -81,7 +81,9 @@ def usage(root: int) -> tuple[float, int]:
     for pid in family(root):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(field) for field in fields[11:15])  # user and system time, its own and of its dead children
+            ticks += sum(
+                int(field) for field in fields[11:15]
+            )  # user and system time, its own and of its dead children
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,5 +1,7 @@
 """User ids for an engine without root: a range from /etc/subuid where there is one, else the user's own id alone."""
 
+# ruff: noqa: ASYNC240 - a stat or a write to /proc takes microseconds
+
 from __future__ import annotations
 
 import asyncio

@@ -19,7 +19,9 @@ class Store(Protocol):
     path: Path
     live_copy: str  # "cow" or "copy"
     limits: frozenset[str]  # "disk", or nothing
-    missing: Mapping[str, str]
+
+    @property
+    def missing(self) -> Mapping[str, str]: ...
 
     async def close(self, *, unmount: bool) -> None: ...
 

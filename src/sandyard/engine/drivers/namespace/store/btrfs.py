@@ -87,7 +87,7 @@ def subvolume_id(path: Path) -> int:
 
 def quota_kind(path: Path) -> str | None:
     """ "simple", "full", or None when quotas are off."""
-    for _, _, data in _search(path, _QUOTA_TREE, 0, _MAX, _QGROUP_STATUS_KEY):
+    for _, _, data in _search(path, _QUOTA_TREE, 0, _MAX, kind=_QGROUP_STATUS_KEY):
         simple = 1 << 3  # BTRFS_QGROUP_STATUS_FLAG_SIMPLE_MODE
         return "simple" if struct.unpack_from("=Q", data, 16)[0] & simple else "full"
     return None
@@ -121,15 +121,15 @@ def set_limit(path: Path, group: int, limit: int) -> None:
 
 def usage(path: Path, group: int) -> int:
     """Bytes a quota group refers to, as of the last commit (at most half a minute ago)."""
-    for _, _, data in _search(path, _QUOTA_TREE, 0, 0, _QGROUP_INFO_KEY, group):
+    for _, _, data in _search(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY, offset=group):
         return int(struct.unpack_from("=Q", data, 8)[0])
     return 0
 
 
 def drop_stale_groups(path: Path) -> None:
     """Remove the quota groups of subvolumes that are gone. New kernels do this by themselves."""
-    subvolumes = {objectid for objectid, _, _ in _search(path, _ROOT_TREE, _FIRST_OBJECT, _MAX, _ROOT_ITEM_KEY)}
-    groups = [group for _, group, _ in _search(path, _QUOTA_TREE, 0, 0, _QGROUP_INFO_KEY)]
+    subvolumes = {objectid for objectid, _, _ in _search(path, _ROOT_TREE, _FIRST_OBJECT, _MAX, kind=_ROOT_ITEM_KEY)}
+    groups = [group for _, group, _ in _search(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY)]
     with _opened(path) as fd:
         for group in groups:
             if group >= _FIRST_OBJECT and group >> 48 == 0 and group not in subvolumes:
@@ -138,7 +138,7 @@ def drop_stale_groups(path: Path) -> None:
 
 
 def _search(
-    path: Path, tree: int, first: int, last: int, kind: int, offset: int | None = None
+    path: Path, tree: int, first: int, last: int, *, kind: int, offset: int | None = None
 ) -> Iterator[tuple[int, int, bytes]]:
     """Items of one type in a metadata tree, as (objectid, offset, data). Nothing when there is no such tree."""
     start = (first, offset or 0)

@@ -13,7 +13,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.engine.drivers.namespace.store import btrfs, image as images
+from sandyard.engine.drivers.namespace.store import btrfs
+from sandyard.engine.drivers.namespace.store import image as images
 from sandyard.kit.errors import FullError
 
 _INTERVAL = 2.0

@@ -46,7 +46,7 @@ class Child:
         number = self._request["n"]
         try:
             self._prepare(attach=attach)
-        except BaseException as error:  # noqa: BLE001 (whatever it is, the engine must hear of it)
+        except BaseException as error:
             detail = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             answer = {
                 "n": number,

@@ -41,7 +41,7 @@ def main(guest_module: str, title: str) -> None:
         _forget_the_disk()
         _set_title(title)
         Zygote(control, guest).serve()
-    except BaseException:  # noqa: BLE001 (the engine is the only one who can tell anybody)
+    except BaseException:
         with contextlib.suppress(OSError):
             protocol.send(control, {"fatal": traceback.format_exc()})
         os._exit(1)
@@ -215,7 +215,7 @@ class Zygote:
             work()
         except OSError as error:
             answer |= {"error": f"{error.strerror or error}: {error.filename}", "errno": error.errno}
-        except BaseException as error:  # noqa: BLE001 (the engine must hear of it)
+        except BaseException as error:
             answer |= {"error": f"{type(error).__name__}: {error}", "errno": None}
         with contextlib.suppress(OSError):
             protocol.send(self._control, answer)
