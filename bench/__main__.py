@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bench import measures
-from bench.processes import engine, floor
+from bench.processes import engine, floor, settle
 from bench.report import Row, machine, median, percentile, table, write
 
 
@@ -54,14 +54,17 @@ def measure_engine(rounds: int, many: int, low: dict[str, float]) -> list[Row]:
     with engine() as endpoint:
         endpoint.use()
         measures.create_to_output(5)
+        settle(endpoint)
         say("create → first output")
         sequential = measures.create_to_output(rounds)
         rows.append(Row("create → first output, p50", median(sequential), "ms", low["create"], 8))
         rows.append(Row("create → first output, p99", percentile(sequential, 0.99), "ms", low["create99"], 40))
         say("100 at once")
+        settle(endpoint)
         rows.append(
             Row("100 at once, p99", percentile(asyncio.run(measures.burst(100)), 0.99), "ms", low["burst99"], 500)
         )
+        settle(endpoint)
         sandbox = measures.Sandbox.create(timeout=600)
         say("exec, pause, resume")
         rows.append(Row("exec of true, p50", median(measures.execs(sandbox, rounds)), "ms", low["exec"], 3))
@@ -81,12 +84,19 @@ def measure_engine(rounds: int, many: int, low: dict[str, float]) -> list[Row]:
         rows.append(Row("download, 100 MB", median(down), "MB/s", low["down"], 300, more_is_better=True))
         sandbox.kill()
         say(f"{many} idle sandboxes")
+        settle(endpoint)
         seconds, private, each = measures.idle(endpoint, many)
         rows.append(Row("private memory of an idle sandbox", private, "MB", None, 4))
         rows.append(
             Row(f"{many} idle sandboxes, memory each", each, "MB", None, None, note="all of it, kernel included")
         )
         rows.append(Row(f"{many} idle sandboxes, made in", seconds, "s", None, None))
+    with engine("--pool-size", "0") as endpoint:
+        endpoint.use()
+        say("create → first output, without a pool")
+        measures.create_to_output(5)
+        bare = measures.create_to_output(rounds)
+        rows.append(Row("create → first output, no pool, p50", median(bare), "ms", low["create"], None))
     rows.append(Row("a bare spawn of echo on the host", low["spawn"], "ms", None, None))
     return rows
 

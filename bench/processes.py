@@ -110,6 +110,18 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def settle(endpoint: Endpoint, seconds: float = 60) -> None:
+    """Wait until the engine makes and removes no more processes: its pool is full, and what was killed is gone."""
+    deadline, quiet_since, before = time.monotonic() + seconds, time.monotonic(), set[int]()
+    while time.monotonic() < deadline:
+        now = descendants(endpoint.pid)
+        if now != before:
+            before, quiet_since = now, time.monotonic()
+        elif time.monotonic() - quiet_since > 1:
+            return
+        time.sleep(0.1)
+
+
 def private_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
