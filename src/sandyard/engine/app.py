@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ log = get_logger(__name__)
 KEEP_ALIVE_SECONDS = 620
 """Longer than any client keeps an idle connection (SDKs: 300 s), so that it is never the engine that closes one under
 a request."""
+SWITCH_SECONDS = 0.0005
+"""How long a thread that tidies up may keep a request waiting for the interpreter. Python's own default is ten times
+that, more than a whole create takes."""
 FAREWELL_SECONDS = 5
 """How long requests under way may still take when the engine stops."""
 
@@ -64,6 +68,7 @@ def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log:
     configure(settings.log_level, as_json=settings.log_json)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     raise_file_limit()
+    sys.setswitchinterval(SWITCH_SECONDS)
     listener = listen(settings.host, settings.port)
     data = DataDir(settings.data_dir)
     try:
