@@ -132,7 +132,7 @@ async def _opened(settings: EngineSettings, data: DataDir, port: int) -> AsyncIt
             await asyncio.to_thread(catalogue.open)
         templates = catalogue or BareTemplates()
         driver = load(settings, data.path)
-        sandboxes = Sandboxes(database, driver, templates, settings, disks=(data.path,))
+        sandboxes = Sandboxes(database, driver, templates, settings, disks=(data.path, data.store))
         await sandboxes.open()
         stack.push_async_callback(sandboxes.close)
         if catalogue is not None:

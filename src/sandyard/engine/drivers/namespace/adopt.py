@@ -56,7 +56,10 @@ def _adopt(host: Host, lives: Lives, record: Record, life: Life) -> None:
         os.close(pidfd)
         return
     host.slots.claim(life.slot)
-    lives.begin(record, life, pidfd, ours=False)
+    words = -1
+    with contextlib.suppress(OSError):  # without root its agent's descriptors are out of reach
+        words = os.open(f"/proc/{life.pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
+    lives.begin(record, life, pidfd, words, ours=False)
 
 
 def _sweep_run(run: Path, alive: Mapping[str, Record]) -> None:

@@ -25,11 +25,10 @@ from sandyard.engine.contract import (
     Stats,
 )
 from sandyard.engine.drivers.namespace import adopt, dial, pause, policies, processes
-from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
 from sandyard.engine.drivers.namespace.host import Host, Options
-from sandyard.engine.drivers.namespace.launch import Plan
 from sandyard.engine.drivers.namespace.lives import Lives, remove_run
 from sandyard.engine.drivers.namespace.record import DRIVER, Record, parse
+from sandyard.engine.drivers.namespace.starting import Starter
 from sandyard.kit.errors import (
     ConflictError,
     InvalidInputError,
@@ -41,10 +40,10 @@ from sandyard.kit.errors import (
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _KILL_PATIENCE = 15.0
-_AHEAD = 128  # user namespaces kept ready, some 2 kB of kernel memory each
-T = TypeVar("T")
-
 _NO_SUSPEND = "memory can't go to disk yet: it needs CRIU 4.1 or newer"
+
+
+T = TypeVar("T")
 
 
 class NamespaceDriver:
@@ -55,8 +54,8 @@ class NamespaceDriver:
         self._options = options
         self._host: Host | None = None
         self._lives: Lives
+        self._starter: Starter
         self._records: dict[str, Record] = {}
-        self._preparing: asyncio.Task[None] | None = None
 
     # The host ---------------------------------------------------------------------------------------------------------------
 
@@ -64,19 +63,12 @@ class NamespaceDriver:
         if self._host is None:
             host = Host(self._options, self._on_exit)
             self._lives = Lives(host)
+            self._starter = Starter(host, self._lives)
             await host.open()
             self._host = host
         found = await adopt.take_over(self._host, self._lives, self._records, keep, snapshots)
-        missing = self._host.capabilities()
-        self.capabilities = Capabilities(
-            missing.freeze,
-            False,
-            missing.live_copy,
-            missing.limits,
-            missing.egress,
-            {**missing.missing, "suspend": _NO_SUSPEND},
-        )
-        self._prepare_slots()
+        self.capabilities = self._host.capabilities(suspend=_NO_SUSPEND)
+        self._starter.prepare()
         return found
 
     def _on_exit(self, pid: int, code: int) -> None:
@@ -86,8 +78,7 @@ class NamespaceDriver:
         if self._host is None:
             return
         host, self._host = self._host, None
-        if self._preparing is not None:
-            self._preparing.cancel()
+        self._starter.close()
         await self._lives.settle()
         running = any(record.alive for record in self._records.values())
         self._lives.abandon()
@@ -99,15 +90,6 @@ class NamespaceDriver:
         if self._host is None:
             raise SandyardError("The driver is not open.")
         return self._host
-
-    def _prepare_slots(self) -> None:
-        """Have user namespaces ready for the next sandboxes; never in the way of one that is being made."""
-        if self._preparing is None or self._preparing.done():
-            self._preparing = asyncio.get_running_loop().create_task(self._prepare())
-
-    async def _prepare(self) -> None:
-        with contextlib.suppress(SandyardError):
-            await self._here.launcher.prepare(self._here.slots.upcoming(_AHEAD))
 
     # Beginning ----------------------------------------------------------------------------------------------------------------
 
@@ -135,7 +117,7 @@ class NamespaceDriver:
 
         async def work() -> Handle:
             new = Record(record.id, record.layers, spec.limits)
-            await self._start(new, spec.network, fill)
+            await self._starter.start(new, spec.network, fill)
             self._records[record.id] = new
             return new.handle()
 
@@ -180,40 +162,12 @@ class NamespaceDriver:
         """The record exists while it is being made, so that nobody takes the id; when that fails, nothing is left."""
         self._records[record.id] = record
         try:
-            await self._start(record, policy, fill)
+            await self._starter.start(record, policy, fill)
         except BaseException:
-            del self._records[record.id]
+            self._records.pop(record.id, None)
             await self._remove(record.id)
             raise
         return record.handle()
-
-    async def _start(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> None:
-        """Network and storage, then the first process. A failure leaves neither slot nor process; storage is the caller's."""
-        host = self._here
-        slot = host.slots.take()
-        try:
-            net = None
-            if host.network is None:
-                await fill()
-            else:
-                net = await _both(host.network.acquire(slot), fill())
-                await host.network.set_policy(slot, policy)
-            (host.run / record.id).mkdir(mode=0o700, exist_ok=True)
-            policies.save(host.run / record.id, policy)
-            plan = Plan(record.id, slot, record.layers, record.limits, net)
-            try:
-                life, pidfd = await host.launcher.start(plan, host.store)
-            except ZygoteDiedError:
-                await host.cgroups.clear(record.id)
-                (host.run / record.id / "agent.sock").unlink(missing_ok=True)
-                life, pidfd = await host.launcher.start(plan, host.store)
-        except BaseException:
-            await host.cgroups.clear(record.id)
-            remove_run(host.run / record.id)
-            await self._lives.free(slot)
-            raise
-        self._lives.begin(record, life, pidfd, ours=True)
-        self._prepare_slots()
 
     async def _remove(self, sandbox: str) -> None:
         host = self._here
@@ -361,12 +315,3 @@ class NamespaceDriver:
         if host.network is not None and record.life is not None:
             await host.network.set_policy(record.life.slot, policy)
         policies.save(host.run / record.id, policy)
-
-
-async def _both(first: Awaitable[T], second: Awaitable[None]) -> T:
-    """At the same time, and both to their end whatever becomes of the other."""
-    results = await asyncio.gather(first, second, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results[0]  # type: ignore[return-value]

@@ -100,7 +100,7 @@ class Host:
             raise SandyardError("The zygote of an earlier engine does not end.")
         self.store = await self._open_store(data_dir / "store")
         self.launcher = Launcher(
-            run=self.run,
+            run_fd=self._run_fd,
             store=self.store.path,
             roots=self.options.layer_roots,
             cgroups=self.cgroups,
@@ -111,7 +111,11 @@ class Host:
             on_exit=self._on_exit,
         )
         self._kill_titled(keep=None)
-        await self.launcher.forker.ensure()
+        try:
+            await self.launcher.forker.ensure()
+        except BaseException:
+            await self.store.close(unmount=False)
+            raise
         if self.options.network is not None and not self.rootless:
             self.network = self.options.network(known.name, data_dir / "net")
 
@@ -194,11 +198,12 @@ class Host:
     async def _ask(self, op: str, fields: dict[str, Any]) -> Any:
         return await self.launcher.forker.request(op, fields, timeout=None)
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, *, suspend: str) -> Capabilities:
+        """`suspend`: why memory can't go to disk."""
         limits = (
             self.cgroups.limits | self.store.limits | {"pids"}
         )  # without the cgroup, the kernel counts them per user
-        missing = {**self._missing, **self.store.missing}
+        missing = {**self._missing, **self.store.missing, "suspend": suspend}
         missing.pop("pids", None)
         if self.launcher.ids.missing:
             missing["users"] = self.launcher.ids.missing

@@ -3,15 +3,11 @@
 Standard library only: the zygote loads this, and whatever the zygote loads is memory of every sandbox.
 """
 
-# ruff: noqa: PTH (plain os calls: this runs in every create)
-
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import struct
-from collections.abc import Iterable, Iterator
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWCGROUP = 0x0200_0000
@@ -32,23 +28,23 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2
 MOUNT_ATTR_IDMAP = 0x0010_0000
 
 # Younger than the unified table, so the same number on every architecture.
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_FSCONFIG, _SYS_FSPICK = 428, 429, 431, 433
-_SYS_CLONE3, _SYS_CLOSE_RANGE, _SYS_MOUNT_SETATTR = 435, 436, 442
-_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, _SYS_FSCONFIG, _SYS_FSPICK = 428, 429, 431, 433
+_SYS_CLONE3, SYS_CLOSE_RANGE, SYS_MOUNT_SETATTR = 435, 436, 442
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
 
-_AT_FDCWD = -100
-_AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
-_OPEN_TREE_CLONE = 1
-_MOVE_MOUNT_F_EMPTY_PATH = 4
+AT_FDCWD = -100
+AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
+OPEN_TREE_CLONE = 1
+MOVE_MOUNT_F_EMPTY_PATH = 4
 _FSCONFIG_SET_FLAG, _FSCONFIG_CMD_RECONFIGURE, _FSPICK_CLOEXEC = 0, 7, 1
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 15, 23, 24
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 22, 38, 41
-_SECCOMP_MODE_FILTER = 2
+SECCOMP_MODE_FILTER = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_held = ctypes.PyDLL(None, use_errno=True)  # calls without letting go of the interpreter lock: a clone must not
-_libc.syscall.restype = _held.syscall.restype = ctypes.c_long
+libc = ctypes.PyDLL(None, use_errno=True)  # calls without letting go of the interpreter lock: a clone must not
+_libc.syscall.restype = libc.syscall.restype = ctypes.c_long
 
 _CAPABILITY_VERSION_3 = 0x2008_0522
 
@@ -84,7 +80,7 @@ def clone(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
     full = flags | _CLONE_PIDFD | (_CLONE_INTO_CGROUP if cgroup_fd >= 0 else 0)
     # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
     args = struct.pack("11Q", full, ctypes.addressof(pidfd), 0, 0, sigchld, 0, 0, 0, 0, 0, max(cgroup_fd, 0))
-    pid = _held.syscall(_SYS_CLONE3, args, ctypes.c_size_t(len(args)))
+    pid = libc.syscall(_SYS_CLONE3, args, ctypes.c_size_t(len(args)))
     if pid == 0:
         return 0, -1
     return _check(pid, "clone"), pidfd.value
@@ -92,7 +88,7 @@ def clone(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
 
 def close_range(first: int, last: int) -> None:
     """Close every descriptor from first to last, both included."""
-    if last >= first and _libc.syscall(_SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), 0) < 0:
+    if last >= first and _libc.syscall(SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), 0) < 0:
         os.closerange(first, min(last, os.sysconf("SC_OPEN_MAX")) + 1)
 
 
@@ -109,26 +105,10 @@ def sethostname(name: str) -> None:
     _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "set the host name")
 
 
-def capset(keep: int) -> None:
-    """Permitted and effective capabilities become `keep`, inheritable ones none."""
-    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+def capset_arguments(keep: int) -> tuple[bytes, bytes]:
+    """For capset(2): permitted and effective capabilities become `keep`, inheritable ones none."""
     low, high = keep & 0xFFFF_FFFF, keep >> 32
-    _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "set the capabilities")
-
-
-@contextlib.contextmanager
-def file_owner(uid: int) -> Iterator[None]:
-    """What this process makes meanwhile belongs to that user and group. It keeps all its capabilities: the kernel takes some away with
-    another file system id, and they are taken back."""
-    keep = effective_capabilities()
-    _libc.setfsgid(ctypes.c_uint(uid))
-    _libc.setfsuid(ctypes.c_uint(uid))
-    try:
-        capset(keep)
-        yield
-    finally:
-        _libc.setfsuid(0)
-        _libc.setfsgid(0)
+    return struct.pack("Ii", _CAPABILITY_VERSION_3, 0), struct.pack("6I", low, low, 0, high, high, 0)
 
 
 def effective_capabilities() -> int:
@@ -138,19 +118,26 @@ def effective_capabilities() -> int:
     return int(low | high << 32)
 
 
+class SeccompProgram:
+    """A filter of `sock_filter` records, ready to be loaded as often as wanted."""
+
+    def __init__(self, program: bytes) -> None:
+        self._code = ctypes.create_string_buffer(program, len(program))
+        fprog = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(self._code))
+        self.arguments = (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, fprog, 0, 0)  # for prctl(2)
+
+
 def load_seccomp(program: bytes) -> None:
-    """Install a filter of `sock_filter` records, for this thread and all that come of it, for ever."""
-    code = ctypes.create_string_buffer(program, len(program))
-    fprog = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
-    result = _libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), fprog, 0, 0)
-    _check(result, "load the seccomp filter")
+    """Install a filter for this thread and all that come of it, for ever."""
+    _check(_libc.prctl(*SeccompProgram(program).arguments), "load the seccomp filter")
 
 
 # Mounts ------------------------------------------------------------------------------------------------------------------
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str = "") -> None:
-    _check(_libc.mount(*mount_call(source, target, kind, flags, data)), f"mount {kind or source} on {target}")
+    raw = (os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, ctypes.c_ulong(flags))
+    _check(_libc.mount(*raw, os.fsencode(data) if data else None), f"mount {kind or source} on {target}")
 
 
 def bind(source: str, target: str, *, recursive: bool = False) -> None:
@@ -161,51 +148,34 @@ def unmount(target: str, flags: int = 0) -> None:
     _check(_libc.umount2(os.fsencode(target), flags), f"unmount {target}")
 
 
-MountCall = tuple[bytes, bytes, bytes | None, ctypes.c_ulong, bytes | None]
-
-
-def mount_call(source: str, target: str, kind: str | None = None, flags: int = 0, data: str = "") -> MountCall:
-    """The arguments of a `mount` that will be made again and again, converted once."""
-    return (
-        os.fsencode(source),
-        os.fsencode(target),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        data.encode() or None,
-    )
-
-
-def mount_all(calls: Iterable[MountCall]) -> None:
-    for call in calls:
-        if _libc.mount(*call) < 0:
-            _check(-1, f"mount on {os.fsdecode(call[1])}")
-
-
 def clone_mount(path: str, *, recursive: bool = False) -> int:
     """A descriptor of a detached copy of the mount that `path` is on, with `path` as its root."""
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
-    return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags), f"copy the mount of {path}")
+    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    return _check(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags), f"copy the mount of {path}")
 
 
 def attach_mount(fd: int, target: str) -> None:
-    args = (fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
-    _check(_libc.syscall(_SYS_MOVE_MOUNT, *args), f"attach a mount on {target}")
+    args = (fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+    _check(_libc.syscall(SYS_MOVE_MOUNT, *args), f"attach a mount on {target}")
 
 
-def set_mount(fd: int, attributes: int, *, userns_fd: int = -1, recursive: bool = False) -> None:
-    """Set attributes on a mount; with `userns_fd`, ids on it are mapped through that user namespace."""
+def set_mount(fd: int, attributes: int, *, recursive: bool = False) -> None:
+    attr = mount_attributes(attributes)
+    flags = AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
+    _check(_libc.syscall(SYS_MOUNT_SETATTR, fd, b"", flags, attr, ctypes.c_size_t(len(attr))), "change a mount")
+
+
+def mount_attributes(attributes: int, userns_fd: int = -1) -> bytes:
+    """For mount_setattr(2); with `userns_fd`, ids on the mount are mapped through that user namespace."""
     if userns_fd >= 0:
         attributes |= MOUNT_ATTR_IDMAP
-    attr = struct.pack("4Q", attributes, 0, 0, max(userns_fd, 0))
-    flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
-    result = _libc.syscall(_SYS_MOUNT_SETATTR, fd, b"", flags, attr, ctypes.c_size_t(len(attr)))
-    _check(result, "map ids on a mount" if userns_fd >= 0 else "change a mount")
+    return struct.pack("4Q", attributes, 0, 0, max(userns_fd, 0))
 
 
 def reconfigure(path: str, flags: list[str]) -> None:
     """Set options of the file system that is mounted at `path`; those of the mount stay."""
     context = _check(
-        _libc.syscall(_SYS_FSPICK, _AT_FDCWD, os.fsencode(path), _FSPICK_CLOEXEC), f"open the options of {path}"
+        _libc.syscall(_SYS_FSPICK, AT_FDCWD, os.fsencode(path), _FSPICK_CLOEXEC), f"open the options of {path}"
     )
     try:
         for flag in flags:
@@ -228,6 +198,6 @@ def filesystem_type(path: str) -> int:
 def pivot_into(root: str) -> None:
     """Make `root`, a mount point, the root of this mount namespace, and let go of all that was there before."""
     os.chdir(root)
-    _check(_libc.syscall(_SYS_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    _check(_libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
     unmount(".", MNT_DETACH)
     os.chdir("/")

@@ -5,20 +5,27 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandyard.engine.contract import Layers, Limits, NetworkPolicy
+from sandyard.engine.contract import Layers, Limits
 from sandyard.engine.drivers.namespace import base_layer, processes
 from sandyard.engine.drivers.namespace.cgroups import Cgroups
 from sandyard.engine.drivers.namespace.forker import Ask, Forker, Started, ZygoteDiedError
 from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT, Instance
 from sandyard.engine.drivers.namespace.record import Life
 from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
-from sandyard.engine.drivers.namespace.store.base import Store
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, Store
 from sandyard.kit.errors import NotFoundError, UnsupportedError
+
+_BACKLOG = 1024
+
+Seats = list[
+    tuple[str, int]
+]  # descriptors for a first process, by what they are for: where it is born, it sees no paths
 
 
 class NetSlot(Protocol):
@@ -39,7 +46,6 @@ class Plan:
     layers: Layers
     limits: Limits
     net: NetSlot | None
-    policy: NetworkPolicy = field(default_factory=NetworkPolicy)
 
 
 class Launcher:
@@ -48,7 +54,7 @@ class Launcher:
     def __init__(
         self,
         *,
-        run: Path,
+        run_fd: int,
         store: Path,
         roots: Sequence[Path],
         cgroups: Cgroups,
@@ -58,8 +64,10 @@ class Launcher:
         rootless: bool,
         on_exit: Any,
     ) -> None:
-        self._run = run
+        self._run_fd = run_fd
         self._store = store
+        self._inside = f"{store}/"
+        self._base_layers: dict[str | None, str] = {}
         self._wanted_roots = [os.path.realpath(root) for root in roots]
         self._roots: list[str] = []  # those of the zygote that runs
         self._places: dict[str, str] = {}
@@ -80,16 +88,9 @@ class Launcher:
         self._places.clear()
         self._ready_slots.clear()
         (self._store / base_layer.FOLDER).mkdir(exist_ok=True)
-        home = {
-            "run": str(self._run),
-            "store": str(self._store),
-            "roots": self._roots,
-            "cgroups": self._cgroups.folders,
-            "clone_into": self._cgroups.clone_into,
-            "rootless": self._rootless,
-        }
+        home = {"store": str(self._store), "roots": self._roots, "rootless": self._rootless}
         answer = await ask("home", home)
-        if answer["overlay"] is None:
+        if answer["problem"]:
             release = os.uname().release
             need = (
                 "an overlay in a user namespace, Linux 5.11"
@@ -101,30 +102,40 @@ class Launcher:
     def _uid(self, slot: int) -> int:
         return 0 if self._rootless else self._instance.uid(slot)
 
-    async def prepare(self, slots: Sequence[int]) -> None:
-        """Make user namespaces ahead, so that a start finds them."""
-        for slot in slots:
-            if slot not in self._ready_slots:
-                await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
-                self._ready_slots.add(slot)
+    async def prepare(self, slot: int) -> None:
+        """Make a slot's user namespace ahead, so that a start finds it."""
+        if slot not in self._ready_slots:
+            await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
+            self._ready_slots.add(slot)
 
-    async def start(self, plan: Plan, store: Store) -> tuple[Life, int]:
-        """The life of a new first process, whose agent accepts connections, and a pidfd of it. When it fails, cgroups and directories
-        are left for the caller to remove, but no process."""
+    def reserve(self, sandbox: str, limits: Limits, seats: Seats) -> None:
+        """Cgroups and the agent's socket, in a few hundred microseconds. The run directory must exist."""
+        seats += self._cgroups.make(sandbox, limits)
+        path = f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as listener:
+            listener.bind(path)
+            listener.listen(_BACKLOG)
+            seats.append(("listen", listener.detach()))
+        # What the agent says when it crashes: memory of the sandbox, and gone with both of us.
+        seats.append(("stderr", os.memfd_create("agent-stderr")))
+
+    async def start(self, plan: Plan, seats: Seats, store: Store) -> tuple[Life, int]:
+        """The life of a new first process, whose agent accepts connections, and a pidfd of it. `seats`, of `reserve`, stay
+        the caller's to close. When it fails, cgroups and directories are left for the caller to remove, but no process."""
         await self.forker.ensure()
         layers = [*store.below(plan.id), *plan.layers]
-        position = next(
-            (n for n, layer in enumerate(layers) if not Path(layer).is_relative_to(store.path)), len(layers)
-        )
-        layers.insert(position, base_layer.ensure(store.path, plan.net.dns if plan.net else None))
+        outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._inside))
+        dns = plan.net.dns if plan.net else None
+        if dns not in self._base_layers:
+            self._base_layers[dns] = base_layer.ensure(store.path, dns)
+        layers.insert(next(outside, len(layers)), self._base_layers[dns])
         request = {
-            "id": plan.id,
             "slot": plan.slot,
             "uid": self._uid(plan.slot),
             "ids": self.ids.count,
             "hostname": base_layer.HOSTNAME,
             "layers": [await self._place(layer) for layer in layers],
-            "cgroups": self._cgroups.places(plan.limits),
+            "writable": f"/store/{SANDBOXES}/{plan.id}",
             "show_cgroup": self._cgroups.shows_limits,
             "processes": None if "pids" in self._cgroups.limits else plan.limits.pids,
             "shm": plan.limits.memory_mb << 19,  # half
@@ -132,9 +143,10 @@ class Launcher:
                 "memory_bytes": plan.limits.memory_mb << 20,
                 "cpu_count": plan.limits.cpu_count,
                 "disk_bytes": plan.limits.disk_mb << 20 if store.limits else None,
+                "switch_user": self.ids.count > 1,
             },
         }
-        started = await self._fork(request, plan.net)
+        started = await self._fork(request, seats, plan.net)
         start = processes.start_time(started.pid)
         if start is None:  # it was ready and is gone already
             os.close(started.pidfd)
@@ -142,14 +154,15 @@ class Launcher:
         self._ready_slots.add(plan.slot)
         return Life(started.pid, start, plan.slot), started.pidfd
 
-    async def _fork(self, request: dict[str, Any], net: NetSlot | None) -> Started:
-        if net is None:
-            return await self.forker.start(request)
-        netns = os.open(net.netns_path, os.O_RDONLY | os.O_CLOEXEC)
+    async def _fork(self, request: dict[str, Any], seats: Seats, net: NetSlot | None) -> Started:
+        netns = os.open(net.netns_path, os.O_RDONLY | os.O_CLOEXEC) if net is not None else -1
         try:
-            return await self.forker.start(request, [netns])
+            given = [*seats, ("netns", netns)] if net is not None else seats
+            fields = {**request, "fds": [name for name, _ in given]}
+            return await self.forker.start(fields, [fd for _, fd in given])
         finally:
-            os.close(netns)
+            if netns >= 0:
+                os.close(netns)
 
     async def _place(self, layer: str) -> str:
         """Where the zygote finds a layer."""

@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.record import Life, Record
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES
 
 T = TypeVar("T")
 
 _STATUS_PATIENCE = 0.2
-_LAST_WORDS = 4096
+_TAIL = 4096
 
 
 class Lives:
@@ -29,9 +28,10 @@ class Lives:
         self._statuses: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def begin(self, record: Record, life: Life, pidfd: int, *, ours: bool) -> None:
-        """From now on the end of this process is the end of the sandbox. `ours`: the zygote that made it runs, and will say how it ended."""
-        record.life, record.pidfd = life, pidfd
+    def begin(self, record: Record, life: Life, pidfd: int, words: int, *, ours: bool) -> None:
+        """From now on the end of this process is the end of the sandbox. `ours`: the zygote that made it runs, and will say
+        how it ended. Takes both descriptors."""
+        record.life, record.pidfd, record.words = life, pidfd, words
         record.ending = record.exit_code = None
         record.frozen = False
         record.ended = asyncio.get_running_loop().create_future()
@@ -64,6 +64,7 @@ class Lives:
         for record in self._by_pid.values():
             loop.remove_reader(record.pidfd)
             os.close(record.pidfd)
+            _close(record)
         self._by_pid.clear()
 
     def _on_end(self, record: Record) -> None:
@@ -80,6 +81,7 @@ class Lives:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), _STATUS_PATIENCE)
         reason = record.ending or self._reason(record)
+        _close(record)
         self._by_pid.pop(life.pid, None)
         try:
             await self._host.cgroups.clear(record.id)
@@ -112,21 +114,22 @@ class Lives:
             return f"its agent was ended by {signal.Signals(-code).name}"
         if code == 0:
             return "it was shut down from inside"
-        words = self._last_words(record.id)
+        words = _last_words(record.words)
         return f"its agent failed with {code}" + (f": {words}" if words else "")
 
-    def _last_words(self, sandbox: str) -> str:
-        path = Path(self._host.store.path, SANDBOXES, sandbox, "stderr")
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                size = os.fstat(fd).st_size
-                text = os.pread(fd, _LAST_WORDS, max(size - _LAST_WORDS, 0)).decode(errors="replace")
-            finally:
-                os.close(fd)
-            lines = text.strip().splitlines()
-            return lines[-1] if lines else ""
-        return ""
+
+def _close(record: Record) -> None:
+    if record.words >= 0:
+        os.close(record.words)
+        record.words = -1
+
+
+def _last_words(fd: int) -> str:
+    with contextlib.suppress(OSError):
+        size = os.fstat(fd).st_size
+        lines = os.pread(fd, _TAIL, max(size - _TAIL, 0)).decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""
 
 
 def remove_run(folder: Path) -> None:

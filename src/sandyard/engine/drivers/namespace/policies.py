@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,22 @@ from sandyard.engine.contract import NetworkPolicy
 _FILE = "network.json"
 
 
+def begin(folder: Path, policy: NetworkPolicy) -> None:
+    """Make a sandbox's directory, with the policy it starts with."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:  # of a life before
+        save(folder, policy)
+    else:
+        if policy != NetworkPolicy():
+            save(folder, policy)
+
+
 def save(folder: Path, policy: NetworkPolicy) -> None:
+    """Before it is in force. The default one needs no file."""
+    if policy == NetworkPolicy():
+        (folder / _FILE).unlink(missing_ok=True)
+        return
     partial = folder / f".{_FILE}"
     partial.write_text(json.dumps(asdict(policy)))
     partial.rename(folder / _FILE)
@@ -20,7 +34,10 @@ def save(folder: Path, policy: NetworkPolicy) -> None:
 
 def load(folder: Path) -> NetworkPolicy:
     """What cannot be read allows nothing."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    try:
         raw = json.loads((folder / _FILE).read_text())
         return NetworkPolicy(bool(raw["allow_internet"]), tuple(raw["allow_out"]), tuple(raw["deny_out"]))
-    return NetworkPolicy(allow_internet=False)
+    except FileNotFoundError:
+        return NetworkPolicy()
+    except (OSError, ValueError, TypeError, KeyError):
+        return NetworkPolicy(allow_internet=False)

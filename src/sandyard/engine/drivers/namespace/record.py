@@ -34,6 +34,7 @@ class Record:
     limits: Limits
     life: Life | None = None
     pidfd: int = -1
+    words: int = -1  # a descriptor of what its agent said when it crashed
     frozen: bool = False  # what this driver last did or found; cgroups are asked where it matters
     ending: str | None = None  # why it is being ended by this driver
     exit_code: int | None = None  # of its first process, where the zygote saw it

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sandyard.engine.contract import Limits
 from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarchy
@@ -20,7 +19,8 @@ ZYGOTE = "_zygote"
 _PERIOD_US = 100_000
 _FREEZE_TIMEOUT = 20.0
 
-File = tuple[str, str, bool]  # name, content, whether a kernel without it is fine
+_SWAP_TOO = "memory.memsw.limit_in_bytes"
+_OPTIONAL = frozenset({"memory.swap.max", _SWAP_TOO})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Cgroups:
         self._unified = self._named(UNIFIED)
         self._freezer = self._serving("freezer")
         self.limits = frozenset({"memory", "cpu", "pids"} & {c for h in hierarchies for c in h.controllers})
+        self._known: dict[tuple[str, str], bool] = {}
         self.can_freeze = self._unified is not None or self._freezer is not None
 
     def _named(self, name: str) -> Hierarchy | None:
@@ -53,21 +54,55 @@ class Cgroups:
         return {h.name: str(h.root) for h in self.hierarchies}
 
     @property
-    def clone_into(self) -> str | None:
-        """The hierarchy in which a new process can be born in its group."""
-        return self._unified.name if self._unified else None
-
-    @property
     def shows_limits(self) -> bool:
         """Whether a sandbox that sees its own group in cgroup2 sees its limits there."""
         return self._unified is not None and bool(self._unified.controllers)
 
-    def places(self, limits: Limits) -> list[dict[str, Any]]:
-        """What a sandbox's first process has to write where, as the zygote's `start` wants it."""
-        return [
-            {"hierarchy": h.name, "join": h.name != self.clone_into, "files": list(_limit_files(h, limits))}
-            for h in self.hierarchies
-        ]
+    def make(self, name: str, limits: Limits) -> list[tuple[str, int]]:
+        """Make a sandbox's groups, with its limits. Returns open descriptors, the caller's to close: "cgroup" is the cgroup2
+        directory its first process is to be born in, each "join" a file it has to write 0 to."""
+        opened: list[tuple[str, int]] = []
+        try:
+            for hierarchy in self.hierarchies:
+                group = f"{hierarchy.root}/{name}"  # no Path: this is in the way of every create
+                os.mkdir(group, 0o755)  # noqa: PTH102
+                for file, value in self._files(hierarchy, limits):
+                    _write(f"{group}/{file}", value)
+                if hierarchy is self._unified:
+                    opened.append(("cgroup", os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
+                else:
+                    opened.append(("join", os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)))
+        except BaseException:
+            for _, fd in opened:
+                os.close(fd)
+            raise
+        return opened
+
+    def _files(self, hierarchy: Hierarchy, limits: Limits) -> Iterator[tuple[str, str]]:
+        memory, quota = str(limits.memory_mb << 20), limits.cpu_count * _PERIOD_US
+        if hierarchy.version == 2:
+            files = {
+                "memory": [("memory.max", memory), ("memory.swap.max", "0")],
+                "cpu": [("cpu.max", f"{quota} {_PERIOD_US}")],
+                "pids": [("pids.max", str(limits.pids))],
+            }
+        else:
+            files = {
+                "memory": [("memory.limit_in_bytes", memory), (_SWAP_TOO, memory)],
+                "cpu": [("cpu.cfs_quota_us", str(quota))],  # the period is 100 ms if nobody says otherwise
+                "pids": [("pids.max", str(limits.pids))],
+            }
+        for controller in sorted(hierarchy.controllers):
+            for file, value in files.get(controller, ()):
+                if file not in _OPTIONAL or self._exists(hierarchy, file):
+                    yield file, value
+
+    def _exists(self, hierarchy: Hierarchy, file: str) -> bool:
+        """Swap may not be accounted for; that is so for all groups or for none."""
+        key = (hierarchy.name, file)
+        if key not in self._known:
+            self._known[key] = (hierarchy.root / file).exists()
+        return self._known[key]
 
     # What is there ----------------------------------------------------------------------------------------------------------
 
@@ -190,29 +225,6 @@ class Cgroups:
         return Usage(cpu, max(memory - cache, 0), cache, kills)
 
 
-def _limit_files(hierarchy: Hierarchy, limits: Limits) -> Iterator[File]:
-    memory = str(limits.memory_mb << 20)
-    quota = limits.cpu_count * _PERIOD_US
-    if hierarchy.version == 2:
-        files = {
-            "memory": [("memory.max", memory, False), ("memory.swap.max", "0", True)],
-            "cpu": [("cpu.max", f"{quota} {_PERIOD_US}", False)],
-            "pids": [("pids.max", str(limits.pids), False)],
-        }
-    else:
-        files = {
-            "memory": [
-                ("memory.limit_in_bytes", memory, False),
-                ("memory.memsw.limit_in_bytes", memory, True),
-                ("memory.swappiness", "0", True),
-            ],
-            "cpu": [("cpu.cfs_period_us", str(_PERIOD_US), False), ("cpu.cfs_quota_us", str(quota), False)],
-            "pids": [("pids.max", str(limits.pids), False)],
-        }
-    for controller in sorted(hierarchy.controllers):
-        yield from files.get(controller, [])
-
-
 async def _freeze_unified(group: Path) -> None:
     _write(group / "cgroup.freeze", "1")
     events = os.open(group / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
@@ -256,7 +268,7 @@ def _rmdir(group: Path) -> None:
         group.rmdir()
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path | str, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())

@@ -1,15 +1,13 @@
 """A sandbox's first process, from the clone to the moment it is the agent.
 
-It is born in new mount, pid, ipc and uts namespaces and makes the rest itself while it has the zygote's privileges. It enters its
-user namespace **last**: all others then belong to whoever the zygote is, and root in the sandbox has no power over any of them.
-Because it never execs, its memory belongs to the outer user namespace too, and nobody inside may trace it.
+It is born in new mount, pid, ipc and uts namespaces and makes the rest itself while it has the zygote's privileges. It enters
+its user namespace **last**: all others then belong to whoever the zygote is, and root in the sandbox has no power over any
+of them. Because it never execs, its memory belongs to the outer user namespace too, and nobody inside may trace it.
 """
-
-# ruff: noqa: PTH (plain os calls: this runs in every create)
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import gc
 import os
@@ -19,45 +17,94 @@ import struct
 from typing import Any, NoReturn
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.zygote import confine, protocol, rootfs
+from sandyard.engine.drivers.namespace.kernel import libc
+from sandyard.engine.drivers.namespace.zygote import confine, protocol, rootfs, script
 
-LISTEN_FD = 3  # kept free by the zygote
+LISTEN_FD, STDERR_FD = 3, 2
 FIRST_FREE_FD = 4
-STDERR_FD = 2
-_BACKLOG = 1024
-_PROTECTED = "-900"  # of -1000: when nothing else is left to kill, the agent is
+_MOST_KNOWN = 2048
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
+class Maker:
+    """Writes down what first processes do. One for all sandboxes."""
+
+    def __init__(self, root: rootfs.RootFs, program: kernel.SeccompProgram) -> None:
+        self.root = root
+        self._program = program  # its arguments point into it
+        self._entering = rootfs.enter()
+        self._confining = confine.drop_privileges(program)
+        self._known: dict[tuple[Any, ...], list[script.Step]] = {}
+
+    def child(self, request: dict[str, Any], fds: dict[str, list[int]], userns_fd: int) -> Child:
+        """`fds` are the descriptors that came with the request, by what they are for."""
+        if "netns" in fds:
+            network: script.Step = (libc.setns, (fds["netns"][0], kernel.CLONE_NEWNET), "join its network")
+        else:
+            network = (_own_network, (), "make its network")
+        rootfs.write_boot_id(request["slot"])
+        places = {LISTEN_FD: fds["listen"][0], STDERR_FD: fds["stderr"][0]}
+        steps: list[script.Step] = [
+            (libc.setsid, (), "begin a session"),
+            *((libc.write, (fd, b"0", 1), "join its cgroups") for fd in fds.get("join", ())),
+            network,
+            *((libc.dup3, (fd, place, os.O_CLOEXEC), "take its descriptors") for place, fd in places.items()),
+            *self.root.open_writable(request["writable"]),
+            *self._common(userns_fd, request),
+        ]
+        return Child(steps, request)
+
+    def _common(self, userns_fd: int, request: dict[str, Any]) -> list[script.Step]:
+        """What is the same for all sandboxes that have this user namespace one after the other, as long as they are alike."""
+        hostname, processes, shows = request["hostname"], request["processes"], request["show_cgroup"]
+        key = (
+            userns_fd,
+            request["slot"],
+            request["uid"],
+            request["ids"],
+            *request["layers"],
+            request["shm"],
+            hostname,
+            processes,
+            shows,
+        )
+        steps = self._known.get(key)
+        if steps is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            name = hostname.encode()
+            steps = self._known[key] = [
+                *self.root.steps(request["layers"], request["uid"], userns_fd, request["shm"]),
+                *rootfs.mount_boot_id(request["slot"]),
+                (libc.unshare, (kernel.CLONE_NEWCGROUP,), "hide its place in the cgroups"),
+                *([rootfs.show_cgroup()] if shows else []),
+                *self._entering,
+                (libc.sethostname, (name, len(name)), "set its host name"),
+                *([confine.limit_processes(processes)] if processes else []),
+                *confine.enter_userns(userns_fd, request["ids"]),
+                *self._confining,
+            ]
+        return steps
+
+
 class Child:
-    """One start. `run` never returns; what fails before the agent serves is told to the engine as a sentence."""
+    """One start, prepared. `run` never returns; what fails before the agent serves is told to the engine as a sentence."""
 
-    def __init__(
-        self, system: rootfs.System, request: dict[str, Any], fds: list[int], userns_fd: int, filter_program: bytes
-    ) -> None:
-        self._system = system
+    def __init__(self, steps: list[script.Step], request: dict[str, Any]) -> None:
+        self._steps = steps
         self._request = request
-        self._netns_fd = fds[0] if fds else -1
-        self._userns_fd = userns_fd
-        self._filter = filter_program
-        self._doing = "begin"
+        self._ready = protocol.encode({"n": request["n"], "ready": True})
 
-    def run(self, control: socket.socket, guest: Any, *, attach: bool) -> NoReturn:
-        number = self._request["n"]
+    def run(self, control: socket.socket, guest: Any) -> NoReturn:
         try:
-            self._prepare(attach=attach)
+            script.run(self._steps)
+            if os.statvfs("/").f_flag & os.ST_RDONLY:  # what keeps overlay from writing it does not call an error
+                raise OSError(errno.EROFS, "its root file system can't be written to")  # noqa: TRY301
+            control.send(self._ready)
         except BaseException as error:
-            detail = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            answer = {
-                "n": number,
-                "error": f"could not {self._doing}: {detail}",
-                "errno": getattr(error, "errno", None),
-            }
+            said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            answer = {"n": self._request["n"], "error": f"could not {said}", "errno": getattr(error, "errno", None)}
             protocol.send(control, answer)
-            os._exit(1)
-        try:
-            protocol.send(control, {"n": number, "ready": True})
-        except OSError:  # the engine is gone: nobody knows of this sandbox
             os._exit(1)
         control.detach()
         kernel.close_range(FIRST_FREE_FD, 0x7FFF_FFFF)
@@ -66,79 +113,15 @@ class Child:
         guest.serve(socket.socket(fileno=LISTEN_FD), guest.GuestConfig(**self._request["guest"]))
         os._exit(70)  # it never returns
 
-    def _prepare(self, *, attach: bool) -> None:
-        request = self._request
-        os.umask(0o022)
-        os.setsid()
-        self._doing = "join its cgroups"
-        self._join_cgroups()
-        self._doing = "join its network"
-        self._join_network()
-        self._doing = "listen"
-        self._listen(request["id"])
-        self._doing = "make its root file system"
-        writable = f"/store/sandboxes/{request['id']}"
-        # What the agent says when it crashes goes where the sandbox's disk limit holds.
-        self._reserve(
-            os.open(f"{writable}/stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), STDERR_FD
-        )
-        mapped = -1 if self._system.rootless else self._userns_fd
-        rootfs.mount_overlay(request["layers"], writable, request["uid"], mapped, attach=attach)
-        kernel.unshare(kernel.CLONE_NEWCGROUP)
-        self._system.mount(request["id"], request["uid"], request["shm"], cgroup2=request["show_cgroup"])
-        kernel.pivot_into(rootfs.ROOT)
-        self._doing = "give up its privileges"
-        kernel.sethostname(request["hostname"])
-        kernel.set_name("sandyard-agent")
-        confine.limit(request["processes"])
-        with contextlib.suppress(
-            OSError
-        ):  # without CAP_SYS_RESOURCE it is as likely to be killed as anybody of its size
-            _write("/proc/self/oom_score_adj", _PROTECTED)
-        confine.enter_userns(self._userns_fd)
-        confine.drop_privileges(self._filter)
 
-    def _join_cgroups(self) -> None:
-        """Each place: a directory to make, files to write in it, and whether this process has yet to move there."""
-        for place in self._request["cgroups"]:
-            folder = f"/cgroup/{place['hierarchy']}/{self._request['id']}"
-            if place["join"]:
-                os.mkdir(folder, 0o755)
-            for name, value, optional in place["files"]:
-                try:
-                    _write(f"{folder}/{name}", value)
-                except OSError:
-                    if not optional:
-                        raise
-            if place["join"]:
-                _write(f"{folder}/cgroup.procs", "0")
-
-    def _join_network(self) -> None:
-        if self._netns_fd >= 0:
-            kernel.setns(self._netns_fd, kernel.CLONE_NEWNET)
-            return
-        kernel.unshare(kernel.CLONE_NEWNET)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP | _IFF_RUNNING))
-        _write(
-            "/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"
-        )  # root in the sandbox has no power over its network
-
-    def _listen(self, sandbox: str) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        listener.bind(f"/run/{sandbox}/agent.sock")
-        listener.listen(_BACKLOG)
-        self._reserve(listener.detach(), LISTEN_FD)
-
-    @staticmethod
-    def _reserve(fd: int, place: int) -> None:
-        os.dup2(fd, place, inheritable=False)
-        os.close(fd)
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def _own_network() -> int:
+    """A network namespace with nothing but a loopback."""
+    kernel.unshare(kernel.CLONE_NEWNET)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP | _IFF_RUNNING))
+    # Root in the sandbox has no power over its network, so the privileged ports must not need any.
+    fd = os.open("/proc/sys/net/ipv4/ip_unprivileged_port_start", os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(fd, text.encode())
+        return os.write(fd, b"0")
     finally:
         os.close(fd)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from pathlib import Path
+import struct
 
 from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.kernel import libc
+from sandyard.engine.drivers.namespace.zygote.script import Step
 
-_CAPABILITIES = {
+CAPABILITIES = {
     "chown": 0,
     "dac_override": 1,
     "fowner": 3,
@@ -18,46 +20,65 @@ _CAPABILITIES = {
     "setgid": 6,
     "setuid": 7,
     "setpcap": 8,
-    # No power here, for the network namespace belongs to the host; but a program file that asks for it (ping) would not start
-    # at all if the bounding set lacked it.
+    # No power here, for the network namespace belongs to the host; but a program file that asks for it (ping) would not
+    # start at all if the bounding set lacked it.
     "net_bind_service": 10,
     "net_raw": 13,
     "sys_chroot": 18,
-    "sys_ptrace": 19,  # debuggers as root; the agent is out of reach, for its memory belongs to the host's user namespace
+    "sys_ptrace": 19,  # debuggers as root; the agent is out of reach: its memory belongs to the host's user namespace
     "mknod": 27,  # pipes and sockets of packages; device nodes stay impossible outside the host's user namespace
     "audit_write": 29,
     "setfcap": 31,
 }
-KEPT = sum(1 << number for number in _CAPABILITIES.values())
-_LAST = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
-DROPPED = tuple(number for number in range(_LAST + 1) if not KEPT >> number & 1)
+KEPT = sum(1 << number for number in CAPABILITIES.values())
 
-OPEN_FILES = (65_536, 1_048_576)  # soft: what servers need; hard: where the machine allows it
-
-
-def enter_userns(fd: int) -> None:
-    """Become root of that user namespace, and nobody anywhere else."""
-    kernel.setns(fd, kernel.CLONE_NEWUSER)
-    with contextlib.suppress(PermissionError):  # a single-id map has no groups to leave
-        os.setgroups([])
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+_OPEN_FILES = (65_536, 1_048_576)  # soft: what servers need; hard: where the machine allows it
+_PROTECTED = b"-900"  # of -1000: when nothing else is left to kill, the agent is
+_LIMIT, _IDENTITY = "limit its privileges", "become its root"
 
 
-def drop_privileges(filter_program: bytes) -> None:
-    """Capabilities outside `KEPT` go for good, then the system calls. No no_new_privs: sudo must work inside."""
-    for number in DROPPED:
-        kernel.prctl(kernel.PR_CAPBSET_DROP, number)
-    kernel.load_seccomp(filter_program)
-    kernel.capset(KEPT)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-
-
-def limit(processes: int | None) -> None:
-    """`processes`: the kernel counts them for each user in each user namespace; used where there is no pids cgroup."""
+def limit_self() -> None:
+    """What children inherit, set once in the zygote: limits, and protection from the kernel's out-of-memory killer. The
+    agent gives the programs it starts no such protection."""
+    os.umask(0o022)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = hard if hard != resource.RLIM_INFINITY else OPEN_FILES[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES[0], most), min(OPEN_FILES[1], most)))
+    most = _OPEN_FILES[1] if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_OPEN_FILES[0], most), min(_OPEN_FILES[1], most)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if processes is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+    with contextlib.suppress(
+        OSError
+    ):  # without CAP_SYS_RESOURCE they are as likely to be killed as anybody of their size
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, _PROTECTED)
+        finally:
+            os.close(fd)
+
+
+def limit_processes(most: int) -> Step:
+    """The kernel counts them for each user in each user namespace; used where there is no pids cgroup."""
+    return libc.setrlimit, (resource.RLIMIT_NPROC, struct.pack("QQ", most, most)), _LIMIT
+
+
+def enter_userns(fd: int, ids: int) -> list[Step]:
+    """Become root of that user namespace, and nobody anywhere else."""
+    return [
+        (libc.setns, (fd, kernel.CLONE_NEWUSER), _IDENTITY),
+        *([(libc.setgroups, (0, None), _IDENTITY)] if ids > 1 else []),  # a single id has no groups to leave
+        (libc.setresgid, (0, 0, 0), _IDENTITY),
+        (libc.setresuid, (0, 0, 0), _IDENTITY),
+    ]
+
+
+def drop_privileges(program: kernel.SeccompProgram) -> list[Step]:
+    """Capabilities outside `KEPT` go for good, then the system calls, then the right of others inside to look at this
+    process. No no_new_privs: sudo must work."""
+    with open("/proc/sys/kernel/cap_last_cap", "rb") as file:
+        last = int(file.read())
+    dropped = [number for number in range(last + 1) if not KEPT >> number & 1]
+    return [
+        *((libc.prctl, (kernel.PR_CAPBSET_DROP, number, 0, 0, 0), _LIMIT) for number in dropped),
+        (libc.prctl, program.arguments, "load its seccomp filter"),
+        (libc.capset, kernel.capset_arguments(KEPT), _LIMIT),
+        (libc.prctl, (kernel.PR_SET_DUMPABLE, 0, 0, 0, 0), _LIMIT),
+    ]

@@ -3,8 +3,6 @@
 Trees are hostile: nothing here follows a link or leaves the directory it was told.
 """
 
-# ruff: noqa: PTH (descriptors instead of paths: nobody can swap a directory for a link)
-
 from __future__ import annotations
 
 import contextlib

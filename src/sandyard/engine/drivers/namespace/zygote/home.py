@@ -4,17 +4,13 @@ A private copy of all of the host's mounts would pin every one of them (a disk t
 stays attached), and each sandbox would pay for copying them. Every fork starts from this instead:
 
     /proc      the host's, for /proc/self/fd and for the ids of a user namespace
-    /run       the data directory's run/: the agents' sockets
     /store     the data directory's store/: what sandboxes wrote
     /roots/N   the folders below which read-only layers lie
-    /cgroup/K  this engine's own directory in each cgroup hierarchy
     /dev, /sys what sandboxes get of the host's
     /blank     an empty file and an empty directory to lay over what they don't get
     /stack/N   where layers are attached on kernels that want that
     /root      where a sandbox's root is put together
 """
-
-# ruff: noqa: PTH (plain os calls: every import is memory of every sandbox)
 
 from __future__ import annotations
 
@@ -87,14 +83,13 @@ def enter(request: dict[str, Any]) -> Home:
     """Move into a new mount namespace with the root described above. Needs CAP_SYS_ADMIN in the current user namespace."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    places = {"run": request["run"], "store": request["store"]}
+    places = {"store": request["store"]}
     places |= {f"roots/{number}": path for number, path in enumerate(request["roots"])}
-    places |= {f"cgroup/{name}": path for name, path in request["cgroups"].items()}
     # Opened before the new root hides the old one: any of them may lie in /tmp.
     opened = {place: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for place, path in places.items()}
     kernel.mount("sandyard", "/tmp", "tmpfs", kernel.MS_NOSUID, "mode=700,size=4m")  # noqa: S108 (any directory will do)
     os.chdir("/tmp")  # noqa: S108
-    for folder in ("proc", "run", "store", "roots", "cgroup", "dev", "sys", "blank", "stack", "root"):
+    for folder in ("proc", "store", "roots", "dev", "sys", "blank", "stack", "root"):
         os.mkdir(folder, 0o755)
     _make_blank()
     for number in range(_STACK):
@@ -105,7 +100,8 @@ def enter(request: dict[str, Any]) -> Home:
         os.makedirs(place, exist_ok=True)
         kernel.bind(f"/proc/self/fd/{fd}", place, recursive=True)
         os.close(fd)
-    _bind_devices()
+    if request["rootless"]:
+        _bind_devices()
     _bind_sys()
     kernel.pivot_into(".")
     return Home(bool(request["rootless"]), tuple(_hidden()))

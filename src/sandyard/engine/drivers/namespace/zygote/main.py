@@ -3,16 +3,14 @@
 Standard input is the socket to the engine. It ends as soon as the engine's end is closed, whatever requests are still queued.
 """
 
-# ruff: noqa: PTH (plain os calls: every import is memory of every sandbox)
-
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
-import resource
 import select
 import socket
 import sys
@@ -21,9 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sandyard.engine.drivers.namespace import kernel, seccomp
-from sandyard.engine.drivers.namespace.zygote import files, home, protocol, rootfs, userns
-from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, LISTEN_FD, Child
-from sandyard.engine.drivers.namespace.zygote.probe import overlay_mode
+from sandyard.engine.drivers.namespace.zygote import confine, files, home, protocol, userns
+from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, Maker
+from sandyard.engine.drivers.namespace.zygote.probe import working_root
+from sandyard.engine.drivers.namespace.zygote.rootfs import MOST_LAYERS
 
 # OpenSSL, which asyncio and hashlib load where they find it and do without where not: megabytes that every fork would copy.
 _NOT_NEEDED = ("ssl", "_ssl", "_hashlib")
@@ -40,6 +39,7 @@ def main(guest_module: str, title: str) -> None:
         guest.prepare()
         _forget_the_disk()
         _set_title(title)
+        kernel.set_name("sandyard")
         Zygote(control, guest).serve()
     except BaseException:
         with contextlib.suppress(OSError):
@@ -49,16 +49,13 @@ def main(guest_module: str, title: str) -> None:
 
 
 def _take_stdio() -> socket.socket:
-    """The control socket off standard input, /dev/null on all three, and the descriptor that agents listen on kept free."""
+    """The control socket off standard input, /dev/null on all three, and the descriptors that children use kept free."""
+    control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD + MOST_LAYERS)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    if null != LISTEN_FD:
-        os.dup2(null, LISTEN_FD, inheritable=False)
-        os.close(null)
-    control = socket.socket(fileno=os.dup(0))
-    for fd in (0, 1, 2):
-        os.dup2(LISTEN_FD, fd)
-    assert control.fileno() >= FIRST_FREE_FD
-    return control
+    for fd in range(FIRST_FREE_FD + MOST_LAYERS):
+        if fd != null:
+            os.dup2(null, fd, inheritable=fd < 3)
+    return socket.socket(fileno=control)
 
 
 def _forget_the_disk() -> None:
@@ -89,11 +86,8 @@ class Zygote:
     def __init__(self, control: socket.socket, guest: Any) -> None:
         self._control = control
         self._guest = guest
-        self._system: rootfs.System | None = None
-        self._filter = seccomp.program()
+        self._maker: Maker | None = None
         self._userns: dict[int, int] = {}  # slot → descriptor
-        self._cgroup2: str | None = None  # the hierarchy a child is cloned into
-        self._attach = False
         self._children: dict[int, int] = {}  # pidfd → pid
         self._helpers: dict[int, int] = {}  # pid → number of the request it is to answer
         self._epoll = select.epoll()
@@ -105,8 +99,6 @@ class Zygote:
             "copy": self._copy,
             "remove": self._remove,
         }
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     def serve(self) -> None:
         self._epoll.register(self._control.fileno(), select.EPOLLIN | select.EPOLLHUP)
@@ -156,11 +148,11 @@ class Zygote:
         if request["rootless"]:
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-        self._system = rootfs.System(home.enter(request))
-        self._cgroup2 = request["clone_into"]
-        mode, problem = overlay_mode(rootless=self._system.rootless)
-        self._attach = mode == "attached"
-        return {"overlay": mode, "problem": problem}
+        confine.limit_self()
+        root, problem = working_root(home.enter(request))
+        if root is not None:
+            self._maker = Maker(root, kernel.SeccompProgram(seccomp.program()))
+        return {"problem": problem}
 
     def _make_userns(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
         """For a slot, ahead of its use. Idempotent."""
@@ -174,22 +166,14 @@ class Zygote:
         return self._userns[slot]
 
     def _start(self, request: protocol.Message, fds: list[int]) -> None:
-        assert self._system is not None
-        userns_fd = self._userns_of(request)
-        cgroup_fd = -1
-        if self._cgroup2 is not None:
-            folder = f"/cgroup/{self._cgroup2}/{request['id']}"
-            os.mkdir(folder, 0o755)
-            cgroup_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            pid, pidfd = kernel.clone(_NAMESPACES, cgroup_fd)
-            if pid == 0:
-                Child(self._system, request, fds, userns_fd, self._filter).run(
-                    self._control, self._guest, attach=self._attach
-                )
-        finally:
-            if cgroup_fd >= 0:
-                os.close(cgroup_fd)
+        assert self._maker is not None
+        named: dict[str, list[int]] = {}
+        for name, fd in zip(request["fds"], fds, strict=True):
+            named.setdefault(name, []).append(fd)
+        child = self._maker.child(request, named, self._userns_of(request))
+        pid, pidfd = kernel.clone(_NAMESPACES, *named.get("cgroup", ()))
+        if pid == 0:
+            child.run(self._control, self._guest)
         self._watch(pid, pidfd)
         protocol.send(self._control, {"n": request["n"], "pid": pid}, [pidfd])
 

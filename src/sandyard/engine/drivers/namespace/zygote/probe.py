@@ -1,26 +1,30 @@
 """How this kernel takes a sandbox's layers, found out by mounting some."""
 
-# ruff: noqa: PTH (plain os calls: every import is memory of every sandbox)
-
 from __future__ import annotations
 
 import os
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.zygote import files, rootfs, userns
+from sandyard.engine.drivers.namespace.zygote import files, script, userns
+from sandyard.engine.drivers.namespace.zygote.home import Home
+from sandyard.engine.drivers.namespace.zygote.rootfs import ROOT, RootFs
 
 _PLACE = "/store/probe"
 _ANY_UID = 0x7000_0000
 
 
-def overlay_mode(*, rootless: bool) -> tuple[str | None, str | None]:
-    """("detached", None), ("attached", None), or (None, why not). Mounts in a namespace of its own; leaves nothing."""
+def working_root(home: Home) -> tuple[RootFs | None, str | None]:
+    """A maker of roots that was seen to work here, or why there is none. Mounts in a namespace of its own, and leaves
+    nothing."""
     problem = None
-    for mode in ("detached", "attached"):
+    uid, ids = (0, 1) if home.rootless else (_ANY_UID, 65_536)
+    userns_fd = userns.make(uid, ids)
+    for attach in (False, True):
+        root = RootFs(home, attach=attach)
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        pid, pidfd = kernel.clone(kernel.CLONE_NEWNS)
+        pid, pidfd = kernel.clone(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
         if pid == 0:
-            os.write(writer, (_try(attach=mode == "attached", rootless=rootless) or "").encode()[:500])
+            os.write(writer, (_try(root, uid, userns_fd) or "").encode()[:500])
             os._exit(0)
         os.close(writer)
         os.waitpid(pid, 0)
@@ -28,18 +32,21 @@ def overlay_mode(*, rootless: bool) -> tuple[str | None, str | None]:
         problem = os.read(reader, 600).decode(errors="replace")
         os.close(reader)
         if not problem:
-            return mode, None
+            os.close(userns_fd)
+            return root, None
+    os.close(userns_fd)
     return None, problem
 
 
-def _try(*, attach: bool, rootless: bool) -> str | None:
+def _try(root: RootFs, uid: int, userns_fd: int) -> str | None:
     try:
         files.remove_tree(_PLACE)
-        for name in ("lower", "upper", "work"):
+        for name in ("lower/proc", "lower/sys", "lower/dev", "upper", "work"):
             os.makedirs(f"{_PLACE}/{name}")
-        userns_fd = -1 if rootless else userns.make(_ANY_UID, 1)
-        rootfs.mount_overlay([f"{_PLACE}/lower"], _PLACE, _ANY_UID, userns_fd, attach=attach)
-        kernel.unmount(rootfs.ROOT)
+        script.run([*root.open_writable(_PLACE), *root.steps([f"{_PLACE}/lower"], uid, userns_fd, 1 << 20)])
+        if os.statvfs(ROOT).f_flag & os.ST_RDONLY:
+            return "overlay can't write to its upper directory"
+        kernel.unmount(os.fsdecode(ROOT), kernel.MNT_DETACH)
     except OSError as error:
         return error.strerror or str(error)
     finally:

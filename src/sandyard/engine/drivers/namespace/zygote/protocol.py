@@ -18,7 +18,7 @@ from typing import Any
 Message = dict[str, Any]
 
 MAX_PACKET = 1 << 17
-MAX_FDS = 8
+MAX_FDS = 16
 _INT = array.array("i").itemsize
 
 

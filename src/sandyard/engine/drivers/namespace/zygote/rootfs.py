@@ -1,11 +1,9 @@
-"""A sandbox's root file system, mounted by its first process in its own mount namespace while that still has all privileges.
+"""A sandbox's root file system, mounted by its first process in its own mount namespace while that has all privileges.
 
-Layers and the writable directory keep plain ids (0 to 65535) on the disk. Each is shown to the overlay through an idmapped mount
-that turns them into the sandbox's own range, so that any sandbox can stand on any layer. Without root there is no such mapping,
-and none is needed: all sandboxes share the ids of one user.
+Layers and the writable directory keep plain ids (0 to 65535) on the disk. Each is shown to the overlay through an idmapped
+mount that turns them into the sandbox's own range, so that any sandbox can stand on any layer. Without root there is no
+such mapping, and none is needed: all sandboxes share the ids of one user.
 """
-
-# ruff: noqa: PTH (plain os calls: this runs in every create)
 
 from __future__ import annotations
 
@@ -13,117 +11,168 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Sequence
 
 from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.kernel import libc
 from sandyard.engine.drivers.namespace.zygote.home import DEVICES, Home
+from sandyard.engine.drivers.namespace.zygote.script import Step
 
-ROOT = "/root"
+ROOT = b"/root"
+FIRST_LAYER_FD, MOST_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
 _TTY_GROUP = 5
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+_READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_CLONE = kernel.OPEN_TREE_CLONE | os.O_CLOEXEC
+_LAST_LAYER_FD = FIRST_LAYER_FD + MOST_LAYERS - 1
+_MAKE, _DEVICES, _SYSTEM = "make its root file system", "make its devices", "mount its system directories"
 
-# redirect_dir lets rename() of a directory of the image work. No metacopy, no index, no xino: layers are moved, copied and
-# stacked anew while nothing is mounted, and none of these three survives that.
+_CLOSE_LAYERS: Step = (libc.syscall, (kernel.SYS_CLOSE_RANGE, FIRST_LAYER_FD, _LAST_LAYER_FD, 0), _MAKE)
+
+# redirect_dir lets rename() of a directory of the image work. No metacopy, no index, no xino: layers are moved, copied
+# and stacked anew while nothing is mounted, and none of these three survives that.
 _OPTIONS = "redirect_dir=on,metacopy=off,index=off,xino=off"
 _OPTIONS_ROOTLESS = (
-    "userxattr,index=off,xino=off"  # redirects need trusted xattrs: rename() of an image's directory is EXDEV
+    "userxattr,index=off,xino=off"  # redirects need trusted xattrs: renaming an image's directory is EXDEV
 )
 
 
-def mount_overlay(layers: list[str], writable: str, uid: int, userns_fd: int, *, attach: bool) -> None:
-    """`writable` holds `upper` and `work`. Ids are mapped by `userns_fd`, where `uid` is root; rootless (< 0) they are not.
+class RootFs:
+    """Writes down how roots are made. One for all sandboxes: what is the same for all of them is prepared once.
+
     `attach`: this kernel accepts layers only when they are mounted somewhere in the namespace; newer ones take them
     detached, which is quicker."""
-    rootless = userns_fd < 0
-    opened = [_open_layer(path, userns_fd) for path in (*layers, writable)]
-    names = [f"/proc/self/fd/{fd}" for fd in opened]
-    if attach and not rootless:
-        for number, fd in enumerate(opened):
-            names[number] = f"/stack/{number}"
-            os.makedirs(names[number], exist_ok=True)
-            kernel.attach_mount(fd, names[number])
-    *lower, top = names
-    options = _OPTIONS_ROOTLESS if rootless else _OPTIONS
-    data = f"lowerdir={':'.join(lower)},upperdir={top}/upper,workdir={top}/work,{options}"
-    # Overlay acts on its layers as who mounted it, and the host's root does not exist on an idmapped mount.
-    with contextlib.nullcontext() if rootless else kernel.file_owner(uid):
-        kernel.mount("sandyard", ROOT, "overlay", kernel.MS_NODEV, data)
-    for fd in opened:
-        os.close(fd)
-    if os.statvfs(ROOT).f_flag & os.ST_RDONLY:  # it does not call that an error
-        raise OSError(errno.EROFS, "overlay can't write to its upper directory")
 
-
-def _open_layer(path: str, userns_fd: int) -> int:
-    if userns_fd < 0:
-        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    fd = kernel.clone_mount(path)
-    kernel.set_mount(fd, 0, userns_fd=userns_fd)
-    return fd
-
-
-class System:
-    """/proc, /dev and /sys of sandboxes. Made once by the zygote, which converts everything that is the same for all of them."""
-
-    def __init__(self, home: Home) -> None:
-        proc, dev = f"{ROOT}/proc", f"{ROOT}/dev"
-        call, bind = kernel.mount_call, kernel.MS_BIND
+    def __init__(self, home: Home, *, attach: bool) -> None:
         self.rootless = home.rootless
-        self._static = [
-            call("proc", proc, "proc", _QUIET),
-            *(call(cover, f"{proc}/{name}", None, bind) for name, cover in home.hidden),
-            call(f"{proc}/sys", f"{proc}/sys", None, bind),
-            call("none", f"{proc}/sys", None, bind | kernel.MS_REMOUNT | kernel.MS_RDONLY | _QUIET),
-            call("/sys", f"{ROOT}/sys", None, bind | kernel.MS_REC),
-        ]
-        # Its own limits, read-only: runtimes size their heaps and thread pools by them.
-        self._cgroup2 = [call("cgroup2", f"{ROOT}/sys/fs/cgroup", "cgroup2", _QUIET | kernel.MS_RDONLY)]
-        self._bound_devices = (
-            [call(f"/dev/{name}", f"{dev}/{name}", None, bind) for name in DEVICES] if home.rootless else []
-        )
-        self._nodes = [(f"{dev}/{name}", os.makedev(*numbers)) for name, numbers in DEVICES.items()]
-        links = {
-            "fd": "/proc/self/fd",
-            "stdin": "/proc/self/fd/0",
-            "stdout": "/proc/self/fd/1",
-            "stderr": "/proc/self/fd/2",
-        }
-        self._links = [(target, f"{dev}/{name}") for name, target in {**links, "ptmx": "pts/ptmx"}.items()]
+        self._attach = attach and not home.rootless
+        self._capabilities = kernel.capset_arguments(kernel.effective_capabilities())
+        self._devices = [*_devices(home)]
+        self._system = [*_system(home)]
 
-    def mount(self, name: str, uid: int, shm_bytes: int, *, cgroup2: bool) -> None:
-        """`name` is nobody else's; `uid` is where the sandbox's ids begin, as the current user namespace counts."""
-        kernel.mount_all(self._static)
-        _mount_boot_id(name)
-        if cgroup2:
-            kernel.mount_all(self._cgroup2)
-        dev, owner = f"{ROOT}/dev", f"uid={uid},gid={uid}"
-        kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID, f"mode=755,size=64k,{owner}")
-        for path, device in self._nodes:
-            if self.rootless:
-                os.mknod(path, 0o666 | stat.S_IFREG)
-            else:
-                os.mknod(path, 0o666 | stat.S_IFCHR, device)
-                os.chmod(path, 0o666)  # noqa: S103 - /dev/null and its like are for everybody
-                os.chown(path, uid, uid)
-        kernel.mount_all(self._bound_devices)
-        for target, path in self._links:
-            os.symlink(target, path)
-        os.mkdir(f"{dev}/pts", 0o755)
-        os.mkdir(f"{dev}/shm", 0o755)
+    def open_writable(self, path: str) -> list[Step]:
+        """The first steps, and the only ones that differ from sandbox to sandbox: `path` holds `upper` and `work`."""
+        return [_CLOSE_LAYERS, self._open_layer(path)]
+
+    def _open_layer(self, path: str) -> Step:
+        if self.rootless:
+            return libc.open, (os.fsencode(path), _FOLDER), _MAKE
+        return libc.syscall, (kernel.SYS_OPEN_TREE, kernel.AT_FDCWD, os.fsencode(path), _CLONE), _MAKE
+
+    def steps(self, layers: Sequence[str], uid: int, userns_fd: int, shm_bytes: int) -> list[Step]:
+        """The further ones. `uid` is the sandbox's root, as the current user namespace counts, and `userns_fd` what maps
+        ids to it."""
         tty = "" if self.rootless else f",gid={uid + _TTY_GROUP}"
-        devpts = f"newinstance,ptmxmode=0666,mode=620{tty}"
-        kernel.mount("devpts", f"{dev}/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, devpts)
-        shm = f"mode=1777,size={shm_bytes},{owner}"
-        kernel.mount("shm", f"{dev}/shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, shm)
+        pts = f"newinstance,ptmxmode=0666,mode=620{tty}".encode()
+        shm = f"mode=1777,size={shm_bytes}".encode()
+        return [
+            *self._overlay(layers, uid, userns_fd),
+            *self._devices,
+            _mount(b"devpts", b"/dev/pts", b"devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, pts),
+            _mount(b"shm", b"/dev/shm", b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, shm),
+            *([] if self.rootless else [(libc.setfsuid, (0,), _MAKE), (libc.setfsgid, (0,), _MAKE)]),
+            *self._system,
+        ]
+
+    def _overlay(self, layers: Sequence[str], uid: int, userns_fd: int) -> list[Step]:
+        if len(layers) >= MOST_LAYERS:
+            raise OSError(errno.E2BIG, f"stand on more than {MOST_LAYERS - 1} layers")
+        count = len(layers) + 1
+        steps = [self._open_layer(path) for path in layers]  # each gets the lowest free descriptor
+        names = [f"/proc/self/fd/{FIRST_LAYER_FD + number}" for number in range(count)]
+        attributes = kernel.mount_attributes(0, userns_fd)
+        for number in range(0 if self.rootless else count):
+            fd = FIRST_LAYER_FD + number
+            idmap = (kernel.SYS_MOUNT_SETATTR, fd, b"", kernel.AT_EMPTY_PATH, attributes, len(attributes))
+            steps.append((libc.syscall, idmap, f"{_MAKE} on mapped ids"))
+            if self._attach:
+                names[number] = f"/stack/{number}"
+                place = (kernel.AT_FDCWD, names[number].encode(), kernel.MOVE_MOUNT_F_EMPTY_PATH)
+                steps.append((libc.syscall, (kernel.SYS_MOVE_MOUNT, fd, b"", *place), _MAKE))
+        top, *lower = names
+        options = _OPTIONS_ROOTLESS if self.rootless else _OPTIONS
+        data = f"lowerdir={':'.join(lower)},upperdir={top}/upper,workdir={top}/work,{options}"
+        if not self.rootless:
+            # Overlay acts on its layers as who mounted it, and the host's root does not exist on an idmapped mount. With
+            # another file system id the kernel takes some capabilities away, which are taken back.
+            steps += [
+                (libc.setfsgid, (uid,), _MAKE),
+                (libc.setfsuid, (uid,), _MAKE),
+                (libc.capset, self._capabilities, _MAKE),
+            ]
+        steps.append((libc.mount, (b"sandyard", ROOT, b"overlay", kernel.MS_NODEV, data.encode()), _MAKE))
+        return [*steps, _CLOSE_LAYERS]
 
 
-def _mount_boot_id(name: str) -> None:
-    """Programs tell by its boot id whether a machine was started anew. A sandbox has its own, from start to stop.
+def _mount(source: bytes, below: bytes, kind: bytes | None, flags: int, data: bytes | None = None) -> Step:
+    return libc.mount, (source, ROOT + below, kind, flags, data), _SYSTEM
 
-    The file lies on the zygote's own tmpfs, without a name as soon as it is mounted."""
-    path = f"/boot_id.{name}"
+
+def _devices(home: Home) -> list[Step]:
+    """/dev, all of it belonging to whoever makes it."""
+    steps: list[Step] = [_mount(b"tmpfs", b"/dev", b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=64k")]
+    steps.append((libc.umask, (0,), _DEVICES))
+    for name, numbers in DEVICES.items():
+        path = ROOT + b"/dev/" + name.encode()
+        if home.rootless:
+            steps.append((libc.mknod, (path, stat.S_IFREG | 0o666, 0), _DEVICES))
+            steps.append((libc.mount, (b"/dev/" + name.encode(), path, None, kernel.MS_BIND, None), _DEVICES))
+        else:
+            steps.append((libc.mknod, (path, stat.S_IFCHR | 0o666, os.makedev(*numbers)), _DEVICES))
+    steps.append((libc.umask, (0o022,), _DEVICES))
+    links = {b"fd": b"", b"stdin": b"/0", b"stdout": b"/1", b"stderr": b"/2"}
+    for link, target in links.items():
+        steps.append((libc.symlink, (b"/proc/self/fd" + target, ROOT + b"/dev/" + link), _DEVICES))
+    steps.append((libc.symlink, (b"pts/ptmx", ROOT + b"/dev/ptmx"), _DEVICES))
+    return [*steps, *((libc.mkdir, (ROOT + folder, 0o755), _DEVICES) for folder in (b"/dev/pts", b"/dev/shm"))]
+
+
+def _system(home: Home) -> list[Step]:
+    """/proc with what must not be seen covered, and /sys."""
+    return [
+        _mount(b"proc", b"/proc", b"proc", _QUIET),
+        *(_mount(cover.encode(), b"/proc/" + name.encode(), None, kernel.MS_BIND) for name, cover in home.hidden),
+        _mount(ROOT + b"/proc/sys", b"/proc/sys", None, kernel.MS_BIND),
+        _mount(b"none", b"/proc/sys", None, _READ_ONLY),
+        _mount(b"/sys", b"/sys", None, kernel.MS_BIND | kernel.MS_REC),
+    ]
+
+
+def write_boot_id(slot: int) -> None:
+    """Programs tell by its boot id whether a machine was started anew. A sandbox has its own, from start to stop: a file
+    on the zygote's own tmpfs, which has no name any more once the sandbox has mounted it."""
+    path = _boot_id(slot)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of a start that failed
     digits = os.urandom(16).hex()
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444)
-    os.write(fd, f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}\n".encode())
-    os.close(fd)
-    kernel.bind(path, f"{ROOT}/proc/sys/kernel/random/boot_id")
-    os.unlink(path)
+    try:
+        os.write(fd, "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:] + "\n")).encode())
+    finally:
+        os.close(fd)
+
+
+def mount_boot_id(slot: int) -> list[Step]:
+    target = b"/proc/sys/kernel/random/boot_id"
+    return [_mount(_boot_id(slot), target, None, kernel.MS_BIND), (libc.unlink, (_boot_id(slot),), _SYSTEM)]
+
+
+def _boot_id(slot: int) -> bytes:
+    return b"/boot_id.%d" % slot
+
+
+def show_cgroup() -> Step:
+    """A sandbox's own limits, read-only, where cgroup2 has them: runtimes size their heaps and thread pools by them."""
+    return _mount(b"cgroup2", b"/sys/fs/cgroup", b"cgroup2", _QUIET | kernel.MS_RDONLY)
+
+
+def enter() -> list[Step]:
+    """Make the finished root the root of this mount namespace, and let go of everything else."""
+    doing = "enter its root file system"
+    return [
+        (libc.chdir, (ROOT,), doing),
+        (libc.syscall, (kernel.SYS_PIVOT_ROOT, b".", b"."), doing),
+        (libc.umount2, (b".", kernel.MNT_DETACH), doing),
+        (libc.chdir, (b"/",), doing),
+    ]

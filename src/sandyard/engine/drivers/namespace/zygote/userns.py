@@ -1,7 +1,5 @@
 """User namespaces for sandboxes, made before they are needed and held by a descriptor alone."""
 
-# ruff: noqa: PTH (plain os calls: every import is memory of every sandbox)
-
 from __future__ import annotations
 
 import contextlib
@@ -17,7 +15,7 @@ def make(first: int, count: int) -> int:
     can be made: the seccomp filter says so as well, this is the kernel's own counter."""
     gate, release = os.pipe2(os.O_CLOEXEC)
     pid, pidfd = kernel.clone(kernel.CLONE_NEWUSER)
-    if pid == 0:
+    if pid == 0:  # it has a copy of everything, but only for a moment
         os.close(release)
         os.read(gate, 1)
         _forbid_more()

@@ -1,0 +1,125 @@
+"""Starting a sandbox: what it needs is made at the same time where that can be, and all of it or nothing is there in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
+
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.drivers.namespace import policies
+from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
+from sandyard.engine.drivers.namespace.host import Host
+from sandyard.engine.drivers.namespace.launch import NetSlot, Plan, Seats
+from sandyard.engine.drivers.namespace.lives import Lives, remove_run
+from sandyard.engine.drivers.namespace.record import Life, Record
+from sandyard.kit.errors import SandyardError
+
+_AHEAD = 128  # user namespaces kept ready, some 2 kB of kernel memory each
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Starter:
+    def __init__(self, host: Host, lives: Lives) -> None:
+        self._host = host
+        self._lives = lives
+        self._under_way = 0
+        self._preparing: asyncio.Task[None] | None = None
+
+    async def start(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> None:
+        """`fill` makes the sandbox's directory in the store. A failure leaves neither slot nor process; that directory is the
+        caller's. Not to be cancelled: part of this happens in other processes and threads, which can't be called back."""
+        host = self._host
+        slot = host.slots.take()
+        seats: Seats = []
+        self._under_way += 1
+        try:
+            policies.begin(host.run / record.id, policy)
+            together = asyncio.ensure_future(_all(self._join(slot, policy), fill()))
+            await asyncio.sleep(0)  # these are begun, in threads; meanwhile this one makes the cgroups
+            try:
+                host.launcher.reserve(record.id, record.limits, seats)
+            finally:
+                net, _ = await together
+            life, pidfd = await self._launch(Plan(record.id, slot, record.layers, record.limits, net), seats)
+            self._lives.begin(record, life, pidfd, _take(seats, "stderr"), ours=True)
+        except BaseException as error:
+            await self._clear(record.id, seats)
+            remove_run(host.run / record.id)
+            await self._lives.free(slot)
+            if isinstance(error, OSError):
+                raise from_os(error, f"The sandbox {record.id} could not be started") from error
+            raise
+        finally:
+            _close(seats)
+            self._under_way -= 1
+        self.prepare()
+
+    async def _join(self, slot: int, policy: NetworkPolicy) -> NetSlot | None:
+        network = self._host.network
+        if network is None:
+            return None
+        net = await network.acquire(slot)
+        if policy != NetworkPolicy():  # which it has
+            await network.set_policy(slot, policy)
+        return net
+
+    async def _launch(self, plan: Plan, seats: Seats) -> tuple[Life, int]:
+        launcher, store = self._host.launcher, self._host.store
+        try:
+            return await launcher.start(plan, seats, store)
+        except ZygoteDiedError:  # once: there is another one
+            await self._clear(plan.id, seats)
+            launcher.reserve(plan.id, plan.limits, seats)
+            return await launcher.start(plan, seats, store)
+
+    async def _clear(self, sandbox: str, seats: Seats) -> None:
+        """What `reserve` made."""
+        _close(seats)
+        await self._host.cgroups.clear(sandbox)
+        (self._host.run / sandbox / "agent.sock").unlink(missing_ok=True)
+
+    # Ahead ------------------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Have user namespaces ready for the next sandboxes, in quiet moments."""
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.get_running_loop().create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        with contextlib.suppress(SandyardError):
+            for slot in self._host.slots.upcoming(_AHEAD):
+                while self._under_way:  # noqa: ASYNC110 - nobody waits for this, so nobody should have to wake it
+                    await asyncio.sleep(0.02)
+                await self._host.launcher.prepare(slot)
+
+    def close(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+
+
+async def _all(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
+    """At the same time, and both to their end whatever becomes of the other."""
+    one, two = await asyncio.gather(first, second, return_exceptions=True)
+    for result in (one, two):
+        if isinstance(result, BaseException):
+            raise result
+    return cast("T", one), cast("U", two)
+
+
+def _take(seats: Seats, name: str) -> int:
+    """One descriptor out of them."""
+    seat = next(seat for seat in seats if seat[0] == name)
+    seats.remove(seat)
+    return seat[1]
+
+
+def _close(seats: Seats) -> None:
+    for _, fd in seats:
+        os.close(fd)
+    seats.clear()
