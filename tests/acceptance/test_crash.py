@@ -18,7 +18,7 @@ from e2b import Sandbox, SandboxQuery
 
 from tests.protocol.engine import Engine
 
-CRASHES = int(os.environ.get("SANDYARD_CRASHES", "20"))
+CRASHES = int(os.environ.get("SANDYARD_CRASHES", "10"))
 SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))
 WORKERS = 4
 MOST = 10

@@ -21,6 +21,7 @@ import httpx
 
 READY_SECONDS = 60
 STOP_SECONDS = 30
+GONE_SECONDS = 10
 ROOT = Path(__file__).parents[2]
 SCRATCH = Path(os.environ.get("SANDYARD_TEST_DIR", "/var/tmp"))
 """Where data directories go: a real disk, because the engine's copy-on-write store is a file in there."""
@@ -114,7 +115,9 @@ class Engine:
             except subprocess.TimeoutExpired:
                 self.kill()
                 return [f"the engine did not stop within {STOP_SECONDS} s of SIGTERM"]
-        left = list(self._left_behind())
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := list(self._left_behind())) and time.monotonic() < deadline:
+            time.sleep(0.1)  # a process that was killed takes its mounts along, on its own time
         for mount in sorted(self._mounts(Path("/proc/self/mountinfo")), key=len, reverse=True):
             subprocess.run(["umount", "-l", mount], check=False)
         for device in self._loop_devices():
