@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STOPPED, _DEAD = {"T", "t"}, {"Z", "X", "x"}
+_WAITING = "D"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -84,7 +85,14 @@ def start(command: list[str], log: Path) -> int:
 async def stop(pid: int) -> None:
     """Freeze a whole family. The agent first, so that it starts nothing while the others are found."""
     while True:
-        running = [process for process in family(pid) if not process.stopped]
+        members = family(pid)
+        # Who waits in vfork() for a child that was stopped before its exec can't be stopped, and does nothing either.
+        waited_for = {process.parent for process in members if process.stopped}
+        running = [
+            process
+            for process in members
+            if not process.stopped and not (process.state == _WAITING and process.pid in waited_for)
+        ]
         if not running:
             return
         send(signal.SIGSTOP, (process.pid for process in running))
