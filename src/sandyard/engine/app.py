@@ -158,9 +158,11 @@ class BareTemplates:
 
 async def open_briefly(folder: Path) -> Capabilities:
     """What the driver of this machine can do, found out by opening it on an empty directory. Raises SandyardError."""
+    from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
+
     driver = load(EngineSettings(driver="namespace", data_dir=folder), folder)
     await driver.open((), ())
-    able = driver.capabilities
+    able = await driver.all_capabilities() if isinstance(driver, NamespaceDriver) else driver.capabilities
     await driver.close()
     return able
 

@@ -95,7 +95,7 @@ class Capabilities:
 
 class Driver(Protocol):
     name: str
-    capabilities: Capabilities  # known after `open`
+    capabilities: Capabilities  # known after `open`; a driver that tries `suspend` out first replaces it a little later
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         """Take over the host: adopt the sandboxes in `keep`, remove everything else this driver ever made in its data

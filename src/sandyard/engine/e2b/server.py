@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -17,12 +18,32 @@ from sandyard.engine.e2b.dataplane.asgi import CLOSE
 SILENT_LIMIT = 64 * 1024
 """How many bytes a client may send without completing a head or a piece of a body."""
 HEADERS_LIMIT = 256
+HEAD_SECONDS = 20.0
+"""How long a client may take to say what it wants, from its connection or the first byte of its request."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
     _silent = 0
     _progress = False
     _in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        self._head_is_there()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _head_is_there(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
         self._progress = False
@@ -34,6 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+        self._expect_head()
         self.scope["extensions"] = {CLOSE: {"close": self.transport.close}}
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -46,6 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._progress = True
+        self._head_is_there()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

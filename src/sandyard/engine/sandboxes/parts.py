@@ -122,8 +122,7 @@ class Parts:
 
     async def open(self, prewarmed: Callable[[], Template | None]) -> None:
         await self._recovery.run()
-        if self.calls.driver.capabilities.suspend:
-            self.ledger.suspend_after(self._settings.suspend_after_s)
+        self._look_for_suspend()
         for loop in (self.ledger.timers.run(), self.sampler.run(), self.pool.run(), self._upkeep(prewarmed)):
             self.loops.spawn(loop)
 
@@ -176,7 +175,13 @@ class Parts:
                 self.pool.tidy()
             self._tidy_up()
             self._forget()
+            self._look_for_suspend()
             await self._clock.sleep(TIDY_S)
+
+    def _look_for_suspend(self) -> None:
+        """Some drivers try it out first, and know only a little after they were opened."""
+        if self.calls.driver.capabilities.suspend and self.ledger.suspend_after_s is None:
+            self.ledger.suspend_after(self._settings.suspend_after_s)
 
     def _prewarm(self, prewarmed: Callable[[], Template | None]) -> None:
         try:

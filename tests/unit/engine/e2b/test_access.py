@@ -67,6 +67,7 @@ def signed(path: str, token: str = TOKEN, expires_in: int | None = None, operati
         (bare("/anything", port=8000), 200),
         (bare("/_sandyard/dial", port=8000), 200),
         (bare("/x", port=9), 502),
+        (bare("/files?" + "a=b&" * 40 + "signature=x"), 400),
     ],
     ids=lambda value: value.split(b"\r\n")[0].decode() if isinstance(value, bytes) else str(value),
 )

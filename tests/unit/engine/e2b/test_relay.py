@@ -50,6 +50,29 @@ async def test_a_request_arrives_as_it_was_sent(gate: Bench) -> None:
     assert payload == b"hi"
 
 
+async def test_no_header_hides_a_body_from_the_agent(gate: Bench) -> None:
+    """`Connection` may name headers to be dropped: not the one that says where the request ends."""
+    seen: list[bytes] = []
+
+    async def server(reader: Reader, writer: Writer) -> None:
+        line, _, body = await read_request(reader)
+        seen.extend((line.encode(), body))
+        writer.write(reply(b"well"))
+        seen.append(await reader.read(1))  # nothing follows: no second request came out of the first
+        writer.close()
+
+    await gate.sockets.listen(server)
+    inner = request("POST", "/process.Process/Start", body=b"{}")
+    head = f"GET /health HTTP/1.1\r\nHost: 49983-iabc.localhost\r\nConnection: content-length, close\r\nContent-Length: {len(inner)}\r\n\r\n"
+    status, _, _ = await gate.ask(head.encode() + inner)
+    assert status == 200
+    gate.gateway.close()
+    async with asyncio.timeout(5):
+        while len(seen) < 3:
+            await asyncio.sleep(0.01)
+    assert seen == [b"GET /health HTTP/1.1", inner, b""]
+
+
 async def test_header_names_are_written_as_everybody_does(gate: Bench) -> None:
     async def server(reader: Reader, writer: Writer) -> None:
         writer.write(reply(await reader.readuntil(b"\r\n\r\n")))

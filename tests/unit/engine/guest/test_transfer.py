@@ -121,6 +121,12 @@ def test_a_truncated_form_is_refused(client: Client, home: Path, cut: int) -> No
     assert client.request("GET", "/health").status == 204
 
 
+def test_many_gzip_members_are_one_file(client: Client, home: Path) -> None:
+    packed = gzip.compress(b"x" * 20_000) * 60
+    assert upload(client, "members", packed, {"Content-Encoding": "gzip"}).status == 200
+    assert (home / "members").read_bytes() == b"x" * 20_000 * 60
+
+
 def test_gzip_uploads(client: Client, home: Path, payload: bytes) -> None:
     packed = gzip.compress(payload, 1) + gzip.compress(b"second member")
     assert upload(client, "unpacked", packed, {"Content-Encoding": "gzip"}).status == 200

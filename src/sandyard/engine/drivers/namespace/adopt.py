@@ -12,11 +12,18 @@ from sandyard.engine.drivers.namespace import pause, policies, processes
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.lives import Lives, remove_run
 from sandyard.engine.drivers.namespace.record import Life, Record, parse
+from sandyard.engine.drivers.namespace.suspend import Suspender
 from sandyard.kit.errors import SandyardError
 
 
 async def take_over(
-    host: Host, lives: Lives, records: dict[str, Record], keep: Collection[Handle], snapshots: Collection[str]
+    host: Host,
+    lives: Lives,
+    suspender: Suspender,
+    records: dict[str, Record],
+    *,
+    keep: Collection[Handle],
+    snapshots: Collection[str],
 ) -> Mapping[str, Condition]:
     """Fill `records` with the sandboxes in `keep`, end and remove all others, and say what was found of each."""
     for handle in keep:
@@ -33,11 +40,14 @@ async def take_over(
     _sweep_run(host.run, alive)
     await _open_network(host, alive)
     await host.store.sweep(kept, snapshots)
+    suspended = await suspender.take_over([name for name in kept - set(alive) if host.store.has(name)])
     found: dict[str, Condition] = {}
     for name in kept:
         if name in alive:
             alive[name].frozen = pause.is_paused(host, alive[name])
             found[name] = Condition.FROZEN if alive[name].frozen else Condition.RUNNING
+        elif name in suspended:
+            found[name] = Condition.SUSPENDED
         elif host.store.has(name):
             found[name] = Condition.STOPPED
         else:

@@ -29,18 +29,17 @@ from sandyard.engine.drivers.namespace.host import Host, Options
 from sandyard.engine.drivers.namespace.lives import Lives, remove_run
 from sandyard.engine.drivers.namespace.record import DRIVER, Record, parse
 from sandyard.engine.drivers.namespace.starting import Starter
+from sandyard.engine.drivers.namespace.suspend import Suspender
 from sandyard.kit.errors import (
     ConflictError,
     InvalidInputError,
     NotFoundError,
     SandyardError,
     UnreachableError,
-    UnsupportedError,
 )
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _KILL_PATIENCE = 15.0
-_NO_SUSPEND = "memory can't go to disk yet: it needs CRIU 4.1 or newer"
 
 
 T = TypeVar("T")
@@ -55,6 +54,7 @@ class NamespaceDriver:
         self._host: Host | None = None
         self._lives: Lives
         self._starter: Starter
+        self._suspender: Suspender
         self._records: dict[str, Record] = {}
 
     # The host ---------------------------------------------------------------------------------------------------------------
@@ -64,12 +64,25 @@ class NamespaceDriver:
             host = Host(self._options, self._on_exit)
             self._lives = Lives(host)
             self._starter = Starter(host, self._lives)
+            self._suspender = Suspender(host, self._lives, self._starter)
             await host.open()
             self._host = host
-        found = await adopt.take_over(self._host, self._lives, self._records, keep, snapshots)
-        self.capabilities = self._host.capabilities(suspend=_NO_SUSPEND)
+        found = await adopt.take_over(
+            self._host, self._lives, self._suspender, self._records, keep=keep, snapshots=snapshots
+        )
+        self._tell_capabilities()
+        self._suspender.try_out(self._tell_capabilities)
         self._starter.prepare()
         return found
+
+    def _tell_capabilities(self) -> None:
+        if self._host is not None:
+            self.capabilities = self._suspender.capabilities()
+
+    async def all_capabilities(self) -> Capabilities:
+        """As they are when everything has been tried out."""
+        await self._suspender.tried_out()
+        return self.capabilities
 
     def _on_exit(self, pid: int, code: int) -> None:
         self._lives.on_exit(pid, code)
@@ -79,11 +92,12 @@ class NamespaceDriver:
             return
         host, self._host = self._host, None
         self._starter.close()
+        await self._suspender.close()
         await self._lives.settle()
         running = any(record.alive for record in self._records.values())
         self._lives.abandon()
         self._records.clear()
-        await host.close(everything_ended=not running)
+        await host.close(everything_ended=not running, keep_ids=self._suspender.any)
 
     @property
     def _here(self) -> Host:
@@ -106,6 +120,8 @@ class NamespaceDriver:
         record = self._record(handle)
         if record.alive:
             raise ConflictError(f"The sandbox {handle.id} is running.")
+        if self._suspender.has(handle.id):
+            raise ConflictError(f"The memory of the sandbox {handle.id} is on disk: restore it, or stop it first.")
         host = self._here
         if not host.store.has(handle.id):
             raise NotFoundError(f"The file system of the sandbox {handle.id} is gone.")
@@ -190,6 +206,8 @@ class NamespaceDriver:
         record = self._records.get(handle.id)
         if record is not None and record.alive:
             return Condition.FROZEN if pause.is_paused(self._here, record) else Condition.RUNNING
+        if self._suspender.has(handle.id) and self._here.store.has(handle.id):
+            return Condition.SUSPENDED
         return Condition.STOPPED if self._here.store.has(handle.id) else Condition.ABSENT
 
     async def exited(self, handle: Handle) -> str:
@@ -246,7 +264,7 @@ class NamespaceDriver:
     async def _still(self, record: Record) -> AsyncIterator[bool]:
         """Nothing in the sandbox moves meanwhile, and it goes on as it was. Gives whether it is stopped."""
         if not record.alive:
-            yield True
+            yield not self._suspender.has(record.id)  # its memory knows its files as they are
         elif pause.is_paused(self._here, record):
             yield False
         else:
@@ -277,16 +295,34 @@ class NamespaceDriver:
         await self._here.store.remove_snapshot(snapshot_id)
 
     async def suspend(self, handle: Handle) -> Handle:
-        raise UnsupportedError(f"{_NO_SUSPEND}.")
+        async def nothing(_: Handle) -> None:
+            """It may stay suspended."""
+
+        return await self._whole(self._suspender.suspend(self._alive(handle), self._end), nothing)
 
     async def restore(self, handle: Handle) -> Handle:
-        raise UnsupportedError(f"{_NO_SUSPEND}.")
+        record = self._record(handle)
+        if record.alive or not self._suspender.has(handle.id):
+            raise ConflictError(f"The sandbox {handle.id} is not suspended.")
+        new = Record(record.id, record.layers, record.limits)
+
+        async def work() -> Handle:
+            restored = await self._suspender.restore(new)
+            self._records[new.id] = new
+            return restored
+
+        async def undo(restored: Handle) -> None:
+            await self.freeze(restored)
+            await self.suspend(restored)
+
+        return await self._whole(work(), undo)
 
     # Ending -----------------------------------------------------------------------------------------------------------------------
 
     async def stop(self, handle: Handle) -> Handle:
         record = self._record(handle)
         await self._end(record, "stopped")
+        await self._suspender.forget(record.id)
         return Record(record.id, record.layers, record.limits).handle()
 
     async def kill(self, handle: Handle) -> None:
@@ -294,6 +330,7 @@ class NamespaceDriver:
         if record is not None:
             await self._end(record, "killed")
             self._records.pop(record.id, None)
+        await self._suspender.forget(handle.id)
         await self._remove(handle.id)
 
     async def _end(self, record: Record, why: str) -> None:

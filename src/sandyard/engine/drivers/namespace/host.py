@@ -119,7 +119,7 @@ class Host:
         if self.options.network is not None and not self.rootless:
             self.network = self.options.network(known.name, data_dir / "net")
 
-    async def close(self, *, everything_ended: bool) -> None:
+    async def close(self, *, everything_ended: bool, keep_ids: bool = False) -> None:
         """`everything_ended`: no sandbox runs, so the host can be left as it was found."""
         await self.store.close(unmount=False)
         await self.launcher.forker.close()
@@ -131,7 +131,8 @@ class Host:
             for folder in self.cgroups.folders.values():
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()  # noqa: ASYNC240 - of a kernel file system
-            instances.release(self.instance, self.options.data_dir)
+            if not keep_ids:
+                instances.release(self.instance, self.options.data_dir)
         os.close(self._run_fd)
 
     def _kill_titled(self, keep: Collection[int] | None) -> None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,6 @@ from sandyard.engine.drivers.namespace.record import Life
 from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, Store
 from sandyard.kit.errors import NotFoundError, UnsupportedError
-
-_BACKLOG = 1024
 
 Seats = list[
     tuple[str, int]
@@ -46,6 +43,7 @@ class Plan:
     layers: Layers
     limits: Limits
     net: NetSlot | None
+    hold: bool = False  # only hold the namespaces: no agent
 
 
 class Launcher:
@@ -109,13 +107,10 @@ class Launcher:
             self._ready_slots.add(slot)
 
     def reserve(self, sandbox: str, limits: Limits, seats: Seats) -> None:
-        """Cgroups and the agent's socket, in a few hundred microseconds. The run directory must exist."""
+        """Cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""
         seats += self._cgroups.make(sandbox, limits)
-        path = f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as listener:
-            listener.bind(path)
-            listener.listen(_BACKLOG)
-            seats.append(("listen", listener.detach()))
+        # Where its agent's socket will be.
+        seats.append(("run", os.open(sandbox, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._run_fd)))
         # What the agent says when it crashes: memory of the sandbox, and gone with both of us.
         seats.append(("stderr", os.memfd_create("agent-stderr")))
 
@@ -131,6 +126,7 @@ class Launcher:
         layers.insert(next(outside, len(layers)), self._base_layers[dns])
         request = {
             "slot": plan.slot,
+            "hold": plan.hold,
             "uid": self._uid(plan.slot),
             "ids": self.ids.count,
             "hostname": base_layer.HOSTNAME,

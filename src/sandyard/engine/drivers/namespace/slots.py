@@ -13,6 +13,7 @@ class Slots:
         self._next = 0
         self._free: list[int] = []  # below `_next`
         self._used: set[int] = set()
+        self._kept: set[int] = set()
 
     def claim(self, slot: int) -> None:
         """Mark a certain slot as used: a sandbox that was found running has it."""
@@ -36,10 +37,33 @@ class Slots:
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Idempotent."""
+        """Idempotent. One that is kept is not used then, but not free either."""
         if slot in self._used:
             self._used.discard(slot)
-            heapq.heappush(self._free, slot)
+            if slot not in self._kept:
+                heapq.heappush(self._free, slot)
+
+    def keep(self, slot: int) -> None:
+        """Nobody else gets this slot: a suspended sandbox comes back to it."""
+        if slot not in self._used:
+            self.claim(slot)
+            self._used.discard(slot)
+        self._kept.add(slot)
+
+    def unkeep(self, slot: int) -> None:
+        """It came back, and uses it now."""
+        self._kept.discard(slot)
+
+    def let_go(self, slot: int) -> None:
+        """It never comes back. Idempotent."""
+        if slot in self._kept:
+            self._kept.discard(slot)
+            if slot not in self._used:
+                heapq.heappush(self._free, slot)
+
+    @property
+    def kept(self) -> frozenset[int]:
+        return frozenset(self._kept)
 
     def upcoming(self, count: int) -> list[int]:
         """The slots that will be taken next."""

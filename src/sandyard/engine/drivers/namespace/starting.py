@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar, cast
 
 from sandyard.engine.contract import NetworkPolicy
@@ -59,6 +60,31 @@ class Starter:
             _close(seats)
             self._under_way -= 1
         self.prepare()
+
+    @contextlib.asynccontextmanager
+    async def held(self, record: Record, policy: NetworkPolicy, slot: int) -> AsyncIterator[int]:
+        """All of a sandbox but its processes, in a slot that is the caller's, as is what is left of it after a failure.
+        Gives the pid of a process that is in all its namespaces, and ends with this."""
+        host = self._host
+        seats: Seats = []
+        pidfd = -1
+        self._under_way += 1
+        try:
+            policies.begin(host.run / record.id, policy)
+            net = await self._join(slot, policy)
+            host.launcher.reserve(record.id, record.limits, seats)
+            plan = Plan(record.id, slot, record.layers, record.limits, net, hold=True)
+            life, pidfd = await self._launch(plan, seats)
+            yield life.pid
+        except OSError as error:
+            raise from_os(error, f"The sandbox {record.id} could not be started") from error
+        finally:
+            _close(seats)
+            self._under_way -= 1
+            if pidfd >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
 
     async def _join(self, slot: int, policy: NetworkPolicy) -> NetSlot | None:
         network = self._host.network

@@ -64,7 +64,7 @@ class Gateway:
         page = refuse(scope, target, sandbox)
         if page is not None:
             return page
-        if not sandbox.running and (not sandbox.auto_resume or scope["path"] == "/health"):
+        if not sandbox.running and (not sandbox.auto_resume or scope["path"].strip("/") == "health"):
             return pages.not_found(target)  # asking for its health wakes nobody
         return sandbox
 
@@ -170,7 +170,7 @@ class Gateway:
 
 
 _KEPT_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN))
-_KEPT_FROM_USERS = frozenset((TRAFFIC_TOKEN, b"host"))
+_KEPT_FROM_USERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, b"x-api-key", b"host"))
 
 
 def _masked(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:

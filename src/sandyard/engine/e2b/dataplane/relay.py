@@ -30,6 +30,7 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
+FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
@@ -70,14 +71,16 @@ def build_request(
     target: bytes = scope["raw_path"] or b"/"
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    if chunked:
-        drop |= {b"content-length"}
     lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), target)]
-    kept = [pair for pair in end_to_end(headers) if pair[0] not in drop]
+    kept = [pair for pair in end_to_end(headers) if pair[0] not in drop and pair[0] not in FRAMING]
     # In the case everybody writes them in: there are programs in sandboxes that look for "Host:" to the letter.
     lines += [b"%b: %b" % (name.title(), value) for name, value in kept + (add or [])]
+    # Where the body ends is said by who parsed it, whatever the client's headers do to each other: a body the agent
+    # does not take for one would be its next request.
     if chunked:
         lines.append(b"Transfer-Encoding: chunked")
+    elif (length := next((value for name, value in headers if name == b"content-length"), None)) is not None:
+        lines.append(b"Content-Length: " + length)
     lines.append(b"Connection: keep-alive\r\n\r\n" if keep_alive else b"Connection: close\r\n\r\n")
     return Request(scope["method"], b"\r\n".join(lines), chunked)
 

@@ -72,7 +72,10 @@ def signed_file(scope: Scope) -> SignedFile | None:
     operation = {"GET": "read", "HEAD": "read", "POST": "write", "PUT": "write"}.get(scope["method"])
     if operation is None:
         return None
-    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32)
+    try:
+        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32)
+    except ValueError:
+        raise InvalidInputError("The URL has too many parameters.") from None
 
     def one(name: str) -> str | None:
         return query[name][0] if name in query else None

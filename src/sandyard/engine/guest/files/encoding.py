@@ -34,7 +34,7 @@ class Gunzip:
     async def read_into(self, view: memoryview) -> int:
         while not self._finished:
             if self._inflate.eof:
-                self._waiting = self._inflate.unused_data + self._waiting
+                self._waiting = self._inflate.unused_data  # which is also what is left of the input
                 if not self._waiting and not await self._refill():
                     self._finished = True
                     break

@@ -75,6 +75,8 @@ class Spawner:
         self._oom_score: bytes | None = None
         if _own_oom_score() < 0:
             self._oom_score = b"0"  # the agent is protected; what it starts must not be
+        elif os.getpid() == 1:
+            self._oom_score = b"500"  # where nobody may protect the agent, what it starts goes first
 
     def spawn(self, program: Program, user: User, stdio: Sequence[int]) -> int:
         """Start `program` in a session of its own, with `stdio` as 0, 1 and 2. Returns its pid."""

@@ -20,7 +20,9 @@ _PERIOD_US = 100_000
 _FREEZE_TIMEOUT = 20.0
 
 _SWAP_TOO = "memory.memsw.limit_in_bytes"
-_OPTIONAL = frozenset({"memory.swap.max", _SWAP_TOO})
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers apart, and without this not at all
+_LEAST_SOCKETS = 64 << 20
+_OPTIONAL = frozenset({"memory.swap.max", _SWAP_TOO, _SOCKETS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Cgroups:
 
     def _files(self, hierarchy: Hierarchy, limits: Limits) -> Iterator[tuple[str, str]]:
         memory, quota = str(limits.memory_mb << 20), limits.cpu_count * _PERIOD_US
+        sockets = str(max(limits.memory_mb << 18, _LEAST_SOCKETS))
         if hierarchy.version == 2:
             files = {
                 "memory": [("memory.max", memory), ("memory.swap.max", "0")],
@@ -88,7 +91,7 @@ class Cgroups:
             }
         else:
             files = {
-                "memory": [("memory.limit_in_bytes", memory), (_SWAP_TOO, memory)],
+                "memory": [("memory.limit_in_bytes", memory), (_SWAP_TOO, memory), (_SOCKETS, sockets)],
                 "cpu": [("cpu.cfs_quota_us", str(quota))],  # the period is 100 ms if nobody says otherwise
                 "pids": [("pids.max", str(limits.pids))],
             }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import stat
@@ -29,7 +30,8 @@ from typing import Any, NoReturn
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.criu import scan
 
-FORMAT = 1
+FORMAT = 2
+USED = "used"  # a file beside the images, from the moment the processes run again
 _SOME = "64"
 EXIT_REFUSED = 90  # with a sentence on standard error
 GHOST_LIMIT = 1 << 30  # bytes of a deleted file that is still open: they go into the image
@@ -44,6 +46,7 @@ _KINDS = {
 
 
 def main() -> NoReturn:
+    kernel.close_range(3, 0x7FFF_FFFF)  # what uvloop leaves open in its children
     request = json.loads(sys.argv[1])
     try:
         {"dump": dump, "restore": restore}[request["verb"]](request)
@@ -204,11 +207,10 @@ def restore(request: dict[str, Any]) -> NoReturn:
         kernel.setns(namespaces[kind], _KINDS[kind])
     _private_mounts()
     root, *places = _lay_out(namespaces["mnt"], request["root"], ["/", *facts["prepared"]], f"{work}/mounts")
-    blanks = {"device": "/dev/null", "file": f"{work}/mounts/file", "folder": f"{work}/mounts/folder"}
-    places += [blanks[kind] for kind in facts["blank"].values()]
+    places += [_blank(kind, f"{work}/mounts/blank{number}") for number, kind in enumerate(facts["blank"].values())]
     arguments = ["restore", "--images-dir", str(images / "criu"), "--root", root, "--restore-detached"]
     arguments += ["--pidfile", "pid", "--action-script", f"{work}/mounts/limit", *_common(request)]
-    _write_limits(Path(work, "mounts/limit"), facts["limits"])
+    _write_script(Path(work, "mounts/limit"), facts["limits"], images / USED)
     for number, path in enumerate(places):
         arguments += ["--external", f"mnt[m{number}]:{path}"]
     for descriptor, key in inherited.items():
@@ -217,10 +219,12 @@ def restore(request: dict[str, Any]) -> NoReturn:
     _exec(request["criu"], arguments)
 
 
-def _write_limits(script: Path, limits: dict[str, str]) -> None:
-    """CRIU calls it at every stage. The new user namespace gets the limits of the old before anything runs in it."""
+def _write_script(script: Path, limits: dict[str, str], used: Path) -> None:
+    """CRIU calls it at every stage. Before anything runs in it, the new user namespace gets the limits of the old, and the
+    images are marked as used."""
     writes = "; ".join(f"echo {int(value)} >/proc/sys/user/max_{kind}_namespaces" for kind, value in limits.items())
     lines = ["#!/bin/sh -e", '[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0']
+    lines.append(f": >{shlex.quote(str(used))}")
     lines.append(f"exec nsenter --user=/proc/$CRTOOLS_INIT_PID/ns/user sh -ec '{writes}'\n")
     script.write_text("\n".join(lines))
     script.chmod(0o700)
@@ -260,6 +264,18 @@ def _listen(path: str) -> int:
     return listener.detach()
 
 
+def _blank(kind: str, place: str) -> str:
+    """Something that hides what is below it, on proc."""
+    if kind == "device":
+        return "/dev/null"
+    if kind == "folder":
+        Path(place).mkdir(0o555)
+    else:
+        Path(place).write_text(kind.removeprefix(scan.TEXT))
+        Path(place).chmod(0o444)
+    return place
+
+
 def _lay_out(mounts: int, root: str, points: list[str], place: str) -> list[str]:
     """Copy mounts out of the tree at `root` in that mount namespace: each alone, below `place`."""
     here = _open_namespace("/proc/self/ns/mnt")
@@ -272,8 +288,6 @@ def _lay_out(mounts: int, root: str, points: list[str], place: str) -> list[str]
     kernel.mount(
         "none", place, "tmpfs", 0, "mode=755"
     )  # no flags: CRIU adds those a mount had, but can't take any away
-    Path(place, "file").touch(0o444)
-    Path(place, "folder").mkdir(0o555)
     places = []
     for number, (copy, is_folder) in enumerate(zip(copies, are_folders, strict=True)):
         target = Path(place, str(number))

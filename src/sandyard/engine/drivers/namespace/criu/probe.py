@@ -21,9 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import sandyard
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, Place
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, Place, bare_python
 from sandyard.kit.errors import SandyardError, UnsupportedError
 
 _FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; nobody's
@@ -134,9 +133,7 @@ async def ask(place: Path) -> bytes:
 
 async def start(folder: Path, verb: str, freezer: Path, entry: str = f"from {__name__} import main; main()") -> int:
     """Run `entry` with these arguments: see `main`. Returns the pid it prints."""
-    source = str(Path(sandyard.__file__).parent.parent)
-    code = f"import sys; sys.path.insert(0, {source!r}); {entry}"
-    command = [sys.executable, "-I", "-S", "-c", code, verb, str(folder), str(freezer)]
+    command = [*bare_python(entry), verb, str(folder), str(freezer)]
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe, stderr=pipe)
     output, errors = await process.communicate()
@@ -149,6 +146,7 @@ def main(serve: Callable[[socket.socket], None] | None = None) -> None:
     """In a process of its own: start a sandbox (`live`) or empty namespaces for one (`hold`), and print its pid.
 
     `serve` is what the sandbox does, with its agent's listening socket: count who asks, when nothing else is said."""
+    kernel.close_range(3, 0x7FFF_FFFF)  # uvloop leaves the pipes of its children open in them, which live on here
     verb, folder, freezer = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     users = _user_namespace()
     ready, tell = os.pipe()

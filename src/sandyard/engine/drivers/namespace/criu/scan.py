@@ -16,6 +16,8 @@ NAMESPACES = ("mnt", "user", "pid", "net", "uts", "ipc", "cgroup", "time")
 
 _KERNEL_FILES = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage")  # paths that are none: CRIU knows them
 _ACCEPTS = 0x10000  # in /proc/net/unix
+TEXT = "text:"
+_MOST_TEXT = 4096
 _REOPEN = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY
 _DEEPEST_SEARCH = 300_000  # directory entries looked at for the place of a file watch
 _SYSTEM_FOLDERS = ("usr", "var", "lib", "etc")  # searched last
@@ -43,7 +45,9 @@ class Mounts:
     """Mount points that CRIU does not make. It makes proc, devpts and writable tmpfs, with what is in them."""
 
     prepared: tuple[str, ...]  # the driver makes them anew, as for a boot
-    blank: dict[str, str]  # on proc, to hide what is below: of kind "file" (empty), "folder" (empty) or "device" (null)
+    blank: dict[
+        str, str
+    ]  # on proc, to hide what is below: "text:" and what is in a file, "folder" (empty) or "device" (null)
 
 
 def processes(freezer: Path) -> list[int]:
@@ -127,8 +131,8 @@ def _kind_of_blank(path: Path) -> str:
     status = path.stat()
     if stat.S_ISDIR(status.st_mode) and not any(path.iterdir()):
         return "folder"
-    if stat.S_ISREG(status.st_mode) and not status.st_size:
-        return "file"
+    if stat.S_ISREG(status.st_mode) and status.st_size < _MOST_TEXT:
+        return TEXT + path.read_text()
     if stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3):
         return "device"
     raise NotDumpableError("something unknown is mounted on its proc file system")

@@ -12,6 +12,7 @@ import fcntl
 import gc
 import os
 import random
+import signal
 import socket
 import struct
 from typing import Any, NoReturn
@@ -23,6 +24,8 @@ from sandyard.engine.drivers.namespace.zygote import confine, protocol, rootfs, 
 LISTEN_FD, STDERR_FD = 3, 2
 FIRST_FREE_FD = 4
 _MOST_KNOWN = 2048
+_BACKLOG = 1024
+_ADDRESS = struct.pack("H", socket.AF_UNIX) + b"agent.sock\0"
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
@@ -43,12 +46,12 @@ class Maker:
         else:
             network = (_own_network, (), "make its network")
         rootfs.write_boot_id(request["slot"])
-        places = {LISTEN_FD: fds["listen"][0], STDERR_FD: fds["stderr"][0]}
         steps: list[script.Step] = [
             (libc.setsid, (), "begin a session"),
             *((libc.write, (fd, b"0", 1), "join its cgroups") for fd in fds.get("join", ())),
             network,
-            *((libc.dup3, (fd, place, os.O_CLOEXEC), "take its descriptors") for place, fd in places.items()),
+            (libc.dup3, (fds["stderr"][0], STDERR_FD, os.O_CLOEXEC), "take its descriptors"),
+            *_listen(fds["run"][0]),
             *self.root.open_writable(request["writable"]),
             *self._common(userns_fd, request),
         ]
@@ -108,10 +111,26 @@ class Child:
             os._exit(1)
         control.detach()
         kernel.close_range(FIRST_FREE_FD, 0x7FFF_FFFF)
+        while self._request["hold"]:  # somebody else will be the first process in these namespaces
+            signal.pause()
         gc.enable()
         random.seed()  # the zygote's would be everybody's
         guest.serve(socket.socket(fileno=LISTEN_FD), guest.GuestConfig(**self._request["guest"]))
         os._exit(70)  # it never returns
+
+
+def _listen(folder: int) -> list[script.Step]:
+    """On `agent.sock` in that directory of the host. Here, because a socket belongs to the network namespace it was made in,
+    and one that is not the sandbox's could not go to disk with it."""
+    doing, fd = "listen", rootfs.FIRST_LAYER_FD  # the lowest free one
+    return [
+        rootfs.CLOSE_LAYERS,
+        (libc.fchdir, (folder,), doing),
+        (libc.socket, (socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0), doing),
+        (libc.bind, (fd, _ADDRESS, len(_ADDRESS)), doing),
+        (libc.listen, (fd, _BACKLOG), doing),
+        (libc.dup3, (fd, LISTEN_FD, os.O_CLOEXEC), doing),
+    ]
 
 
 def _own_network() -> int:

@@ -31,7 +31,10 @@ _HIDDEN = (
     *(
         "acpi",
         "asound",
+        "buddyinfo",
         "bus",
+        "cmdline",
+        "diskstats",
         "driver",
         "dynamic_debug",
         "fs",
@@ -57,6 +60,7 @@ _HIDDEN = (
     ),
     *(
         "pagetypeinfo",
+        "partitions",
         "sched_debug",
         "schedstat",
         "slabinfo",

@@ -28,7 +28,7 @@ _CLONE = kernel.OPEN_TREE_CLONE | os.O_CLOEXEC
 _LAST_LAYER_FD = FIRST_LAYER_FD + MOST_LAYERS - 1
 _MAKE, _DEVICES, _SYSTEM = "make its root file system", "make its devices", "mount its system directories"
 
-_CLOSE_LAYERS: Step = (libc.syscall, (kernel.SYS_CLOSE_RANGE, FIRST_LAYER_FD, _LAST_LAYER_FD, 0), _MAKE)
+CLOSE_LAYERS: Step = (libc.syscall, (kernel.SYS_CLOSE_RANGE, FIRST_LAYER_FD, _LAST_LAYER_FD, 0), _MAKE)
 
 # redirect_dir lets rename() of a directory of the image work. No metacopy, no index, no xino: layers are moved, copied
 # and stacked anew while nothing is mounted, and none of these three survives that.
@@ -53,7 +53,7 @@ class RootFs:
 
     def open_writable(self, path: str) -> list[Step]:
         """The first steps, and the only ones that differ from sandbox to sandbox: `path` holds `upper` and `work`."""
-        return [_CLOSE_LAYERS, self._open_layer(path)]
+        return [CLOSE_LAYERS, self._open_layer(path)]
 
     def _open_layer(self, path: str) -> Step:
         if self.rootless:
@@ -102,7 +102,7 @@ class RootFs:
                 (libc.capset, self._capabilities, _MAKE),
             ]
         steps.append((libc.mount, (b"sandyard", ROOT, b"overlay", kernel.MS_NODEV, data.encode()), _MAKE))
-        return [*steps, _CLOSE_LAYERS]
+        return [*steps, CLOSE_LAYERS]
 
 
 def _mount(source: bytes, below: bytes, kind: bytes | None, flags: int, data: bytes | None = None) -> Step:
@@ -141,10 +141,10 @@ def _system(home: Home) -> list[Step]:
 
 def write_boot_id(slot: int) -> None:
     """Programs tell by its boot id whether a machine was started anew. A sandbox has its own, from start to stop: a file
-    on the zygote's own tmpfs, which has no name any more once the sandbox has mounted it."""
+    on the zygote's own tmpfs. It keeps its name, because a mount of a file without one could not come back from disk."""
     path = _boot_id(slot)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # of a start that failed
+        os.unlink(path)  # of the slot's last sandbox
     digits = os.urandom(16).hex()
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444)
     try:
@@ -155,7 +155,7 @@ def write_boot_id(slot: int) -> None:
 
 def mount_boot_id(slot: int) -> list[Step]:
     target = b"/proc/sys/kernel/random/boot_id"
-    return [_mount(_boot_id(slot), target, None, kernel.MS_BIND), (libc.unlink, (_boot_id(slot),), _SYSTEM)]
+    return [_mount(_boot_id(slot), target, None, kernel.MS_BIND)]
 
 
 def _boot_id(slot: int) -> bytes:

@@ -1,0 +1,274 @@
+"""Memory to disk and back: what the driver's `suspend` and `restore` do around CRIU (see `criu`).
+
+A sandbox is suspended exactly when it does not run and its images are valid, so any engine finds it by looking, also
+after a crash in the middle and after a reboot. Images are whole or not there; as soon as its processes are let run
+again they are marked as used, because files have moved on from then and that memory must never come back to them.
+A suspended sandbox keeps its slot, because its memory is full of that slot's user ids. All else of it is freed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from sandyard.engine.contract import Capabilities, Handle, NetworkPolicy
+from sandyard.engine.drivers.namespace import pause, policies, processes
+from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarchy
+from sandyard.engine.drivers.namespace.criu import probe, scan
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, Place
+from sandyard.engine.drivers.namespace.criu.child import USED
+from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.host import Host
+from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT
+from sandyard.engine.drivers.namespace.lives import Lives, remove_run
+from sandyard.engine.drivers.namespace.record import Life, Record
+from sandyard.engine.drivers.namespace.starting import Starter
+from sandyard.kit.errors import BusyError, ConflictError, SandyardError, UnsupportedError
+
+FOLDER = "suspended"
+_POLICY = "policy.json"
+_FACTS = "sandbox.json"
+_TRYING = "whether memory can go to disk is still being tried out"
+_SETTLE_PATIENCE = 5.0
+
+
+class Suspender:
+    """One for a driver, from its `open` to its `close`."""
+
+    def __init__(self, host: Host, lives: Lives, starter: Starter) -> None:
+        self._host = host
+        self._lives = lives
+        self._starter = starter
+        self._folder = host.options.data_dir / FOLDER
+        self._criu: Criu | None = None
+        self._why_not = _TRYING
+        self._trial: asyncio.Task[None] | None = None
+
+    # Whether it can be done -------------------------------------------------------------------------------------------------
+
+    def try_out(self, tell: Callable[[], None]) -> None:
+        """Find out in the background whether it works here; it takes a second. `tell` is called when that is known."""
+        if self._trial is None:
+            self._trial = asyncio.get_running_loop().create_task(self._try_out(tell))
+
+    async def _try_out(self, tell: Callable[[], None]) -> None:
+        try:
+            if not self._host.cgroups.can_freeze:
+                raise UnsupportedError("memory goes to disk only where there is a cgroup freezer")
+            self._criu = await probe.find_working()
+        except (SandyardError, OSError) as error:
+            self._why_not = str(error)
+        tell()
+
+    async def tried_out(self) -> None:
+        if self._trial is not None:
+            await asyncio.wait({self._trial})
+
+    async def close(self) -> None:
+        if self._trial is not None:
+            self._trial.cancel()
+            await asyncio.wait({self._trial})
+
+    def capabilities(self) -> Capabilities:
+        """The host's, as far as they are known by now."""
+        known = self._host.capabilities(suspend=self._why_not)
+        if self._criu is None:
+            return known
+        return replace(known, suspend=True, missing={n: why for n, why in known.missing.items() if n != "suspend"})
+
+    async def _working(self) -> Criu:
+        await self.tried_out()
+        if self._criu is None:
+            raise UnsupportedError(f"Memory can't go to disk and back here: {self._why_not}.")
+        return self._criu
+
+    # What is there ----------------------------------------------------------------------------------------------------------
+
+    def has(self, sandbox: str) -> bool:
+        """Whether there is memory on disk that may be brought back."""
+        images = self._folder / sandbox
+        return (images / _POLICY).exists() and not (images / USED).exists()
+
+    @property
+    def any(self) -> bool:
+        return self._folder.is_dir() and any(self.has(entry.name) for entry in self._folder.iterdir())
+
+    async def take_over(self, stopped: Collection[str]) -> frozenset[str]:
+        """Which of these sandboxes, that don't run, are suspended. Keeps their slots, removes all other images."""
+        found = frozenset(name for name in stopped if self.has(name))
+        if self._folder.is_dir():
+            await Criu.sweep(self._folder, found)
+        slots = {slot for name in found if (slot := self._slot(name)) is not None}
+        for slot in self._host.slots.kept - slots:
+            self._host.slots.let_go(slot)
+        for slot in slots:
+            self._host.slots.keep(slot)
+        return found
+
+    def _slot(self, sandbox: str) -> int | None:
+        """The slot whose user ids its memory knows; None when they are no longer this engine's."""
+        try:
+            owner = int(json.loads((self._folder / sandbox / _FACTS).read_text())["owner"])
+        except (OSError, ValueError, KeyError):
+            return None
+        slot, rest = divmod(owner - self._host.instance.first_uid, UIDS_PER_SLOT)
+        return slot if not rest and 0 <= slot < self._host.slots.count else None
+
+    async def forget(self, sandbox: str) -> None:
+        """Remove its memory. Idempotent."""
+        images = self._folder / sandbox
+        if not images.exists():
+            return
+        slot = self._slot(sandbox) if self.has(sandbox) else None
+        (images / USED).touch()  # it is invalid at once; removing it takes a while
+        if slot is not None:
+            self._host.slots.let_go(slot)
+        await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
+
+    @property
+    def _freezer(self) -> Hierarchy:
+        found = (h for h in self._host.cgroups.hierarchies if h.name == UNIFIED or "freezer" in h.controllers)
+        return min(found, key=lambda hierarchy: hierarchy.name != UNIFIED)
+
+    # To disk ----------------------------------------------------------------------------------------------------------------
+
+    async def suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
+        """`end` ends all processes of a sandbox. A failure before that leaves it frozen as it was."""
+        try:
+            return await self._suspend(record, end)
+        except OSError as error:
+            raise from_os(error, f"The memory of the sandbox {record.id} could not be written") from error
+
+    async def _suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
+        criu, life, host = await self._working(), record.life, self._host
+        if life is None or not record.alive or not pause.is_paused(host, record):
+            raise ConflictError(f"The sandbox {record.id} is not paused with its memory.")
+        await self._settle(record, life)
+        images = self._folder / record.id
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        owner = scan.host_id(life.pid)
+        os.chown(f"/proc/{life.pid}/fd/2", owner, owner)  # a file of memory that the host's root made can't come back
+        await criu.dump(Frozen(life.pid, self._freezer.root / record.id), images)
+        try:
+            await asyncio.to_thread(_sync, host.store.path)  # or a crash would part its files from its memory
+            await asyncio.to_thread(_save, images, policies.load(host.run / record.id))
+            host.slots.keep(life.slot)
+            await end(record, "suspended")
+        except BaseException:  # it may run on, and then that memory must never come back to its files
+            await self.forget(record.id)
+            raise
+        while life.slot in host.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
+            await asyncio.sleep(0.002)
+        handle = Record(record.id, record.layers, record.limits).handle()
+        return replace(handle, data={**handle.data, "suspended": True})
+
+    async def _settle(self, record: Record, life: Life) -> None:
+        """Freezing takes a sandbox at any instant, and not every one can be kept. It gets the moments it needs to reach
+        another; nobody can talk to it meanwhile, for it still counts as paused."""
+        host, loop = self._host, asyncio.get_running_loop()
+        end, moment = loop.time() + _SETTLE_PATIENCE, 0.002
+        while (obstacle := self._obstacle(record, life)) is not None:
+            if loop.time() > end:
+                raise BusyError(f"The memory of the sandbox {record.id} can't go to disk now: {obstacle}.")
+            host.cgroups.thaw(record.id)
+            try:
+                await asyncio.sleep(moment)
+            finally:
+                await pause.freeze(host, record)
+            moment = min(moment * 1.5, 0.1)
+
+    def _obstacle(self, record: Record, life: Life) -> str | None:
+        if scan.connections(life.pid):  # the engine has closed its own, but the agent has yet to notice
+            return "connections to its agent are still open"
+        if self._freezer.version == 2:  # where what is frozen sleeps like others; a D is one that waits in the kernel
+            for pid in scan.processes(self._freezer.root / record.id):
+                if any(state == "D" for state in _states(pid)):
+                    return "a process is in the middle of starting another one, or waits for a device"
+        return None
+
+    # And back ---------------------------------------------------------------------------------------------------------------
+
+    async def restore(self, record: Record) -> Handle:
+        """Bring it back into this record, running. A failure leaves the images, and nothing else."""
+        try:
+            return await self._restore(record)
+        except OSError as error:
+            raise from_os(error, f"The memory of the sandbox {record.id} could not be brought back") from error
+
+    async def _restore(self, record: Record) -> Handle:
+        criu, host, images = await self._working(), self._host, self._folder / record.id
+        slot = self._slot(record.id)
+        if slot is None:
+            raise ConflictError(
+                f"The memory of the sandbox {record.id} can't be brought back: its user ids now belong to another engine."
+            )
+        host.memory.check()
+        host.slots.claim(slot)
+        run, policy, ran = host.run / record.id, _load(images), False
+        try:
+            async with self._starter.held(record, policy, slot) as holder:
+                place = Place(holder, Path("/"), tuple(host.cgroups.groups(record.id)), run / "agent.sock")
+                pid = await criu.restore(images, place)
+                ran = True
+            start = processes.start_time(pid)
+            pidfd = None if start is None else processes.hold(pid, start)
+            if start is None or pidfd is None:
+                raise SandyardError(f"The sandbox {record.id} ended as soon as it was brought back.")  # noqa: TRY301
+        except BaseException:
+            if await host.cgroups.clear(record.id) and not ran:
+                (images / USED).unlink(missing_ok=True)  # CRIU gave up before it let anything run
+            remove_run(run)
+            await self._lives.free(slot)
+            if not self.has(record.id):
+                host.slots.let_go(slot)
+            raise
+        words = -1
+        with contextlib.suppress(OSError):
+            words = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
+        self._lives.begin(record, Life(pid, start, slot), pidfd, words, ours=False)
+        host.slots.unkeep(slot)
+        await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
+        return record.handle()
+
+
+def _states(pid: int) -> Iterator[str]:
+    """Of its threads."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            yield task.read_text().rpartition(")")[2].split()[0]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            raise SandyardError(f"The disk could not be synchronised: {os.strerror(ctypes.get_errno())}.")
+    finally:
+        os.close(descriptor)
+
+
+def _save(images: Path, policy: NetworkPolicy) -> None:
+    """The last file: with it, the images are valid."""
+    partial = images / f".{_POLICY}"
+    with partial.open("w") as file:
+        json.dump(asdict(policy), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(images / _POLICY)
+    descriptor = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _load(images: Path) -> NetworkPolicy:
+    raw = json.loads((images / _POLICY).read_text())
+    return NetworkPolicy(bool(raw["allow_internet"]), tuple(raw["allow_out"]), tuple(raw["deny_out"]))
