@@ -136,6 +136,7 @@ class Launcher:
             "processes": None if "pids" in self._cgroups.limits else plan.limits.pids,
             "shm": plan.limits.memory_mb << 19,  # half
             "guest": {
+                "warm_up": True,
                 "memory_bytes": plan.limits.memory_mb << 20,
                 "cpu_count": plan.limits.cpu_count,
                 "disk_bytes": plan.limits.disk_mb << 20 if store.limits else None,
