@@ -203,7 +203,8 @@ class Suspender:
             raise from_os(error, f"The memory of the sandbox {record.id} could not be brought back") from error
 
     async def _restore(self, record: Record) -> Handle:
-        criu, host, images = await self._working(), self._host, self._folder / record.id
+        host, images = self._host, self._folder / record.id
+        criu = self._criu or await Criu.find()  # it was tried out before this memory was written
         slot = self._slot(record.id)
         if slot is None:
             raise ConflictError(

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -29,6 +30,7 @@ _FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; nobody's
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _BPF_RETURN, _SECCOMP_ALLOW = 6, 0x7FFF_0000
 _PATIENCE = 10.0
+_NAME = "sandyard-probe-"
 
 _known: dict[tuple[str, ...], Criu | UnsupportedError] = {}
 
@@ -50,7 +52,7 @@ async def find_working() -> Criu:
 
 
 async def _try(criu: Criu) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandyard-probe-") as name, freezer_group() as freezer:
+    with tempfile.TemporaryDirectory(prefix=f"{_NAME}{os.getpid()}-") as name, freezer_group() as freezer:
         folder = Path(name)
         os.chmod(folder, 0o711)  # noqa: S103, PTH101  the sandbox's root passes through, to the mounts it is handed
         place = folder / "agent.sock"
@@ -78,10 +80,11 @@ def freezer_group() -> Iterator[Path]:
         own, _, rest = line.partition(" - ")
         kind, *_, options = rest.split()
         if kind == "cgroup2" or (kind == "cgroup" and "freezer" in options.split(",")):
-            group = Path(own.split()[4], f"sandyard-probe-{os.getpid()}")
+            group = Path(own.split()[4], f"{_NAME}{os.getpid()}")
             break
     else:
         raise UnsupportedError("there is no freezer cgroup")
+    _sweep(group.parent)
     group.mkdir(exist_ok=True)
     try:
         yield group
@@ -89,6 +92,26 @@ def freezer_group() -> Iterator[Path]:
         set_frozen(group, frozen=False)
         end_all(group)
         group.rmdir()
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what engines that were killed in the middle of this have left."""
+    for group in parent.glob(f"{_NAME}*"):
+        with contextlib.suppress(OSError, UnsupportedError):
+            inside = (group / "cgroup.procs").read_text().split()
+            if _is_dead(group) and "0" not in inside:  # 0: of another pid namespace, where its engine may live
+                set_frozen(group, frozen=False)
+                end_all(group)
+                group.rmdir()
+    for folder in Path(tempfile.gettempdir()).glob(f"{_NAME}*"):
+        if _is_dead(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether the process that this is named after is no more."""
+    pid = path.name.removeprefix(_NAME).partition("-")[0]
+    return pid.isdigit() and not Path("/proc", pid).exists()
 
 
 def set_frozen(group: Path, *, frozen: bool) -> None:
