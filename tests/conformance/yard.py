@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 from sandyard.engine.contract import Condition, Driver, Handle, Layers, Limits, NetworkPolicy, Spec
 from tests.conformance.agent import Agent
@@ -30,7 +31,7 @@ def make_driver(kind: str, data_dir: Path, layers: Layers) -> Driver:
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
 
-    store = "plain" if kind == "namespace-plain" else "auto"
+    store: Literal["auto", "plain"] = "plain" if kind == "namespace-plain" else "auto"
     return NamespaceDriver(Options(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store))
 
 
@@ -79,7 +80,7 @@ class Yard:
 
     def traces(self, name: str) -> list[str]:
         """What is on the machine under the name of a sandbox or snapshot. Nothing else of the driver knows names."""
-        found = [str(path) for path in self.data_dir.rglob(name) if path.is_dir()]
+        found = [str(path) for pattern in (f"*/{name}", f"*/*/{name}") for path in self.data_dir.glob(pattern)]
         instance = self.data_dir / "instance.json"
         if instance.exists():
             folders = json.loads(instance.read_text())["cgroups"].values()

@@ -128,8 +128,7 @@ class NamespaceDriver:
         host.memory.check()
 
         async def fill() -> None:
-            if spec.limits.disk_mb != record.limits.disk_mb:
-                await host.store.resize(record.id, spec.limits.disk_mb)
+            await host.store.renew(record.id, spec.limits.disk_mb)
 
         async def work() -> Handle:
             new = Record(record.id, record.layers, spec.limits)
@@ -321,7 +320,9 @@ class NamespaceDriver:
 
     async def stop(self, handle: Handle) -> Handle:
         record = self._record(handle)
-        await self._end(record, "stopped")
+        if record.alive:
+            await self._end(record, "stopped")
+            self._lives.track(self._here.store.flush())  # its files are all that is left of it
         await self._suspender.forget(record.id)
         return Record(record.id, record.layers, record.limits).handle()
 

@@ -19,6 +19,9 @@ import sandyard
 from sandyard.engine.drivers.namespace.errors import from_child
 from sandyard.engine.drivers.namespace.zygote import bootstrap, protocol
 from sandyard.kit.errors import BusyError, SandyardError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
 
 _TIMEOUT = 30.0
 _BUFFER = 4 << 20
@@ -146,6 +149,7 @@ class Forker:
         except BaseException:
             self._drop()
             raise
+        log.info("zygote_started", pid=self._process.pid)
 
     async def _ask(self, op: str, fields: protocol.Message, timeout: float | None = _TIMEOUT) -> protocol.Message:  # noqa: ASYNC109
         number, pending = self._post(op, fields, ())
@@ -257,6 +261,7 @@ class Forker:
         if not words and self._errors is not None:
             self._errors.seek(0)
             words = self._errors.read().decode(errors="replace").strip().splitlines()
+        log.warning("zygote_died", words=words[-1] if words else "none")
         self._drop(ZygoteDiedError(f"The process that makes sandboxes died: {words[-1]}" if words else None))
 
     def _drop(self, error: SandyardError | None = None) -> None:

@@ -26,6 +26,9 @@ from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, S
 from sandyard.engine.drivers.namespace.store.cow import CowStore
 from sandyard.engine.drivers.namespace.store.plain import PlainStore
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
 
 _CAP_SYS_ADMIN = 1 << 21
 _OPEN_FILES = 65_536
@@ -147,6 +150,8 @@ class Host:
     async def sweep_processes(self, keep: Mapping[str, int]) -> None:
         """End everything of this instance but the sandboxes in `keep` (id → pid of the first process)."""
         strangers = self.cgroups.names() - set(keep) - {ZYGOTE}
+        if strangers:
+            log.info("sandboxes_swept", count=len(strangers))
         cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in strangers))
         if not all(cleared):
             raise SandyardError("Processes of sandboxes that should be gone do not end.")
@@ -165,6 +170,7 @@ class Host:
     async def _open_store(self, path: Path) -> Store:
         store: CowStore | PlainStore = await asyncio.to_thread(self._choose_store, path)
         await store.open()
+        log.info("store_opened", path=str(path), copies=store.live_copy, limits=",".join(store.limits) or "none")
         return store
 
     def _choose_store(self, path: Path) -> CowStore | PlainStore:

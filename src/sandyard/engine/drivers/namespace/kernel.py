@@ -188,6 +188,15 @@ def reconfigure(path: str, flags: list[str]) -> None:
         os.close(context)
 
 
+def syncfs(path: str) -> None:
+    """Write all that is dirty on a file system to its disk. Blocks."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc.syncfs(fd), f"sync {path}")
+    finally:
+        os.close(fd)
+
+
 def filesystem_type(path: str) -> int:
     """The magic number statfs tells."""
     raw = ctypes.create_string_buffer(256)

@@ -100,11 +100,13 @@ class Launcher:
     def _uid(self, slot: int) -> int:
         return 0 if self._rootless else self._instance.uid(slot)
 
+    def unprepared(self, slots: Sequence[int]) -> list[int]:
+        return [slot for slot in slots if slot not in self._ready_slots]
+
     async def prepare(self, slot: int) -> None:
         """Make a slot's user namespace ahead, so that a start finds it."""
-        if slot not in self._ready_slots:
-            await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
-            self._ready_slots.add(slot)
+        await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
+        self._ready_slots.add(slot)
 
     def reserve(self, sandbox: str, limits: Limits, seats: Seats) -> None:
         """Cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""

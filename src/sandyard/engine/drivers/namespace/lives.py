@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.record import Life, Record
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -51,8 +54,13 @@ class Lives:
         """Run something that must come to its end, whoever waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:  # who waits for it hears of it as well
+            log.debug("work_failed", error=str(task.exception()))
 
     async def settle(self) -> None:
         while self._tasks:
@@ -81,6 +89,8 @@ class Lives:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), _STATUS_PATIENCE)
         reason = record.ending or self._reason(record)
+        if record.ending is None:
+            log.info("sandbox_ended", sandbox=record.id, reason=reason)
         _close(record)
         self._by_pid.pop(life.pid, None)
         try:
@@ -113,7 +123,7 @@ class Lives:
         if code < 0:
             return f"its agent was ended by {signal.Signals(-code).name}"
         if code == 0:
-            return "it was shut down from inside"
+            return "it was shut down"
         words = _last_words(record.words)
         return f"its agent failed with {code}" + (f": {words}" if words else "")
 

@@ -92,7 +92,12 @@ async def stop_all(root: int) -> None:
     """Stop a sandbox by signals: its first process, then the others until no running one is left. A process that its own user had
     stopped before is continued with the others: signals can't tell."""
     for _ in range(_ROUNDS):
-        running = [pid for pid, state in family(root).items() if state not in _STOPPED]
+        members = family(root)
+        # Who waits in vfork() for a child that was stopped before its exec can't be stopped, and does nothing either.
+        waited_for = {found[1] for pid, state in members.items() if state == "T" and (found := stat(pid))}
+        running = [
+            pid for pid, state in members.items() if state not in _STOPPED and not (state == "D" and pid in waited_for)
+        ]
         if not running:
             return
         for pid in running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sandyard.engine.contract import Handle, Layers, Limits
@@ -12,6 +12,8 @@ from sandyard.engine.drivers.namespace.processes import boot_id
 from sandyard.kit.errors import InvalidInputError
 
 DRIVER = "namespace"
+
+_LIMITS = tuple(limit.name for limit in fields(Limits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Life:
 
     @property
     def data(self) -> dict[str, Any]:
-        return {"boot": boot_id(), **asdict(self)}
+        return {"boot": boot_id(), "pid": self.pid, "start": self.start, "slot": self.slot}
 
 
 @dataclass(slots=True)
@@ -45,7 +47,8 @@ class Record:
         return self.life is not None and not self.ended.done()
 
     def handle(self) -> Handle:
-        data: dict[str, Any] = {"layers": list(self.layers), "limits": asdict(self.limits)}
+        limits = {name: getattr(self.limits, name) for name in _LIMITS}
+        data: dict[str, Any] = {"layers": list(self.layers), "limits": limits}
         if self.alive and self.life is not None:
             data["life"] = self.life.data
         return Handle(self.id, DRIVER, data)

@@ -71,7 +71,7 @@ class Starter:
         self._under_way += 1
         try:
             policies.begin(host.run / record.id, policy)
-            net = await self._join(slot, policy)
+            net, _ = await _all(self._join(slot, policy), host.store.renew(record.id, record.limits.disk_mb))
             host.launcher.reserve(record.id, record.limits, seats)
             plan = Plan(record.id, slot, record.layers, record.limits, net, hold=True)
             life, pidfd = await self._launch(plan, seats)
@@ -101,6 +101,7 @@ class Starter:
             return await launcher.start(plan, seats, store)
         except ZygoteDiedError:  # once: there is another one
             await self._clear(plan.id, seats)
+            await store.renew(plan.id, plan.limits.disk_mb)  # it may have been mounted already
             launcher.reserve(plan.id, plan.limits, seats)
             return await launcher.start(plan, seats, store)
 
@@ -119,7 +120,7 @@ class Starter:
 
     async def _prepare(self) -> None:
         with contextlib.suppress(SandyardError):
-            for slot in self._host.slots.upcoming(_AHEAD):
+            for slot in self._host.launcher.unprepared(self._host.slots.upcoming(_AHEAD)):
                 while self._under_way:  # noqa: ASYNC110 - nobody waits for this, so nobody should have to wake it
                     await asyncio.sleep(0.02)
                 await self._host.launcher.prepare(slot)

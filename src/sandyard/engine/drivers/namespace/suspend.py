@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -157,7 +156,7 @@ class Suspender:
         os.chown(f"/proc/{life.pid}/fd/2", owner, owner)  # a file of memory that the host's root made can't come back
         await criu.dump(Frozen(life.pid, self._freezer.root / record.id), images)
         try:
-            await asyncio.to_thread(_sync, host.store.path)  # or a crash would part its files from its memory
+            await host.store.flush()  # or a crash would part its files from its memory
             await asyncio.to_thread(_save, images, policies.load(host.run / record.id))
             host.slots.keep(life.slot)
             await end(record, "suspended")
@@ -244,15 +243,6 @@ def _states(pid: int) -> Iterator[str]:
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
             yield task.read_text().rpartition(")")[2].split()[0]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
-            raise SandyardError(f"The disk could not be synchronised: {os.strerror(ctypes.get_errno())}.")
-    finally:
-        os.close(descriptor)
 
 
 def _save(images: Path, policy: NetworkPolicy) -> None:

@@ -53,7 +53,13 @@ class Store(Protocol):
         """Says which layers lie on top of those the sandbox was made of."""
         ...
 
-    async def resize(self, sandbox: str, disk_mb: int) -> None: ...
+    async def renew(self, sandbox: str, disk_mb: int) -> None:
+        """Make a stopped sandbox's directory ready for another start, with this limit."""
+        ...
+
+    async def flush(self) -> None:
+        """All that was written so far is on the disk when this returns."""
+        ...
 
     async def remove(self, sandbox: str) -> None:
         """Out of sight when this returns; the space may take a little longer. Idempotent."""

@@ -115,6 +115,7 @@ class CowStore:
 
         def work() -> None:
             self._limit(btrfs.snapshot(source, target, self._group, read_only=False), disk_mb)
+            _fresh_work(target)
 
         await self._call(work, "copy the sandbox")
 
@@ -123,9 +124,17 @@ class CowStore:
         await self._call(lambda: btrfs.snapshot(source, target, self._group, read_only=True), "take a snapshot")
         return (str(target / UPPER),)
 
-    async def resize(self, sandbox: str, disk_mb: int) -> None:
+    async def renew(self, sandbox: str, disk_mb: int) -> None:
         path = self.path / SANDBOXES / sandbox
-        await self._call(lambda: self._limit(btrfs.subvolume_id(path), disk_mb), "set the disk limit")
+
+        def work() -> None:
+            self._limit(btrfs.subvolume_id(path), disk_mb)
+            _fresh_work(path)
+
+        await self._call(work, "prepare the sandbox's directory")
+
+    async def flush(self) -> None:
+        await self._call(lambda: kernel.syncfs(str(self.path)), "write everything to the disk")
 
     def _limit(self, group: int, disk_mb: int) -> None:
         if self.limits:
@@ -147,6 +156,12 @@ class CowStore:
             if path.exists():
                 raise
             return 0
+
+
+def _fresh_work(path: Path) -> None:
+    """Overlay's scratch directory still has the mark of its last mount."""
+    shutil.rmtree(path / WORK, ignore_errors=True)
+    (path / WORK).mkdir(mode=0o755)
 
 
 def _delete(path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.contract import Layers
+from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.errors import from_os
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, WORK
 from sandyard.engine.drivers.namespace.store.guard import measure
@@ -144,8 +145,15 @@ class PlainStore:
             raise from_os(error, "The store could not share the sandbox's directory") from error
         return stack
 
-    async def resize(self, sandbox: str, disk_mb: int) -> None:
-        """There is no limit to set."""
+    async def renew(self, sandbox: str, disk_mb: int) -> None:
+        self._discard(f"{SANDBOXES}/{sandbox}", WORK)
+        try:
+            (self.path / SANDBOXES / sandbox / WORK).mkdir(mode=0o755)
+        except OSError as error:
+            raise from_os(error, "The store could not prepare the sandbox's directory") from error
+
+    async def flush(self) -> None:
+        await asyncio.to_thread(kernel.syncfs, str(self.path))
 
     async def remove(self, sandbox: str) -> None:
         self._discard(SANDBOXES, sandbox)

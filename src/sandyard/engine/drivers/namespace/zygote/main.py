@@ -43,7 +43,7 @@ def main(guest_module: str, title: str) -> None:
         Zygote(control, guest).serve()
     except BaseException:
         with contextlib.suppress(OSError):
-            protocol.send(control, {"fatal": traceback.format_exc()})
+            protocol.send(control, {"fatal": traceback.format_exc()[-8000:]})
         os._exit(1)
     os._exit(0)
 

@@ -17,9 +17,11 @@ from typing import Any
 
 Message = dict[str, Any]
 
-MAX_PACKET = 1 << 17
+MAX_PACKET = 1 << 15  # more would be a mapping of its own for each packet received
 MAX_FDS = 16
 _INT = array.array("i").itemsize
+_RIGHTS_SPACE = socket.CMSG_SPACE(MAX_FDS * _INT)
+_CLOEXEC, _CUT_OFF = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # enums are slow
 
 
 def encode(message: Message) -> bytes:
@@ -35,7 +37,7 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
 def receive(sock: socket.socket) -> tuple[Message | None, list[int]]:
     """The next packet with its descriptors (close-on-exec), or None when the other side is gone."""
     try:
-        raw, ancillary, flags, _ = sock.recvmsg(MAX_PACKET, socket.CMSG_SPACE(MAX_FDS * _INT), socket.MSG_CMSG_CLOEXEC)
+        raw, ancillary, flags, _ = sock.recvmsg(MAX_PACKET, _RIGHTS_SPACE, _CLOEXEC)
     except ConnectionError:
         return None, []
     fds = array.array("i")
@@ -44,5 +46,5 @@ def receive(sock: socket.socket) -> tuple[Message | None, list[int]]:
             fds.frombytes(data[: len(data) - len(data) % _INT])
     if not raw:
         return None, list(fds)
-    assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC), "a packet was cut off"
-    return json.loads(raw), list(fds)
+    assert not flags & _CUT_OFF, "a packet was cut off"
+    return json.loads(raw.decode()), list(fds)

@@ -31,11 +31,11 @@ _MAKE, _DEVICES, _SYSTEM = "make its root file system", "make its devices", "mou
 CLOSE_LAYERS: Step = (libc.syscall, (kernel.SYS_CLOSE_RANGE, FIRST_LAYER_FD, _LAST_LAYER_FD, 0), _MAKE)
 
 # redirect_dir lets rename() of a directory of the image work. No metacopy, no index, no xino: layers are moved, copied
-# and stacked anew while nothing is mounted, and none of these three survives that.
-_OPTIONS = "redirect_dir=on,metacopy=off,index=off,xino=off"
-_OPTIONS_ROOTLESS = (
-    "userxattr,index=off,xino=off"  # redirects need trusted xattrs: renaming an image's directory is EXDEV
-)
+# and stacked anew while nothing is mounted, and none of these three survives that. volatile: fsync() in a sandbox does not
+# wait for the disk, and, what matters more, the end of one sandbox does not wait until everything that all others wrote is
+# on it. What was written is safe from every crash but that of the machine, which may take the last seconds.
+_OPTIONS = "redirect_dir=on,metacopy=off,index=off,xino=off,volatile"
+_OPTIONS_ROOTLESS = "userxattr,index=off,xino=off,volatile"  # no redirects: renaming a directory of the image is EXDEV
 
 
 class RootFs:

@@ -1,0 +1,287 @@
+"""What only the namespace driver promises: how a sandbox ends, what happens to its maker, and what it can't reach."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.contract import Condition, Handle, Limits, NetworkPolicy, Spec
+from sandyard.engine.drivers.namespace.driver import NamespaceDriver
+from sandyard.engine.drivers.namespace.host import Options
+from sandyard.kit.errors import InvalidInputError
+from tests.conformance import tiny
+from tests.conformance.agent import Agent
+from tests.conformance.yard import Yard
+
+_ESCAPES = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def check(name, result):
+    print(name, 'ok' if result >= 0 else os.strerror(ctypes.get_errno()), sep=': ')
+check('mount', libc.mount(b'x', b'/tmp', b'tmpfs', 0, None))
+check('remount', libc.mount(b'none', b'/proc/sys', None, 0x1020, None))
+check('umount', libc.umount2(b'/proc/keys', 2))
+check('unshare user', libc.unshare(0x10000000))
+check('unshare mount', libc.unshare(0x20000))
+check('setns', libc.setns(os.open('/proc/self/ns/net', 0), 0))
+check('sethostname', libc.sethostname(b'x', 1))
+check('swapoff', libc.swapoff(b'/x'))
+check('ptrace agent', libc.ptrace(16, 1, 0, 0))
+check('mknod', libc.mknod(b'/tmp/device', 0o20666, os.makedev(1, 1)))
+check('setuid outside', libc.setresuid(70000, 70000, 70000))
+for family, kind in ((socket.AF_PACKET, 3), (socket.AF_INET, 3), (40, 1), (38, 5)):
+    try:
+        socket.socket(family, kind, 1 if family == 2 else 0)
+        print('socket', int(family), ': ok')
+    except OSError as error:
+        print('socket', int(family), error.strerror)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _only_namespaces(yard: Yard) -> None:
+    if not yard.kind.startswith("namespace"):
+        pytest.skip("it has no namespaces")
+
+
+def _pid(handle: Handle) -> int:
+    return int(handle.data["life"]["pid"])
+
+
+async def _python(agent: Agent, program: str, *, user: str = "root") -> str:
+    await agent.run(f"cat > /tmp/program.py <<'EOF'\n{program}\nEOF\nchmod 644 /tmp/program.py")
+    done = await agent.run(f"{tiny.PYTHON} -I -S /tmp/program.py", user=user)
+    assert done.code == 0, done.err
+    return done.out
+
+
+# How a sandbox ends ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "killed from outside"), (signal.SIGTERM, "shut down")])
+async def test_the_reason_of_an_end_is_told(yard: Yard, number: signal.Signals, reason: str) -> None:
+    handle, agent = await yard.create()
+    await agent.run("echo kept > file")
+    os.kill(_pid(handle), number)
+    assert reason in await asyncio.wait_for(yard.driver.exited(handle), 10)
+    assert await yard.driver.condition(handle) is Condition.STOPPED
+    booted = await yard.driver.boot(handle, yard.spec(handle.id))
+    assert await yard.agent(booted).read("file") == "kept\n"
+
+
+async def test_nobody_inside_ends_the_agent(yard: Yard) -> None:
+    handle, agent = await yard.create()
+    await agent.run("kill -KILL 1; kill -KILL -1; kill -SEGV 1")
+    assert await agent.health() == 204
+    assert await yard.driver.condition(handle) is Condition.RUNNING
+
+
+async def test_an_adopted_sandbox_is_watched_too(yard: Yard) -> None:
+    handle, _ = await yard.create()
+    await yard.open([handle])
+    os.kill(_pid(handle), signal.SIGKILL)
+    assert await asyncio.wait_for(yard.driver.exited(handle), 10)
+    assert await yard.driver.condition(handle) is Condition.STOPPED
+
+
+# The zygote --------------------------------------------------------------------------------------------------------------
+
+
+def _zygote(yard: Yard) -> int:
+    driver = yard.driver
+    assert isinstance(driver, NamespaceDriver)
+    assert driver._host is not None
+    pid = driver._host.launcher.forker.pid
+    assert pid is not None
+    return pid
+
+
+async def test_the_death_of_the_zygote_hurts_no_sandbox(yard: Yard) -> None:
+    handle, agent = await yard.create()
+    first = _zygote(yard)
+    os.kill(first, signal.SIGKILL)
+    await asyncio.sleep(0.05)
+    assert (await agent.run("echo alive")).out == "alive\n"
+    other, second = await yard.create()
+    assert await second.health() == 204
+    assert _zygote(yard) != first
+    await yard.driver.kill(handle)
+    assert yard.traces(handle.id) == []
+    assert await yard.driver.condition(other) is Condition.RUNNING
+
+
+async def test_creates_survive_the_death_of_the_zygote(yard: Yard) -> None:
+    creating = [asyncio.ensure_future(yard.create()) for _ in range(12)]
+    await asyncio.sleep(0.03)
+    os.kill(_zygote(yard), signal.SIGKILL)
+    made = await asyncio.gather(*creating)
+    assert {await agent.health() for _, agent in made} == {204}
+
+
+async def test_no_process_is_left_when_the_driver_is_closed(yard: Yard) -> None:
+    handle, _ = await yard.create()
+    zygote = _zygote(yard)
+    await yard.driver.kill(handle)
+    await yard.close()
+    assert not Path(f"/proc/{zygote}").exists()
+
+
+# What it can't reach -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_hostile_root_gets_nowhere(yard: Yard) -> None:
+    _, agent = await yard.create()
+    lines = (await _python(agent, _ESCAPES)).splitlines()
+    assert len(lines) == 15
+    assert [line for line in lines if line.endswith("ok")] == []
+
+
+async def test_the_agent_shows_nothing_of_itself(yard: Yard) -> None:
+    _, agent = await yard.create()
+    for name in ("environ", "maps", "mem", "fd", "root", "cwd", "exe"):
+        seen = await agent.run(f"ls -l /proc/1/{name}/ 2>/dev/null || cat /proc/1/{name}")
+        assert seen.out == "", name
+        assert seen.code != 0, name
+    assert str(yard.data_dir) not in (await agent.run("cat /proc/1/cmdline /proc/self/mountinfo")).out
+
+
+async def test_of_the_machine_little_is_seen(yard: Yard) -> None:
+    _, agent = await yard.create()
+    for name in ("keys", "kallsyms", "interrupts", "timer_list", "kcore", "kmsg"):
+        assert (await agent.run(f"head -c 100 /proc/{name}")).out == "", name
+    assert (await agent.run("echo 1 > /proc/sys/kernel/hostname")).code != 0
+    assert (await agent.run("echo b > /proc/sysrq-trigger")).code != 0
+    assert (await agent.run("ls /sys")).out == "devices\nfs\n"
+    assert (await agent.run("ls /dev")).out.split() == sorted(
+        ["fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]
+    )
+    assert int((await agent.run("nproc")).out) == os.cpu_count()
+    pids = (await agent.run("ls /proc")).out.split()
+    assert len([pid for pid in pids if pid.isdigit()]) < 5
+    assert set((await agent.run("cat /proc/self/cgroup")).out.replace("\n", " ").split(":")[-1].strip()) == {"/"}
+
+
+async def test_devices_work_for_everybody(yard: Yard) -> None:
+    _, agent = await yard.create()
+    for user in ("root", "user"):
+        done = await agent.run(
+            "head -c 4 /dev/urandom | wc -c; echo x > /dev/null; head -c 2 /dev/zero | wc -c", user=user
+        )
+        assert (done.code, done.out) == (0, "4\n2\n")
+    assert (await agent.run("echo x > /dev/full")).code != 0
+    assert (await agent.run("echo shared > /dev/shm/x; cat /dev/shm/x")).out == "shared\n"
+
+
+async def test_users_inside_are_who_they_should_be(yard: Yard) -> None:
+    _, agent = await yard.create()
+    single = "users" in yard.driver.capabilities.missing
+    assert (await agent.run("id -u", user="user")).out == ("0\n" if single else "1000\n")
+    await agent.run("echo mine > /tmp/mine", user="user")
+    assert (await agent.run("stat -c %u /tmp/mine")).out == ("0\n" if single else "1000\n")
+    if not single:
+        assert (await agent.run("cat /root/x 2>&1; ls /root", user="user")).code != 0
+
+
+async def test_sandboxes_do_not_see_each_other(yard: Yard) -> None:
+    one, other = (await yard.create())[1], (await yard.create())[1]
+    await one.run("echo secret > /tmp/secret; echo secret > /dev/shm/secret")
+    await one.begin("sleep 4321")
+    assert (await other.run("ls /tmp/secret /dev/shm/secret")).out == ""
+    assert "4321" not in (await other.run("cat /proc/[0-9]*/cmdline")).out
+
+
+async def test_the_names_of_the_place(yard: Yard) -> None:
+    _, agent = await yard.create()
+    assert (await agent.run("uname -n; cat /etc/hostname")).out == "e2b.local\ne2b.local\n"
+    assert "localhost" in await agent.read("/etc/hosts")
+    await agent.run("echo 10.1.2.3 mine >> /etc/hosts")
+    layers = await yard.driver.snapshot(agent.handle, "names")
+    _, later = await yard.create(layers=layers)
+    assert "10.1.2.3 mine" in await later.read("/etc/hosts")
+
+
+# Odd places --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_data_directory_with_a_long_and_odd_name(yard: Yard, tmp_path: Path) -> None:
+    await yard.close()
+    folder = tmp_path / ("very long: and, odd " * 6) / "data"
+    folder.mkdir(parents=True)
+    place = Yard(yard.kind, folder, yard.layers)
+    await place.open()
+    try:
+        handle, agent = await place.create()
+        await agent.run("echo kept > file")
+        fork = await place.driver.fork(handle, place.spec())
+        assert await place.agent(fork).read("file") == "kept\n"
+    finally:
+        await place.clear()
+
+
+async def test_layers_may_lie_anywhere(yard: Yard, tmp_path: Path) -> None:
+    """Also where nobody said they would: the zygote is replaced by one that sees them."""
+    elsewhere = tmp_path / "else:where"
+    (elsewhere / "etc").mkdir(parents=True)
+    elsewhere.chmod(0o755)
+    (elsewhere / "etc/extra").write_text("extra\n")
+    old, agent = await yard.create()
+    _, stacked = await yard.create(layers=(str(elsewhere), *yard.layers))
+    assert await stacked.read("/etc/extra") == "extra\n"
+    assert (await stacked.run("ls /bin/sh")).code == 0
+    assert await agent.health() == 204
+    assert await yard.driver.condition(old) is Condition.RUNNING
+
+
+async def test_many_layers(yard: Yard, tmp_path: Path) -> None:
+    layers = []
+    for number in range(60):
+        layer = tmp_path / "layers" / str(number)
+        layer.mkdir(parents=True)
+        (layer / f"file{number}").write_text(f"{number}\n")
+        layers.append(str(layer))
+    _, agent = await yard.create(layers=(*layers, *yard.layers))
+    assert len((await agent.run("cat /file*")).out.splitlines()) == 60
+
+
+async def test_an_id_is_a_plain_word(yard: Yard) -> None:
+    for name in ("", "../x", "a/b", "_zygote", ".x", "x" * 65):
+        with pytest.raises(InvalidInputError):
+            await yard.driver.create(Spec(name, yard.layers, Limits(), NetworkPolicy()))
+
+
+async def test_stopped_sandboxes_and_snapshots_survive_without_anything_running(yard: Yard) -> None:
+    """As after a reboot: nothing of the old engine is mounted or running."""
+    handle, agent = await yard.create()
+    await agent.run("echo kept > file")
+    layers = await yard.driver.snapshot(handle, "snap")
+    stopped = await yard.driver.stop(handle)
+    await yard.close()
+    if yard.kind == "namespace":
+        assert not (yard.data_dir / "store").is_mount()
+    assert await yard.open([stopped], ["snap"]) == {handle.id: Condition.STOPPED}
+    booted = await yard.driver.boot(stopped, yard.spec(handle.id))
+    assert await yard.agent(booted).read("file") == "kept\n"
+    _, later = await yard.create(layers=layers)
+    assert await later.read("file") == "kept\n"
+
+
+async def test_two_engines_beside_each_other(yard: Yard, tmp_path: Path) -> None:
+    handle, agent = await yard.create("same")
+    other = NamespaceDriver(Options(tmp_path, store="plain"))
+    await other.open([], [])
+    try:
+        twin = await other.create(Spec("same", yard.layers))
+        await Agent(other, twin).run("echo other > file")
+        assert (await agent.run("ls file")).code != 0
+        await other.open([], [])
+        assert await other.condition(twin) is Condition.ABSENT
+        assert await agent.health() == 204
+    finally:
+        await other.close()
+        shutil.rmtree(tmp_path, ignore_errors=True)
+    assert await yard.driver.condition(handle) is Condition.RUNNING

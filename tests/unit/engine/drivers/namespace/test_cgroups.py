@@ -1,0 +1,125 @@
+"""Reading what a machine has, and writing limits, on directories that look like it. Freezing and killing are conformance's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.contract import Limits
+from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy
+from sandyard.engine.drivers.namespace.cgroups.discovery import mounts
+
+HYBRID = """\
+25 30 0:23 / /sys rw,nosuid - sysfs sysfs rw
+31 25 0:27 / /sys/fs/cgroup ro,nosuid shared:9 - tmpfs tmpfs ro,mode=755
+32 31 0:28 / /sys/fs/cgroup/unified rw,nosuid shared:10 - cgroup2 cgroup2 rw,nsdelegate
+33 31 0:29 / /sys/fs/cgroup/systemd rw shared:11 - cgroup cgroup rw,xattr,name=systemd
+34 31 0:32 / /sys/fs/cgroup/cpu,cpuacct rw shared:15 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:33 / /sys/fs/cgroup/memory rw shared:16 - cgroup cgroup rw,memory
+36 31 0:34 / /sys/fs/cgroup/with\\040space rw - cgroup cgroup rw,pids
+"""
+
+
+def test_hierarchies_are_found_in_mountinfo() -> None:
+    found = {str(mount.path): (mount.version, mount.controllers) for mount in mounts(HYBRID)}
+    assert found == {
+        "/sys/fs/cgroup/unified": (2, frozenset()),
+        "/sys/fs/cgroup/cpu,cpuacct": (1, frozenset({"cpu", "cpuacct"})),
+        "/sys/fs/cgroup/memory": (1, frozenset({"memory"})),
+        "/sys/fs/cgroup/with space": (1, frozenset({"pids"})),
+    }
+    assert mounts(HYBRID)[0].options == ("rw", "nsdelegate")
+
+
+class _Files:
+    """Makes the files a kernel would put into every new group."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        real = os.mkdir
+
+        def mkdir(path: str, mode: int = 0o777) -> None:
+            real(path, mode)
+            for name in (*names, "cgroup.procs"):
+                Path(path, name).touch()
+
+        monkeypatch.setattr(os, "mkdir", mkdir)
+
+
+def _read(folder: Path, *names: str) -> dict[str, str]:
+    return {name: (folder / name).read_text() for name in names}
+
+
+def test_limits_in_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("memory.max", "memory.swap.max", "cpu.max", "pids.max")
+    _Files(monkeypatch, *files)
+    (tmp_path / "memory.swap.max").touch()
+    groups = Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory", "cpu", "pids"}))])
+    seats = groups.make("one", Limits(memory_mb=64, cpu_count=3, pids=7))
+    assert [name for name, _ in seats] == ["cgroup"]
+    os.close(seats[0][1])
+    assert _read(tmp_path / "one", *files) == {
+        "memory.max": str(64 << 20),
+        "memory.swap.max": "0",
+        "cpu.max": "300000 100000",
+        "pids.max": "7",
+    }
+    assert groups.limits == {"memory", "cpu", "pids"}
+    assert groups.shows_limits
+    assert groups.can_freeze
+
+
+def test_limits_in_version_1_with_a_bare_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("memory.limit_in_bytes", "cpu.cfs_quota_us", "pids.max")
+    _Files(monkeypatch, *files)
+    hierarchies = []
+    for name, version, controllers in (
+        ("unified", 2, ()),
+        ("memory", 1, ("memory",)),
+        ("cpu+pids", 1, ("cpu", "pids")),
+    ):
+        (tmp_path / name).mkdir()
+        hierarchies.append(Hierarchy(name, version, tmp_path / name, frozenset(controllers)))
+    groups = Cgroups(hierarchies)
+    seats = groups.make("one", Limits(memory_mb=64, cpu_count=2, pids=7))
+    assert [name for name, _ in seats] == ["cgroup", "join", "join"]
+    for _, fd in seats:
+        os.close(fd)
+    assert _read(tmp_path / "memory/one", "memory.limit_in_bytes") == {"memory.limit_in_bytes": str(64 << 20)}
+    assert _read(tmp_path / "cpu+pids/one", "cpu.cfs_quota_us", "pids.max") == {
+        "cpu.cfs_quota_us": "200000",
+        "pids.max": "7",
+    }
+    assert not (tmp_path / "memory/one/memory.memsw.limit_in_bytes").exists()
+    assert groups.names() == {"one"}
+    assert not groups.shows_limits
+
+
+def test_a_group_that_can_not_be_made_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _Files(monkeypatch)
+    hierarchies = [Hierarchy(name, 2, tmp_path / name, frozenset()) for name in ("unified", "missing")]
+    (tmp_path / "unified").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(FileNotFoundError):
+        Cgroups(hierarchies).make("one", Limits())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_usage_is_read_from_either_version(tmp_path: Path) -> None:
+    two, one = tmp_path / "two", tmp_path / "one"
+    for folder in (two / "s", one / "s"):
+        folder.mkdir(parents=True)
+    (two / "s/cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    (two / "s/memory.current").write_text("1000\n")
+    (two / "s/memory.stat").write_text("anon 600\nfile 400\n")
+    (two / "s/memory.events").write_text("low 0\noom 1\noom_kill 2\n")
+    used = Cgroups([Hierarchy("unified", 2, two, frozenset({"memory"}))]).usage("s")
+    assert (used.cpu_seconds, used.memory, used.cache, used.oom_kills) == (2.5, 600, 400, 2)
+    (one / "s/memory.usage_in_bytes").write_text("1000\n")
+    (one / "s/memory.stat").write_text("cache 1\ntotal_cache 300\n")
+    (one / "s/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (one / "s/cpuacct.usage").write_text("1500000000\n")
+    used = Cgroups([Hierarchy("memory", 1, one, frozenset({"memory", "cpuacct"}))]).usage("s")
+    assert (used.cpu_seconds, used.memory, used.cache, used.oom_kills) == (1.5, 700, 300, 3)
+    assert Cgroups([]).usage("s").cpu_seconds == 0

@@ -1,0 +1,155 @@
+"""btrfs in an image, for real. Needs root."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.store import btrfs, guard, image
+from sandyard.engine.drivers.namespace.store.cow import CowStore
+from sandyard.kit.errors import FullError, SandyardError
+
+pytestmark = pytest.mark.skipif(image.obstacle() is not None, reason=str(image.obstacle()))
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> AsyncIterator[CowStore]:
+    made = await _open(tmp_path)
+    yield made
+    await made.close(unmount=True)
+    assert image.attached(tmp_path / "store.img") is None
+
+
+async def _open(folder: Path) -> CowStore:
+    (folder / "store").mkdir(exist_ok=True)
+    if not (folder / "store.img").exists():
+        image.make(folder / "store.img", "sandyard-test")
+    image.mount(folder / "store.img", folder / "store")
+    store = CowStore(folder / "store", "test", folder / "store.img")
+    await store.open()
+    return store
+
+
+def _upper(store: CowStore, sandbox: str) -> Path:
+    return store.path / "sandboxes" / sandbox / "upper"
+
+
+async def test_an_image_takes_little_until_it_is_used(store: CowStore) -> None:
+    status = (store.path.parent / "store.img").stat()
+    assert status.st_size >= image.SMALLEST
+    assert status.st_blocks * 512 < 64 << 20
+    assert store.limits == {"disk"}
+
+
+async def test_copies_are_independent(store: CowStore) -> None:
+    await store.create("one", 100)
+    (_upper(store, "one") / "file").write_text("one")
+    await store.copy("one", "two", 100, stopped=False)
+    (layer,) = await store.snapshot("one", "snap", stopped=False)
+    (_upper(store, "one") / "file").write_text("changed")
+    assert (_upper(store, "two") / "file").read_text() == "one"
+    await store.remove("one")
+    assert not store.has("one")
+    assert Path(layer, "file").read_text() == "one"
+    with pytest.raises(OSError, match="Read-only"):
+        Path(layer, "file").write_text("x")
+    await store.remove_snapshot("snap")
+    await store.remove_snapshot("snap")
+    assert not Path(layer).exists()
+
+
+async def test_a_name_is_used_once(store: CowStore) -> None:
+    await store.create("one", 100)
+    with pytest.raises(SandyardError):
+        await store.create("one", 100)
+
+
+async def test_each_sandbox_has_its_limit(store: CowStore) -> None:
+    await store.create("small", 8)
+    await store.create("large", 100)
+    with pytest.raises(OSError) as caught, (_upper(store, "small") / "big").open("wb", buffering=0) as file:
+        for _ in range(40):
+            file.write(os.urandom(1 << 20))
+    assert caught.value.errno == errno.EDQUOT
+    (_upper(store, "large") / "big").write_bytes(os.urandom(20 << 20))
+    (_upper(store, "small") / "big").unlink()
+    await store.flush()
+    assert await store.usage("large") >= 20 << 20
+    await store.renew("small", 50)
+    (_upper(store, "small") / "big").write_bytes(os.urandom(20 << 20))
+
+
+async def test_all_of_them_together_stay_below_what_is_free(store: CowStore) -> None:
+    """The limit that follows the machine's free space, set by hand."""
+    await store.create("one", 1000)
+    group = store._group
+    assert group is not None
+    await store.flush()
+    btrfs.set_limit(store.path, group, btrfs.usage(store.path, group) + (8 << 20))
+    with pytest.raises(OSError) as caught, (_upper(store, "one") / "big").open("wb", buffering=0) as file:
+        for _ in range(40):
+            file.write(os.urandom(1 << 20))
+    assert caught.value.errno == errno.EDQUOT
+
+
+async def test_a_nearly_full_disk_takes_no_new_sandbox(store: CowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.check_room()
+    monkeypatch.setattr(guard, "measure", lambda *_: guard.Room(100 << 20, "the disk"))
+    watch = guard.Guard(store.path, None, None)
+    with pytest.raises(FullError, match="disk"):
+        watch.check()
+
+
+async def test_the_store_is_found_again(tmp_path: Path) -> None:
+    """After a clean end, after a kill (still mounted), and when only something else holds it (the mount is gone, the file is still
+    attached): it is the same one, and attached once."""
+    first = await _open(tmp_path)
+    await first.create("one", 100)
+    (_upper(first, "one") / "file").write_text("kept")
+    await first.close(unmount=True)
+    assert not (tmp_path / "store").is_mount()
+    second = await _open(tmp_path)
+    assert (_upper(second, "one") / "file").read_text() == "kept"
+    await second.close(unmount=False)
+    third = await _open(tmp_path)
+    await third.close(unmount=False)
+    device = image.attached(tmp_path / "store.img")
+    held = os.open(tmp_path / "store/sandboxes", os.O_RDONLY)
+    try:
+        kernel.unmount(str(tmp_path / "store"), kernel.MNT_DETACH)
+        fourth = await _open(tmp_path)
+        assert image.attached(tmp_path / "store.img") == device
+        assert (_upper(fourth, "one") / "file").read_text() == "kept"
+    finally:
+        os.close(held)
+    await fourth.sweep((), ())
+    await fourth.close(unmount=True)
+    for _ in range(100):
+        if image.attached(tmp_path / "store.img") is None:
+            break
+        await asyncio.sleep(0.05)
+    assert image.attached(tmp_path / "store.img") is None
+
+
+async def test_a_broken_image_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store.img").write_bytes(b"not a file system" * 1000)
+    with pytest.raises(image.ImageError, match="can't be mounted"):
+        image.mount(tmp_path / "store.img", tmp_path / "store")
+    assert (tmp_path / "store.img").read_bytes().startswith(b"not a file system")
+
+
+async def test_groups_of_subvolumes_that_are_gone_are_dropped(store: CowStore) -> None:
+    await store.create("one", 100)
+    group = btrfs.subvolume_id(store.path / "sandboxes/one")
+    await store.remove("one")
+    btrfs.drop_stale_groups(store.path)
+    assert btrfs.quota_kind(store.path) in {"simple", "full"}
+    assert group >= 256

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+from sandyard.engine.drivers.namespace import instance as instances
+
+
+def _load(tmp_path: Path, name: str, slots: int = 256) -> instances.Instance:
+    (tmp_path / name).mkdir(exist_ok=True)
+    return instances.load(tmp_path / name, slots, claims=tmp_path / "claims")
+
+
+def test_an_instance_stays_who_it_is(tmp_path: Path) -> None:
+    first = _load(tmp_path, "one")
+    assert _load(tmp_path, "one") == first
+    assert first.uid(1) - first.uid(0) == 65_536
+    assert first.slots >= 256
+
+
+def test_instances_do_not_share_ids(tmp_path: Path) -> None:
+    made = [_load(tmp_path, f"engine{number}", slots=1024) for number in range(5)]
+    ranges = sorted((one.uid(0), one.uid(one.slots)) for one in made)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
+    assert all(end <= 2**31 for _, end in ranges)
+    assert len({one.name for one in made}) == 5
+
+
+def test_the_range_of_a_data_directory_that_is_gone_is_free_again(tmp_path: Path) -> None:
+    first = _load(tmp_path, "one")
+    shutil.rmtree(tmp_path / "one")
+    assert _load(tmp_path, "two").first_uid == first.first_uid
+
+
+def test_a_released_range_can_be_taken_by_another(tmp_path: Path) -> None:
+    first = _load(tmp_path, "one")
+    instances.release(first, tmp_path / "one", claims=tmp_path / "claims")
+    second = _load(tmp_path, "two")
+    assert second.first_uid == first.first_uid
+    again = _load(tmp_path, "one")
+    assert again.name == first.name
+    assert again.first_uid != second.first_uid
+
+
+def test_when_all_ranges_are_taken_the_first_is_shared(tmp_path: Path) -> None:
+    made = [_load(tmp_path, f"engine{number}") for number in range(instances.BLOCKS + 1)]
+    assert made[-1].first_uid == instances.FIRST_UID
+    assert made[-1].slots == instances.SLOTS_PER_BLOCK

@@ -1,0 +1,105 @@
+"""The plain store without a zygote: its trees are copied and removed right here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+
+from sandyard.engine.drivers.namespace.store.plain import PlainStore
+from sandyard.engine.drivers.namespace.zygote import files
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> PlainStore:
+    async def ask(op: str, fields: dict[str, Any]) -> None:
+        places = [
+            f"{tmp_path}/{fields[name].removeprefix('/store/')}"
+            for name in ("source", "target", "path")
+            if name in fields
+        ]
+        (files.copy_tree if op == "copy" else files.remove_tree)(*places)
+
+    made = PlainStore(tmp_path, ask, "a test")
+    await made.open()
+    return made
+
+
+def _upper(store: PlainStore, sandbox: str) -> Path:
+    return store.path / "sandboxes" / sandbox / "upper"
+
+
+async def test_a_running_sandbox_is_copied(store: PlainStore) -> None:
+    await store.create("one", 0)
+    (_upper(store, "one") / "file").write_text("one")
+    await store.copy("one", "two", 0, stopped=False)
+    (_upper(store, "one") / "file").write_text("changed")
+    assert (_upper(store, "two") / "file").read_text() == "one"
+    (layer,) = await store.snapshot("one", "snap", stopped=False)
+    assert Path(layer, "file").read_text() == "changed"
+    assert store.below("one") == store.below("two") == ()
+
+
+async def test_a_stopped_sandbox_is_shared(store: PlainStore) -> None:
+    await store.create("one", 0)
+    (_upper(store, "one") / "file").write_text("one")
+    inode = (_upper(store, "one") / "file").stat().st_ino
+    await store.copy("one", "two", 0, stopped=True)
+    assert list(_upper(store, "one").iterdir()) == list(_upper(store, "two").iterdir()) == []
+    (shared,) = store.below("one")
+    assert store.below("two") == (shared,)
+    assert Path(shared, "file").stat().st_ino == inode
+    layers = await store.snapshot("two", "snap", stopped=True)
+    assert layers[1:] == (shared,)
+    await store.remove("one")
+    await store.remove("two")
+    await store.close(unmount=False)
+    assert Path(shared, "file").exists()
+    await store.remove_snapshot("snap")
+    await store.close(unmount=False)
+    assert not Path(shared).exists()
+    assert list((store.path / "shared").iterdir()) == list((store.path / "trash").iterdir()) == []
+
+
+async def test_a_crash_while_sharing_loses_nothing(store: PlainStore) -> None:
+    """At the worst moment the directory has moved and the new one is not there yet."""
+    await store.create("one", 0)
+    (_upper(store, "one") / "file").write_text("one")
+    await store.snapshot("one", "snap", stopped=True)
+    _upper(store, "one").rmdir()
+    assert store.has("one")
+    await store.sweep({"one"}, set())
+    assert _upper(store, "one").is_dir()
+    (shared,) = store.below("one")
+    assert Path(shared, "file").read_text() == "one"
+
+
+async def test_what_nobody_names_is_swept(store: PlainStore) -> None:
+    for name in ("kept", "gone"):
+        await store.create(name, 0)
+        await store.snapshot(name, f"of-{name}", stopped=False)
+    (store.path / "trash/left").mkdir()
+    await store.sweep({"kept"}, {"of-gone"})
+    await store.close(unmount=False)
+    assert store.names() == {"kept"}
+    assert [path.name for path in (store.path / "snapshots").iterdir()] == ["of-gone"]
+    assert list((store.path / "trash").iterdir()) == []
+
+
+async def test_a_new_start_has_a_fresh_work_directory(store: PlainStore) -> None:
+    await store.create("one", 0)
+    mark = store.path / "sandboxes/one/work/incompat"
+    mark.mkdir()
+    await store.renew("one", 0)
+    assert not mark.exists()
+    assert mark.parent.is_dir()
+
+
+async def test_usage_counts_blocks(store: PlainStore) -> None:
+    await store.create("one", 0)
+    (_upper(store, "one") / "file").write_bytes(os.urandom(1 << 20))
+    os.sync()
+    assert await store.usage("one") >= 1 << 20
+    assert await store.usage("nobody") == 0

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from sandyard.engine.drivers.namespace import processes
+
+_FAMILY = (
+    "import subprocess, sys, time; subprocess.Popen(['sleep', '1000']); print('ready', flush=True); time.sleep(1000)"
+)
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", _FAMILY], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    for pid in processes.family(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_process_is_named_by_pid_and_start(parent: subprocess.Popen[bytes]) -> None:
+    start = processes.start_time(parent.pid)
+    assert start is not None
+    fd = processes.hold(parent.pid, start)
+    assert fd is not None
+    os.close(fd)
+    assert processes.hold(parent.pid, start + 1) is None
+    assert processes.hold(2**22, 1) is None
+
+
+def test_a_zombie_is_no_process() -> None:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.start_time(process.pid) is None
+    process.wait()
+
+
+async def test_a_family_is_stopped_and_goes_on(parent: subprocess.Popen[bytes]) -> None:
+    assert len(processes.family(parent.pid)) == 2
+    await processes.stop_all(parent.pid)
+    assert processes.stopped(parent.pid)
+    assert set(processes.family(parent.pid).values()) == {"T"}
+    await processes.stop_all(parent.pid)
+    processes.continue_all(parent.pid)
+    async with asyncio.timeout(10):
+        while "T" in processes.family(parent.pid).values():
+            await asyncio.sleep(0.01)
+
+
+def test_usage_counts_the_whole_family(parent: subprocess.Popen[bytes]) -> None:
+    _, memory = processes.usage(parent.pid)
+    own = int(os.sysconf("SC_PAGE_SIZE"))
+    assert memory > own
+    assert processes.usage(2**22) == (0.0, 0)
+
+
+def test_processes_are_found_by_their_title() -> None:
+    assert os.getpid() not in set(processes.titled("sandyard nobody"))

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from sandyard.engine.contract import Handle, Limits
+from sandyard.engine.drivers.namespace.record import Life, Record, parse
+from sandyard.kit.errors import InvalidInputError
+
+
+async def test_a_handle_says_all_that_is_needed() -> None:
+    record = Record("one", ("/a", "/b"), Limits(memory_mb=64))
+    record.life = Life(10, 20, 30)
+    handle = Handle(**json.loads(json.dumps(asdict(record.handle()))))
+    assert parse(handle) == (("/a", "/b"), Limits(memory_mb=64), Life(10, 20, 30))
+
+
+async def test_a_life_ends_with_its_process_and_with_the_machine() -> None:
+    record = Record("one", (), Limits())
+    record.life = Life(10, 20, 30)
+    data = json.loads(json.dumps(dict(record.handle().data)))
+    data["life"]["boot"] = "another"
+    assert parse(Handle("one", "namespace", data))[2] is None
+    record.ended.set_result("gone")
+    assert "life" not in record.handle().data
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"layers": []}, {"layers": [], "limits": {"memory": 1}}, {"layers": 3, "limits": {}}]
+)
+def test_a_handle_that_is_not_complete(data: dict[str, object]) -> None:
+    with pytest.raises(InvalidInputError):
+        parse(Handle("one", "namespace", data))
+
+
+def test_a_handle_of_another_driver() -> None:
+    with pytest.raises(InvalidInputError, match="fake"):
+        parse(Handle("one", "fake", {}))

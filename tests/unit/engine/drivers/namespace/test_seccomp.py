@@ -1,0 +1,161 @@
+"""The filter, run by a small interpreter of classic BPF: what every machine's kernel would answer."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+
+import pytest
+
+from sandyard.engine.drivers.namespace import seccomp
+
+ALLOW, KILL = 0x7FFF_0000, 0x8000_0000
+EPERM, ENOSYS = (0x0005_0000 | code for code in (errno.EPERM, errno.ENOSYS))
+FOREIGN = {"x86_64": 0x4000_0003, "aarch64": 0x4000_0028}  # i386, 32-bit arm
+EVERYDAY = {
+    "x86_64": {
+        "read": 0,
+        "openat": 257,
+        "execve": 59,
+        "ptrace": 101,
+        "mknod": 133,
+        "chroot": 161,
+        "rseq": 334,
+        "mseal": 462,
+    },
+    "aarch64": {
+        "read": 63,
+        "openat": 56,
+        "execve": 221,
+        "ptrace": 117,
+        "mknodat": 33,
+        "chroot": 51,
+        "rseq": 293,
+        "mseal": 462,
+    },
+}
+
+Machine = pytest.mark.parametrize("machine", seccomp.MACHINES)
+
+
+def judge(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
+    """What the filter answers to a system call."""
+    data = struct.pack(
+        "=iIQ6Q", number, arch or seccomp.MACHINES[machine][0], 0, *(*arguments, *[0] * (6 - len(arguments)))
+    )
+    code = list(struct.iter_unpack("HBBI", seccomp.program(machine)))
+    position = accumulator = 0
+    while True:
+        operation, if_true, if_false, operand = code[position]
+        position += 1
+        match operation:
+            case 0x20:
+                accumulator = struct.unpack_from("=I", data, operand)[0]
+            case 0x54:
+                accumulator &= operand
+            case 0x05:
+                position += operand
+            case 0x15:
+                position += if_true if accumulator == operand else if_false
+            case 0x35:
+                position += if_true if accumulator >= operand else if_false
+            case 0x45:
+                position += if_true if accumulator & operand else if_false
+            case 0x06:
+                return int(operand)
+            case _:
+                raise AssertionError(operation)
+
+
+def number(machine: str, name: str) -> int:
+    table = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.CHECKED}
+    found = table[name][seccomp.MACHINES[machine][1]]
+    assert found is not None
+    return found
+
+
+@Machine
+def test_every_number_gets_the_answer_of_its_table(machine: str) -> None:
+    column = seccomp.MACHINES[machine][1]
+    expected: dict[int | None, int] = dict.fromkeys(range(seccomp.NEWEST + 1), ALLOW)
+    expected |= {numbers[column]: EPERM for numbers in seccomp.FORBIDDEN.values() if numbers[column] is not None}
+    expected |= {numbers[column]: ENOSYS for numbers in seccomp.MISSING.values() if numbers[column] is not None}
+    for numbers in seccomp.CHECKED.values():
+        del expected[numbers[column]]
+    assert {nr: judge(machine, nr) for nr in expected if nr is not None} == expected
+
+
+@Machine
+def test_everyday_calls_are_allowed(machine: str) -> None:
+    assert {judge(machine, nr) for nr in EVERYDAY[machine].values()} == {ALLOW}
+
+
+@Machine
+def test_what_is_newer_than_the_table_is_missing(machine: str) -> None:
+    for nr in (seccomp.NEWEST + 1, 999, 0x4000_0000, 0x4000_0000 | 165, 0xFFFF_FFFF - (1 << 32) + 0):
+        assert judge(machine, nr) == ENOSYS
+
+
+@Machine
+def test_another_abi_is_the_end_of_the_process(machine: str) -> None:
+    assert judge(machine, 1, arch=FOREIGN[machine]) == KILL
+
+
+@Machine
+def test_no_new_namespaces(machine: str) -> None:
+    for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert judge(machine, number(machine, "clone"), flag | 17) == EPERM
+        assert judge(machine, number(machine, "unshare"), flag) == EPERM
+    assert judge(machine, number(machine, "unshare"), 0x80) == EPERM
+    thread = 0x3D0F00
+    assert judge(machine, number(machine, "clone"), thread) == ALLOW
+    assert judge(machine, number(machine, "clone"), 17) == ALLOW
+    assert judge(machine, number(machine, "unshare"), 0x400) == ALLOW  # CLONE_FILES
+    assert judge(machine, number(machine, "clone3")) == ENOSYS
+
+
+@Machine
+def test_nobody_types_into_a_terminal(machine: str) -> None:
+    ioctl = number(machine, "ioctl")
+    for request in (0x5412, 0x541C, 0x5412 | 1 << 32):  # the kernel looks at the low half only
+        assert judge(machine, ioctl, 0, request) == EPERM
+    assert judge(machine, ioctl, 0, 0x5413) == ALLOW
+
+
+@Machine
+def test_socket_families(machine: str) -> None:
+    unsupported, no_protocol = 0x0005_0000 | errno.EAFNOSUPPORT, 0x0005_0000 | errno.EPROTONOSUPPORT
+    socket = number(machine, "socket")
+    assert {judge(machine, socket, family) for family in (1, 2, 10)} == {ALLOW}
+    assert {judge(machine, socket, family) for family in (17, 29, 38, 40, 44, 0, 45)} == {unsupported}
+    assert judge(machine, socket, 16, 3, 0) == ALLOW
+    assert judge(machine, socket, 16, 3, 12) == no_protocol
+    assert judge(machine, number(machine, "socketpair"), 1) == ALLOW
+    assert judge(machine, number(machine, "socketpair"), 30) == unsupported
+
+
+@Machine
+def test_personalities(machine: str) -> None:
+    personality = number(machine, "personality")
+    assert {judge(machine, personality, value) for value in (0, 8, 0x20000, 0x40000, 0x60008, 0xFFFF_FFFF)} == {ALLOW}
+    assert {judge(machine, personality, value) for value in (0x0400000, 0x100000, 6)} == {EPERM}
+
+
+def test_the_numbers_are_those_of_libseccomp() -> None:
+    try:
+        library = ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        pytest.skip("there is no libseccomp to compare with")
+    resolve = library.seccomp_syscall_resolve_name_arch
+    resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
+    compared = 0
+    for name, numbers in {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.CHECKED}.items():
+        for machine, (arch, column) in seccomp.MACHINES.items():
+            found = resolve(arch, name.encode())
+            if found == -1:  # younger than the library
+                assert numbers[column] is not None
+                continue
+            compared += 1
+            assert (found if found >= 0 else None) == numbers[column], (name, machine)
+    assert compared > 100

@@ -1,0 +1,64 @@
+"""Capacity, policies, the base layer and errors: parts too small for a file each."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.drivers.namespace import base_layer, policies
+from sandyard.engine.drivers.namespace.capacity import Memory
+from sandyard.engine.drivers.namespace.errors import from_child, from_errno
+from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
+
+
+def _meminfo(path: Path, total_mb: int, available_mb: int) -> Path:
+    path.write_text(f"MemTotal: {total_mb << 10} kB\nMemFree: 1 kB\nMemAvailable: {available_mb << 10} kB\n")
+    return path
+
+
+def test_memory_that_is_nearly_gone_is_full(tmp_path: Path) -> None:
+    Memory(_meminfo(tmp_path / "a", 8000, 2000)).check()
+    with pytest.raises(FullError, match="memory"):
+        Memory(_meminfo(tmp_path / "b", 8000, 200)).check()
+    with pytest.raises(FullError, match="memory"):
+        Memory(_meminfo(tmp_path / "c", 64000, 1000)).check()
+
+
+def test_a_policy_comes_back(tmp_path: Path) -> None:
+    strict = NetworkPolicy(False, ("1.1.1.1", "*.example.com"), ("0.0.0.0/0",))
+    policies.begin(tmp_path / "one", strict)
+    assert policies.load(tmp_path / "one") == strict
+    policies.save(tmp_path / "one", NetworkPolicy())
+    assert policies.load(tmp_path / "one") == NetworkPolicy()
+    policies.begin(tmp_path / "one", strict)
+    assert policies.load(tmp_path / "one") == strict
+
+
+def test_a_policy_that_can_not_be_read_allows_nothing(tmp_path: Path) -> None:
+    policies.begin(tmp_path / "one", NetworkPolicy(deny_out=("1.1.1.1",)))
+    (tmp_path / "one/network.json").write_text("{")
+    assert policies.load(tmp_path / "one") == NetworkPolicy(allow_internet=False)
+
+
+def test_the_base_layer_depends_on_the_name_server_alone(tmp_path: Path) -> None:
+    (tmp_path / base_layer.FOLDER).mkdir()
+    one = base_layer.ensure(tmp_path, "10.0.0.1")
+    assert base_layer.ensure(tmp_path, "10.0.0.1") == one
+    assert base_layer.ensure(tmp_path, "10.0.0.2") != one
+    assert "nameserver 10.0.0.1\n" in Path(one, "etc/resolv.conf").read_text()
+    assert base_layer.HOSTNAME in Path(one, "etc/hosts").read_text()
+    assert Path(one, "etc").stat().st_mode & 0o777 == 0o755
+    assert {path.name for path in Path(one).iterdir()} == {"etc", "proc", "sys", "dev"}
+    assert "nameserver" not in Path(base_layer.ensure(tmp_path, None), "etc/resolv.conf").read_text()
+
+
+def test_errors_say_what_is_full() -> None:
+    assert isinstance(from_errno(errno.EDQUOT, "x"), NoSpaceError)
+    assert isinstance(from_errno(errno.ENOMEM, "x"), FullError)
+    assert "processes" in from_errno(errno.EAGAIN, "x").message
+    error = from_child({"error": "could not join its network: Invalid argument", "errno": errno.EINVAL})
+    assert type(error) is SandyardError
+    assert error.message == "The sandbox could not join its network: Invalid argument."
