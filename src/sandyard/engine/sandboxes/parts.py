@@ -130,6 +130,7 @@ class Parts:
         if self._closed:
             return
         self._closed = True
+        await self.pool.stop_filling(patience_s)
         await self.loops.cancel()
         if not await self.tasks.wait(patience_s):
             log.warning("verbs_abandoned", verbs=len(self.tasks))

@@ -4,6 +4,7 @@ sweeps."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class Pool:
         self._idle.set()
         self._creating = 0
         self._closed = False
+        self._adding = asyncio.Lock()
 
     @property
     def ready(self) -> int:
@@ -157,8 +159,11 @@ class Pool:
             self._wanted.clear()
             while (shelf := self._neediest()) is not None:
                 await self._quiet(shelf)
+                if self._closed:
+                    return
                 try:
-                    await self._add(shelf)
+                    async with self._adding:
+                        await self._add(shelf)
                 except SandyardError as error:
                     log.warning("pool_refill_failed", template=shelf.template.id, reason=error.message)
                     await self._clock.sleep(RETRY_S)
@@ -171,6 +176,13 @@ class Pool:
         while len(shelf.ready) >= self._size * ENOUGH and shelf.claimed_at > self._clock.now() - QUIET_S:
             await self._clock.sleep(QUIET_S)
         await self._idle.wait()
+
+    async def stop_filling(self, patience_s: float) -> None:
+        """Make no more. The one being made is waited for: given up half-way, nobody would know of it."""
+        self._closed = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s), self._adding:
+                pass
 
     async def close(self) -> None:
         """Give everything back and wait until the driver has it."""
