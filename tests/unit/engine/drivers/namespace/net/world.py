@@ -90,7 +90,7 @@ async def inside(path: Path, work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(result)
 
 
-def dial(address: str, port: int = TCP, say: bytes = b"hello", timeout: float = 3.0) -> str:
+def dial(address: str, port: int = TCP, say: bytes = b"hello", timeout: float = 15.0) -> str:
     """What a TCP client sees: "ok" when the server echoes, else the name of the error."""
     try:
         with socket.create_connection((address, port), timeout=timeout) as connection:
