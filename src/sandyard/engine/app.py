@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -94,6 +95,8 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     async with _opened(settings, data, port) as engine:
         server = _server(engine.gateway, access_log)
+        gc.collect()
+        gc.freeze()  # what is there by now stays: no collection has to look at it again
         serving = asyncio.create_task(server.serve([listener]))
         ready(Ready(_url(host, port), not is_loopback(host), engine.new_key, engine.driver.name))
         log.info("engine_started", host=host, port=port, driver=engine.driver.name, data=str(data.path))

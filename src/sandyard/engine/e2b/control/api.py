@@ -21,4 +21,4 @@ def build(context: Context, keys: ApiKeys) -> Guard:
 
     for module in (monitoring, sandboxes, lifecycle, unavailable, templates):
         app.include_router(module.routes(context))
-    return Guard(app, keys)
+    return Guard(app, keys, sandboxes.direct(context))

@@ -24,6 +24,11 @@ def error_response(status: int, message: str) -> JSONResponse:
     return JSONResponse({"code": status, "message": message}, status, headers)
 
 
+def invalid(errors: Sequence[Any]) -> JSONResponse:
+    """The answer to a body that is not what it should be."""
+    return error_response(400, f"Error when parsing request: {describe(errors)}")
+
+
 def install(app: FastAPI) -> None:
     """Map each kind of error once."""
 
@@ -32,12 +37,8 @@ def install(app: FastAPI) -> None:
         return error_response(error.status, error.message)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(400, f"Error when parsing request: {describe(error.errors())}")
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:  # the guard logs it
-        return error_response(500, "The engine failed to do this; its log says why. Try again, or report it.")
+    async def validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        return invalid(error.errors())
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

@@ -4,6 +4,7 @@ when something fails that nobody expected."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from sandyard.engine.e2b.dataplane.asgi import App, Headers, Message, Receive, Scope, Send, discard_body, header
 from sandyard.engine.store.keys import ApiKeys
@@ -19,6 +20,9 @@ CORS: Headers = [
 ]
 
 
+FAILED = "The engine failed to do this; its log says why. Try again, or report it."
+
+
 class TooLargeError(Exception):
     """The body is larger than a control request may be."""
 
@@ -26,9 +30,11 @@ class TooLargeError(Exception):
 class Guard:
     """Wraps the control application. Sets `scope["state"]["key"]` to the ApiKey that was used."""
 
-    def __init__(self, app: App, keys: ApiKeys) -> None:
+    def __init__(self, app: App, keys: ApiKeys, direct: Mapping[tuple[str, str], App]) -> None:
+        """`direct` are the requests, by method and path, that need no more than the guard."""
         self._app = app
         self._keys = keys
+        self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,20 +50,26 @@ class Guard:
             await _answer(send, *refusal)
             return
         body = _Body(receive)
+        answered = False
 
         async def reply(message: Message) -> None:
             if body.too_large:
                 return  # whatever is made of half a body is not the answer
             if message["type"] == "http.response.start":
+                nonlocal answered
+                answered = True
                 message = {**message, "headers": [*message["headers"], *CORS]}
             await send(message)
 
         try:
-            await self._app(scope, body.receive, reply)
+            app = self._direct.get((scope["method"], scope["path"]), self._app)
+            await app(scope, body.receive, reply)
         except TooLargeError:
             pass
         except Exception as error:
             log.error("request_failed", exc=error, method=scope["method"], path=scope["path"])  # noqa: TRY400
+            if not answered:
+                await _answer(send, 500, FAILED)
         if body.too_large:
             await _answer(send, *_TOO_LARGE)
 

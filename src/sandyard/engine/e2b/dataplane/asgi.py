@@ -26,6 +26,16 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None
 
 
+async def whole_body(receive: Receive) -> bytes:
+    """The request's body. Its size is the caller's to bound."""
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            return body
+
+
 DISCARD_BYTES = 1 << 20
 DISCARD_SECONDS = 2.0
 

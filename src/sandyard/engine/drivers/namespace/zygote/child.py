@@ -113,6 +113,7 @@ class Child:
         kernel.close_range(FIRST_FREE_FD, 0x7FFF_FFFF)
         while self._request["hold"]:  # somebody else will be the first process in these namespaces
             signal.pause()
+        gc.freeze()  # first: a collection would write to all that the zygote has made since it froze its own
         gc.enable()
         random.seed()  # the zygote's would be everybody's
         guest.serve(socket.socket(fileno=LISTEN_FD), guest.GuestConfig(**self._request["guest"]))
