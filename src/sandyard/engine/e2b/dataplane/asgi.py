@@ -28,12 +28,12 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 async def whole_body(receive: Receive) -> bytes:
     """The request's body. Its size is the caller's to bound."""
-    body = b""
+    body = bytearray()
     while True:
         message = await receive()
         body += message.get("body", b"")
         if not message.get("more_body", False):
-            return body
+            return bytes(body)
 
 
 DISCARD_BYTES = 1 << 20
