@@ -52,7 +52,7 @@ clean: ## remove what was made here: environments, caches, results (the engine's
 
 setup:
 	@scripts/system-packages
-	@scripts/venv .venv requirements/engine.txt requirements/dev.txt
+	@scripts/venv .venv requirements/sandyard.txt requirements/dev.txt
 
 setup-dev:
 	@scripts/system-packages
