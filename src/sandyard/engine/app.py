@@ -22,7 +22,6 @@ from sandyard.engine.e2b.control import api
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.dataplane.gateway import Gateway
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel
-from sandyard.engine.e2b.listen import is_loopback, listen, raise_file_limit
 from sandyard.engine.e2b.server import BoundedProtocol
 from sandyard.engine.sandboxes.model import Template
 from sandyard.engine.sandboxes.service import Sandboxes
@@ -31,6 +30,7 @@ from sandyard.engine.store.database import Database
 from sandyard.engine.store.datadir import DataDir
 from sandyard.engine.store.keys import ApiKeys
 from sandyard.engine.templates.catalogue import Catalogue
+from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
 

@@ -3,20 +3,29 @@
     log = get_logger(__name__)
     log.info("sandbox_paused", sandbox=sandbox.id, kind="memory")
 
-Two formats: one line of `key=value` for people, one JSON object per line for machines. Values are taken as they are,
-so a `Secret` prints as `***` in both.
+    with bound(request="req_1"):  # every event inside says so, also those of tasks started inside
+        …
+
+Loggers are the standard library's, so that other libraries' lines come out alike; structlog merges what is bound and
+writes the line: `key=value` for people, with colours on a terminal, or one JSON object for machines. Values are taken
+as they are, so a `Secret` prints as `***` in all of them.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager
 from typing import IO, Any
 
 _FIELDS = "sandyard_fields"
+Fields = MutableMapping[str, Any]
+Step = Callable[[Any, str, Fields], Any]
 
 
 class Logger:
@@ -28,60 +37,94 @@ class Logger:
         self._logger = logger
 
     def debug(self, event: str, **fields: Any) -> None:
-        self._emit(logging.DEBUG, event, fields)
+        if self._logger.isEnabledFor(logging.DEBUG):
+            self._emit(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        self._emit(logging.INFO, event, fields)
+        if self._logger.isEnabledFor(logging.INFO):
+            self._emit(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        self._emit(logging.WARNING, event, fields)
+        if self._logger.isEnabledFor(logging.WARNING):
+            self._emit(logging.WARNING, event, fields)
 
     def error(self, event: str, *, exc: BaseException | None = None, **fields: Any) -> None:
-        self._emit(logging.ERROR, event, fields, exc)
+        if self._logger.isEnabledFor(logging.ERROR):
+            self._emit(logging.ERROR, event, fields, None if exc is None else (type(exc), exc, exc.__traceback__))
 
-    def _emit(self, level: int, event: str, fields: dict[str, Any], exc: BaseException | None = None) -> None:
-        if self._logger.isEnabledFor(level):
-            info = None if exc is None else (type(exc), exc, exc.__traceback__)
-            self._logger.log(level, event, extra={_FIELDS: fields}, exc_info=info)
+    def _emit(self, level: int, event: str, fields: dict[str, Any], exc_info: Any = None) -> None:
+        """Without a look at who called: the event's name says it, and walking the stack takes longer than the rest."""
+        record = logging.LogRecord(self._logger.name, level, "", 0, event, None, exc_info)
+        record.__dict__[_FIELDS] = fields
+        self._logger.handle(record)
 
 
 def get_logger(name: str) -> Logger:
     return Logger(logging.getLogger(name))
 
 
-class TextFormatter(logging.Formatter):
-    """`2026-01-31T10:00:00.123Z info sandbox_created sandbox=i… ms=2.1`"""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields: Mapping[str, Any] = getattr(record, _FIELDS, {})
-        words = [_timestamp(record.created), record.levelname.lower(), _one_line(record.getMessage())]
-        words += [f"{key}={_quoted(value)}" for key, value in fields.items()]
-        line = " ".join(words)
-        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
-
-
-class JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {"time": _timestamp(record.created), "level": record.levelname.lower()}
-        entry |= {"event": record.getMessage(), "logger": record.name}
-        entry |= getattr(record, _FIELDS, {})
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
+def bound(**fields: Any) -> AbstractContextManager[None]:
+    """These fields are part of every event until the end of the block, here and in tasks started here."""
+    made: AbstractContextManager[None] = _structlog("contextvars").bound_contextvars(**fields)
+    return made
 
 
 def configure(level: str = "info", *, as_json: bool = False, stream: IO[str] | None = None) -> None:
     """Send the log events of the whole process to `stream` (standard error). Called once, by a composition root."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Formatter(as_json=as_json, colours=not as_json and stream.isatty()))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
 
 
+class _Formatter(logging.Formatter):
+    """Runs structlog's chain over a record: what is bound first, the line last."""
+
+    def __init__(self, *, as_json: bool, colours: bool) -> None:
+        super().__init__()
+        self._merge: Step = _structlog("contextvars").merge_contextvars
+        self._named = as_json
+        self._time = "timestamp" if colours else "time"
+        self._render: Step = _plain
+        if as_json:
+            encode = json.JSONEncoder(default=str).encode
+            self._render = _structlog("processors").JSONRenderer(serializer=lambda entry, **_: encode(entry))
+        elif colours:
+            dev = _structlog("dev")
+            console = dev.ConsoleRenderer(colors=True, sort_keys=False, exception_formatter=dev.plain_traceback)
+            self._render = lambda logger, name, entry: console(logger, name, {k: _tame(v) for k, v in entry.items()})
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        entry: dict[str, Any] = {self._time: _timestamp(record.created), "level": level, "event": record.getMessage()}
+        if self._named:
+            entry["logger"] = record.name
+        entry |= getattr(record, _FIELDS, {})
+        entry = self._merge(None, level, entry)
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        line: str = self._render(None, level, entry)
+        return line
+
+
+def _plain(_: Any, __: str, entry: Fields) -> str:
+    """`2026-01-31T10:00:00.123Z info sandbox_created sandbox=i… ms=2.1`"""
+    trace = entry.pop("exception", None)
+    words = [entry.pop("time"), entry.pop("level"), _one_line(str(entry.pop("event")))]
+    words += [f"{key}={_quoted(value)}" for key, value in entry.items()]
+    return " ".join(words) if trace is None else " ".join(words) + "\n" + trace
+
+
+@functools.lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
 def _timestamp(created: float) -> str:
     seconds, millis = divmod(int(created * 1000), 1000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{millis:03}Z"
+    return f"{_second(seconds)}.{millis:03}Z"
 
 
 def _one_line(text: str) -> str:
@@ -91,3 +134,23 @@ def _one_line(text: str) -> str:
 def _quoted(value: Any) -> str:
     text = _one_line(f"{value:.3f}" if isinstance(value, float) else str(value))
     return json.dumps(text, ensure_ascii=False) if not text or " " in text or '"' in text or "=" in text else text
+
+
+def _tame(value: Any) -> Any:
+    """What a terminal would obey is shown instead; a traceback keeps its lines."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return "\n".join(_one_line(line) for line in str(value).split("\n"))
+
+
+@functools.cache
+def _structlog(part: str) -> Any:
+    """Loaded by those who write a log, not by all who import this module: it takes a while. Without rich, which
+    structlog would load for tracebacks that are not used here: half a second and 7 MiB of every engine."""
+    if "rich" in sys.modules:
+        return importlib.import_module(f"structlog.{part}")
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module(f"structlog.{part}")
+    finally:
+        del sys.modules["rich"]

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from sandyard.engine.e2b.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.errors import ConflictError, InvalidInputError
+from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0"])

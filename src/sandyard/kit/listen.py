@@ -1,4 +1,4 @@
-"""The engine's listening socket and its file descriptors: what has to be had before anything else is worth starting."""
+"""A server's listening socket and its file descriptors: what has to be had before anything else is worth starting."""
 
 from __future__ import annotations
 
