@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help up test check format lock bench clean setup setup-dev setup-test template
+.PHONY: help up engine test check format lock bench clean setup setup-dev setup-test template
 
 HOST ?= 127.0.0.1
 PORT ?= 8700
@@ -15,9 +15,12 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Options: HOST ($(HOST)), PORT ($(PORT)), DATA (where the engine keeps its state), as in: make up PORT=9000 DATA=var"
+	@echo "  Options: HOST ($(HOST)), PORT ($(PORT)), DATA (where its state is kept), as in: make up PORT=9000 DATA=var"
 
-up: setup template ## set up everything and serve the engine on HOST:PORT
+up: setup template ## set up everything and serve the platform, with its engine, on HOST:PORT
+	@exec sandyard up --host "$(HOST)" --port "$(PORT)" $(if $(DATA),--data-dir "$(DATA)") $(ARGS)
+
+engine: setup template ## set up everything and serve the engine alone on HOST:PORT
 	@exec sandyard engine --host "$(HOST)" --port "$(PORT)" $(if $(DATA),--data-dir "$(DATA)") $(ARGS)
 
 test: setup-test template ## set up everything and run every test and check
@@ -59,6 +62,7 @@ setup-dev:
 	@scripts/venv .venv requirements/dev.txt
 
 setup-test: setup-dev
+	@scripts/system-packages tests
 	@scripts/venv .venv-e2b-2.50 requirements/older-sdk.txt
 	@scripts/node-packages tests/protocol/js
 

@@ -1,0 +1,1 @@
+"""REST, SSE and WebSocket: parse, authorise, call the domain, serialise."""

@@ -1,0 +1,62 @@
+"""The application: routes, and what stands before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+
+from sandyard import __version__
+from sandyard.platform.api import audit, health, login, metrics, openapi, problems, projects, secrets, tokens, users
+from sandyard.platform.api.frame import Frame
+from sandyard.platform.api.guard import Guard
+from sandyard.platform.api.limits import Limits
+from sandyard.platform.api.metrics import Measured, Metrics
+from sandyard.platform.api.trail import Trail
+
+if TYPE_CHECKING:
+    from sandyard.platform.domain.services import Services
+
+PREFIX = "/api/v1"
+_OWN = (login.router, users.router, tokens.router, projects.router, secrets.router, audit.router)
+
+
+def build(services: Services, routers: Iterable[APIRouter]) -> FastAPI:
+    """`routers` are those of the other nouns; they come under /api/v1 beside the people's own.
+
+    Every layer is plain ASGI, so that a stream passes as it is made. Outside in: the frame gives the id and answers
+    what nobody expected; measuring; the guard; the audit's trail, which sees the outcome; then routing.
+    """
+    app = FastAPI(
+        title="Sandyard",
+        version=__version__,
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,  # FastAPI's page loads its scripts from other people's servers
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+        separate_input_output_schemas=False,
+    )
+    app.state.services = services
+    app.state.limits = Limits(services.settings, services.clock)
+    app.state.metrics = Metrics()
+    problems.install(app)
+    app.include_router(health.router)
+    app.include_router(metrics.router)
+    for router in (*_OWN, *routers):
+        app.include_router(router, prefix=PREFIX)
+    for layer, options in (
+        (Trail, {}),
+        (Guard, {"settings": services.settings}),
+        (Measured, {"metrics": app.state.metrics}),
+        (Frame, {"https": (services.settings.public_url or "").startswith("https:")}),
+    ):
+        app.add_middleware(layer, **options)  # the last one added is the outermost
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    return app
+
+
+def _operation_id(route: APIRoute) -> Any:
+    return route.name.replace(".", "_").replace("-", "_")

@@ -1,0 +1,80 @@
+"""Who did what; for administrators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import StreamingResponse
+
+from sandyard.platform.api.auth import AdminCaller
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Instant, Model, Moment, example
+from sandyard.platform.api.trail import audited
+from sandyard.platform.domain.audit import service
+from sandyard.platform.domain.audit.service import AuditQuery
+
+router = APIRouter(tags=["audit"])
+Audit = Annotated[service.Audit, part("audit")]
+_EXAMPLE: dict[str, Any] = {
+    "seq": 42,
+    "at": "2026-01-31T10:00:00.000Z",
+    "userId": "usr_0mh3k7a1x2abcdefghij",
+    "userName": "maria",
+    "means": "token:tok_0mh3k7a1x2abcdefghij",
+    "action": "sandbox.execute",
+    "target": "sbx_0mh3k7a1x2abcdefghij",
+    "outcome": "ok",
+    "requestId": "req_5v0c9k2m8d1x7q4z3b6n",
+    "address": "127.0.0.1",
+    "detail": {},
+}
+
+
+class AuditView(Model):
+    model_config = example(**_EXAMPLE)
+
+    seq: int
+    at: Instant
+    user_id: str | None
+    user_name: str | None
+    means: str | None
+    action: str
+    target: str | None
+    outcome: str
+    request_id: str | None
+    address: str | None
+    detail: dict[str, Any]
+
+
+def _query(
+    user_id: Annotated[str | None, Query(alias="userId", max_length=40)] = None,
+    action: Annotated[str | None, Query(max_length=60, examples=["sandbox.execute"])] = None,
+    target: Annotated[str | None, Query(max_length=300)] = None,
+    since: Annotated[Moment | None, Query(description="From this moment on.")] = None,
+    until: Annotated[Moment | None, Query(description="Before this moment.")] = None,
+) -> AuditQuery:
+    return AuditQuery(user_id, action, target, since, until)
+
+
+Filters = Annotated[AuditQuery, Depends(_query)]
+
+
+@router.get("/audit", name="audit.list")
+async def list_audit(caller: AdminCaller, filters: Filters, page: Paging, audit: Audit) -> Page[AuditView]:
+    return Page[AuditView].of(await audit.list(caller, filters, page), AuditView.model_validate)
+
+
+@router.get(
+    "/audit/export",
+    name="audit.export",
+    response_class=StreamingResponse,
+    responses={200: {"description": "One JSON object a line.", "content": {"application/x-ndjson": {}}}},
+)
+@audited
+async def export_audit(caller: AdminCaller, filters: Filters, audit: Audit) -> StreamingResponse:
+    """Everything that matches, newest first, as it is read."""
+    lines = await audit.export(caller, filters)
+    headers = {"Content-Disposition": 'attachment; filename="audit.ndjson"'}
+    return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)

@@ -1,0 +1,229 @@
+"""Commands in sandboxes: run them, read their output page by page or as it comes, end them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller, StreamCaller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.sandboxes import SandboxId
+from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.trail import note
+from sandyard.platform.db import models
+from sandyard.platform.domain.sandboxes import commands as domain
+from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand
+from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
+from sandyard.platform.settings import PlatformSettings
+
+router = APIRouter(tags=["commands"])
+Commands = Annotated[domain.Commands, part("commands")]
+Settings = Annotated[PlatformSettings, part("settings")]
+CommandId = Annotated[str, id_in_path("command", "cmd_00mwhnkzc0a1b2c3d4e5")]
+Stream = Literal["stdout", "stderr"]
+PAGE_LIMIT = 1 << 20
+
+
+class Execute(Input):
+    model_config = example(command="pytest -q", cwd="/home/user/project", timeout=300)
+
+    command: str = Field(min_length=1, max_length=domain.MAX_COMMAND, description="For `bash -l -c`.")
+    cwd: str | None = Field(None, max_length=4096)
+    envs: dict[str, str] = Field(default_factory=dict, max_length=200, description="Not stored.")
+    timeout: float | None = Field(None, gt=0, description="Seconds; 300 if left out.")
+    background: bool = Field(False, description="Answer at once, with 202; read the output as it comes.")
+
+
+class CommandView(Model):
+    model_config = example(id="cmd_00mwhnkzc0a1b2c3d4e5", status="exited", exitCode=0, stdoutBytes=12)
+
+    id: str
+    sandbox_id: str
+    command: str
+    cwd: str | None
+    background: bool
+    timeout_s: float
+    status: CommandStatus
+    exit_code: int | None
+    signal: int | None
+    error: str | None
+    stdout_bytes: int
+    stderr_bytes: int
+    duration_ms: int | None
+    started_at: Instant
+    finished_at: Instant | None
+
+    @classmethod
+    def of(cls, row: models.Command) -> CommandView:
+        fields = {name: getattr(row, name) for name in cls.model_fields if name != "duration_ms"}
+        return cls(**fields, duration_ms=_duration(row))
+
+
+class Truncated(Model):
+    stdout: bool = Field(description="More of it is at GET /commands/{id}/output.")
+    stderr: bool
+
+
+class Result(Model):
+    model_config = example(commandId="cmd_00mwhnkzc0a1b2c3d4e5", status="exited", stdout="ok\n", stderr="", exitCode=0)
+
+    command_id: str
+    status: CommandStatus
+    stdout: str = Field(description="Its beginning; bytes that are no UTF-8 are replaced. All of it, exactly: output.")
+    stderr: str
+    exit_code: int | None = Field(description="Null when it did not exit by itself, or when that was never seen.")
+    signal: int | None
+    error: str | None
+    duration_ms: int | None
+    truncated: Truncated
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/execute",
+    name="sandbox.execute",
+    dependencies=[limited("execute")],
+    response_model=Result,
+    responses={202: {"model": CommandView, "description": "It runs in the background."}},
+)
+async def execute(
+    request: Request, caller: Caller, commands: Commands, settings: Settings, sandbox_id: SandboxId, body: Execute
+) -> Response | Result:
+    """Run a command and answer with its result. A paused sandbox is woken. If you hang up, it goes on."""
+    new = NewCommand(
+        command=body.command,
+        timeout_s=body.timeout or settings.command_timeout_s,
+        cwd=body.cwd,
+        envs=body.envs,
+        background=body.background,
+    )
+    command = await commands.execute(caller, sandbox_id, new)
+    note(request, command=command.id, text=body.command[:500])
+    if body.background:
+        view = CommandView.of(command).model_dump(mode="json", by_alias=True)
+        return JSONResponse(view, 202, {"Location": f"/api/v1/commands/{command.id}"})
+    command = await commands.wait(command.id)
+    limit = settings.output_limit
+    return Result(
+        command_id=command.id,
+        status=CommandStatus(command.status),
+        stdout=(await commands.files.read(command.id, STDOUT, 0, min(limit, command.stdout_bytes))).decode(errors="replace"),
+        stderr=(await commands.files.read(command.id, STDERR, 0, min(limit, command.stderr_bytes))).decode(errors="replace"),
+        exit_code=command.exit_code,
+        signal=command.signal,
+        error=command.error,
+        duration_ms=_duration(command),
+        truncated=Truncated(stdout=command.stdout_bytes > limit, stderr=command.stderr_bytes > limit),
+    )  # fmt: skip
+
+
+@router.get("/sandboxes/{sandbox_id}/commands", name="command.list")
+async def list_(caller: Caller, commands: Commands, sandbox_id: SandboxId, page: Paging) -> Page[CommandView]:
+    """Newest first."""
+    return Page.of(await commands.page(caller, sandbox_id, page), CommandView.of)
+
+
+@router.get("/commands/{command_id}", name="command.get")
+async def get(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
+    return CommandView.of((await commands.get_for(caller, command_id))[0])
+
+
+class OutputPage(Model):
+    model_config = example(stream="stdout", offset=0, end=3, total=3, complete=True, text="ok\n")
+
+    stream: Stream
+    offset: int
+    end: int = Field(description="The next page's offset.")
+    total: int = Field(description="Bytes there are so far.")
+    complete: bool = Field(description="The command is over, and this page reaches the end.")
+    text: str | None = Field(description="Null when this page is no UTF-8; then `base64` has it.")
+    base64: str | None = None
+
+
+@router.get("/commands/{command_id}/output", name="command.output")
+async def output(
+    caller: Caller,
+    commands: Commands,
+    command_id: CommandId,
+    stream: Stream = "stdout",
+    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = 65536,
+) -> OutputPage:
+    """A page of what it wrote, byte by byte."""
+    command, _ = await commands.get_for(caller, command_id)
+    total: int = getattr(command, f"{stream}_bytes")
+    data = await commands.files.read(command.id, stream, offset, max(0, min(limit, total - offset)))
+    text = _text(data, at_end=offset + len(data) >= total)
+    if text is not None:
+        data = data[: len(text.encode())]
+    end = offset + len(data)
+    return OutputPage(
+        stream=stream,
+        offset=offset,
+        end=end,
+        total=total,
+        complete=CommandStatus(command.status).over and end >= total,
+        text=text,
+        base64=None if text is not None else base64.b64encode(data).decode(),
+    )
+
+
+@router.get(
+    "/commands/{command_id}/stream",
+    name="command.stream",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def stream_(
+    caller: StreamCaller,
+    commands: Commands,
+    command_id: CommandId,
+    stdout: Annotated[int, Query(ge=0, le=2**53, description="Begin at this byte of it.")] = 0,
+    stderr: Annotated[int, Query(ge=0, le=2**53)] = 0,
+) -> StreamingResponse:
+    """Its output as it comes (SSE): `output` events with stream, offset and base64 data, then one `end`."""
+    command, _ = await commands.get_for(caller, command_id)
+    return StreamingResponse(
+        _events(commands, command, {STDOUT: stdout, STDERR: stderr}),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+async def _events(commands: domain.Commands, command: models.Command, offsets: dict[str, int]) -> AsyncIterator[bytes]:
+    async for piece in commands.follow(command, offsets):
+        if piece is None:
+            yield b": still here\n\n"
+            continue
+        stream, offset, data = piece
+        body = {"stream": stream, "offset": offset, "data": base64.b64encode(data).decode()}
+        yield b"event: output\ndata: %s\n\n" % json.dumps(body).encode()
+    view = CommandView.of(await commands.get(command.id)).model_dump_json(by_alias=True)
+    yield b"event: end\ndata: %s\n\n" % view.encode()
+
+
+@router.post("/commands/{command_id}/kill", name="command.kill")
+async def kill(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
+    """End it. Idempotent."""
+    return CommandView.of(await commands.kill(caller, command_id))
+
+
+def _duration(row: models.Command) -> int | None:
+    return None if row.duration_s is None else round(row.duration_s * 1000)
+
+
+def _text(data: bytes, *, at_end: bool) -> str | None:
+    """As text, without a character that a page cut in two (the next page begins with it); None when it is no text."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if not at_end and error.reason == "unexpected end of data" and error.start > 0:
+            return data[: error.start].decode()
+        return None

@@ -1,0 +1,109 @@
+"""Files of a sandbox, up and down in streams, and its folders."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.guard import streams_body
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.sandboxes import SandboxId
+from sandyard.platform.api.schema import Instant, Model, example
+from sandyard.platform.api.trail import audited, note
+from sandyard.platform.domain.sandboxes import service
+from sandyard.platform.domain.sandboxes.e2b import FileEntry
+
+router = APIRouter(tags=["files"])
+Sandboxes = Annotated[service.Sandboxes, part("sandboxes")]
+Path = Annotated[str, Query(min_length=1, max_length=4096, description="From the user's home, or absolute.")]
+BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+class Entry(Model):
+    model_config = example(name="main.py", path="/home/user/main.py", kind="file", size=120, mode=0o644)
+
+    name: str
+    path: str
+    kind: Literal["file", "dir", "symlink", "other"]
+    size: int
+    mode: int = Field(description="Permission bits.", examples=[0o644])
+    owner: str
+    group: str
+    modified_at: Instant
+    symlink_target: str | None
+
+    @classmethod
+    def of(cls, entry: FileEntry) -> Entry:
+        return cls.model_validate(entry)
+
+
+class Folder(Model):
+    items: list[Entry]
+
+
+class Uploaded(Model):
+    model_config = example(path="/home/user/data.csv", size=1024)
+
+    path: str
+    size: int
+
+
+@router.get(
+    "/sandboxes/{sandbox_id}/files",
+    name="file.download",
+    response_class=StreamingResponse,
+    responses={200: {"content": BINARY}},
+)
+@audited
+async def download(
+    request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path
+) -> StreamingResponse:
+    """A file's bytes. 404 names the path."""
+    note(request, path=path)
+    size, chunks = await sandboxes.download_file(caller, sandbox_id, path)
+    name = quote(path.rsplit("/", 1)[-1] or "file", safe="")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+    if size is not None:
+        headers["Content-Length"] = str(size)
+    return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
+
+
+@router.put(
+    "/sandboxes/{sandbox_id}/files",
+    name="file.upload",
+    openapi_extra={"requestBody": {"required": True, "content": BINARY}},
+)
+@streams_body
+async def upload(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Uploaded:
+    """Write a file; folders on the way are made. The body is the file, of any size up to the limit."""
+    note(request, path=path)
+    announced = request.headers.get("content-length", "")
+    size = await sandboxes.upload_file(
+        caller, sandbox_id, path, request.stream(), int(announced) if announced.isdigit() else None
+    )
+    return Uploaded(path=path, size=size)
+
+
+@router.delete("/sandboxes/{sandbox_id}/files", name="file.remove", status_code=204)
+async def remove(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Response:
+    """A file, or a folder with all that is in it."""
+    note(request, path=path)
+    await sandboxes.remove_file(caller, sandbox_id, path)
+    return Response(status_code=204)
+
+
+@router.get("/sandboxes/{sandbox_id}/files/list", name="file.list")
+async def list_(
+    caller: Caller,
+    sandboxes: Sandboxes,
+    sandbox_id: SandboxId,
+    path: Path = ".",
+    depth: Annotated[int, Query(ge=1, le=10)] = 1,
+) -> Folder:
+    """What is in a folder."""
+    return Folder(items=[Entry.of(entry) for entry in await sandboxes.list_files(caller, sandbox_id, path, depth)])

@@ -1,0 +1,118 @@
+"""Is it alive, is it ready: for supervisors and for people."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from typing import Any
+
+from alembic.script import ScriptDirectory
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from sandyard import __version__
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.api.schema import Model
+from sandyard.platform.db import migrate
+
+router = APIRouter(tags=["service"])
+_PATIENCE = 2.0
+_STARTED = time.monotonic()
+
+
+class PartHealth(Model):
+    ok: bool
+    reason: str | None = None
+
+
+class EngineHealth(Model):
+    configured: bool
+    breaker: str = Field(examples=["closed"], description="closed (working), open (failing) or half_open (trying).")
+    reason: str | None = None
+
+
+class Health(Model):
+    status: str = Field(examples=["ok"], description="ok, or degraded when something it needs does not answer.")
+    version: str
+    uptime_seconds: float
+    database: PartHealth
+    engine: EngineHealth
+
+
+class Readiness(Model):
+    ready: bool
+    reasons: list[str]
+    engine: EngineHealth
+
+
+@router.get("/health", name="service.health", response_model=Health)
+async def health(request: Request) -> Health:
+    """Always 200 while the process serves."""
+    services = request.app.state.services
+    database, engine = await _database(services), _engine(services)
+    fine = database.ok and engine.breaker != "open"
+    return Health(
+        status="ok" if fine else "degraded",
+        version=__version__,
+        uptime_seconds=round(time.monotonic() - _STARTED, 1),
+        database=database,
+        engine=engine,
+    )
+
+
+@router.get(
+    "/ready",
+    name="service.ready",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "Not yet, and why."}},
+)
+async def ready(request: Request) -> JSONResponse:
+    """200 when the database is reachable and migrated and an engine is configured. An engine that is down is shown, but
+    another copy of the platform could not reach it either."""
+    services = request.app.state.services
+    reasons = []
+    database, engine = await _database(services), _engine(services)
+    if not database.ok:
+        reasons.append(f"The database does not answer: {database.reason}")
+    else:
+        reasons += await _unmigrated(services)
+    if not engine.configured:
+        reasons.append("No engine is configured: set E2B_API_KEY, and E2B_API_URL unless it is E2B Cloud.")
+    answer = Readiness(ready=not reasons, reasons=reasons, engine=engine)
+    return JSONResponse(answer.model_dump(mode="json", by_alias=True), 503 if reasons else 200)
+
+
+async def _database(services: Any) -> PartHealth:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await services.database.check()
+    except TimeoutError:
+        return PartHealth(ok=False, reason=f"no answer within {_PATIENCE:.0f} s")
+    except SandyardError as error:
+        return PartHealth(ok=False, reason=error.message)
+    return PartHealth(ok=True)
+
+
+async def _unmigrated(services: Any) -> list[str]:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            current = await migrate.current(services.database)
+    except TimeoutError:
+        return ["The database does not say which schema it has."]
+    except SandyardError as error:
+        return [error.message]
+    if current == await asyncio.to_thread(_newest):
+        return []
+    return ["The database's schema is not this version's; it is brought up to date when the platform starts."]
+
+
+@functools.cache
+def _newest() -> str | None:
+    return ScriptDirectory(str(migrate.FOLDER)).get_current_head()
+
+
+def _engine(services: Any) -> EngineHealth:
+    breaker = services.engine.breaker
+    return EngineHealth(configured=services.engine.configured, breaker=breaker.state, reason=breaker.reason)

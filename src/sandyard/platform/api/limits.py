@@ -1,0 +1,90 @@
+"""How often one person may create and execute, and how often one address may try to sign in.
+
+A bucket holds a minute's worth and is refilled evenly. Buckets live in this process: each replica counts for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import Depends
+from starlette.requests import HTTPConnection
+
+from sandyard.kit.clock import Clock
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.problems import TooManyRequestsError
+from sandyard.platform.settings import PlatformSettings
+
+Kind = Literal["create", "execute", "login"]
+_WORDS = {"create": "create {n} things", "execute": "run {n} commands", "login": "try to sign in {n} times"}
+_MANY = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at: float
+
+
+class Limits:
+    def __init__(self, settings: PlatformSettings, clock: Clock) -> None:
+        self._per_minute: Mapping[str, int] = {
+            "create": settings.creates_per_minute,
+            "execute": settings.executes_per_minute,
+            "login": settings.logins_per_minute,
+        }
+        self._clock = clock
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+
+    def take(self, kind: Kind, who: str) -> None:
+        """Raises TooManyRequestsError, which says how long to wait."""
+        size, now = self._per_minute[kind], self._clock.now()
+        bucket = self._buckets.get((kind, who))
+        if bucket is None:
+            if len(self._buckets) >= _MANY:
+                self._forget_full(now)
+            bucket = self._buckets[kind, who] = _Bucket(size, now)
+        bucket.left = self._left(bucket, size, now)
+        bucket.at = now
+        if bucket.left < 1:
+            wait = (1 - bucket.left) * 60 / size
+            words = _WORDS[kind].format(n=size)
+            raise TooManyRequestsError(f"You may {words} a minute; try again in {math.ceil(wait)} s.", wait)
+        bucket.left -= 1
+
+    @staticmethod
+    def _left(bucket: _Bucket, size: int, now: float) -> float:
+        return min(size, bucket.left + max(0.0, now - bucket.at) * size / 60)
+
+    def _forget_full(self, now: float) -> None:
+        """A full bucket remembers nothing; when too many are not full, the oldest half goes."""
+        for key, bucket in list(self._buckets.items()):
+            if self._left(bucket, self._per_minute[key[0]], now) >= self._per_minute[key[0]]:
+                del self._buckets[key]
+        if len(self._buckets) >= _MANY:
+            by_age = sorted(self._buckets, key=lambda key: self._buckets[key].at)
+            for key in by_age[: _MANY // 2]:
+                del self._buckets[key]
+
+
+def limited(kind: Literal["create", "execute"]) -> Any:
+    """For a route's `dependencies=[limited("create")]`: counts for the caller."""
+
+    async def check(connection: HTTPConnection, principal: Caller) -> None:
+        limits: Limits = connection.app.state.limits
+        limits.take(kind, principal.user_id)
+
+    return Depends(check)
+
+
+def login_limited() -> Any:
+    """Counts for the address."""
+
+    async def check(connection: HTTPConnection) -> None:
+        limits: Limits = connection.app.state.limits
+        limits.take("login", connection.client.host if connection.client else "")
+
+    return Depends(check)

@@ -1,0 +1,103 @@
+"""Signing in and out, who one is, and tickets for streams."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, SecretStr, model_validator
+
+from sandyard.platform.api.auth import COOKIE, Caller, Cookie
+from sandyard.platform.api.limits import login_limited
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, Instant, Model, example
+from sandyard.platform.api.trail import note
+from sandyard.platform.api.users import UserView
+from sandyard.platform.domain.users import service
+
+router = APIRouter(tags=["login"])
+Users = Annotated[service.Users, part("users")]
+
+
+class LoginRequest(Input):
+    model_config = example(name="admin", password="correct horse battery")  # noqa: S106
+
+    name: str | None = Field(default=None, max_length=200)
+    password: SecretStr | None = Field(default=None, max_length=1000)
+    token: SecretStr | None = Field(
+        default=None, max_length=200, description="An API token, instead of a name and password."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> LoginRequest:
+        by_name = self.name is not None and self.password is not None
+        if (self.token is None) != by_name or (self.token is not None and (self.name or self.password)):
+            raise ValueError("give either name and password, or token")
+        return self
+
+
+class LoginAnswer(Model):
+    user: UserView
+
+
+class Me(Model):
+    user: UserView
+    means: str = Field(
+        examples=["token:tok_0mh3k7a1x2abcdefghij"], description="What was shown: token, cookie, ticket."
+    )
+
+
+class TicketView(Model):
+    model_config = example(ticket="n4x0…", expiresAt="2026-01-31T10:00:30.000Z")
+
+    ticket: str
+    expires_at: Instant
+
+
+@router.post(
+    "/login", name="login.create", dependencies=[login_limited()], responses={401: {"description": "Not right."}}
+)
+async def login(body: LoginRequest, request: Request, response: Response, users: Users) -> LoginAnswer:
+    """Sets the cookie that a browser shows from then on."""
+    note(request, target=body.name)
+    issued = await users.login(
+        name=body.name,
+        password=body.password.get_secret_value() if body.password else None,
+        token=body.token.get_secret_value() if body.token else None,
+    )
+    principal = await users.by_cookie(issued.value.reveal())
+    assert principal is not None, "a new cookie opens"
+    request.state.principal = principal
+    settings = request.app.state.services.settings
+    response.set_cookie(
+        COOKIE,
+        issued.value.reveal(),
+        max_age=settings.login_days * 86400,
+        path="/",
+        secure=(settings.public_url or "").startswith("https:"),
+        httponly=True,
+        samesite="strict",
+    )
+    return LoginAnswer(user=UserView.model_validate(await users.get(principal, principal.user_id)))
+
+
+@router.post("/logout", name="login.delete", status_code=204)
+async def logout(caller: Caller, cookie: Cookie, response: Response, users: Users) -> None:
+    """Ends the cookie's login. With a token there is nothing to end."""
+    if cookie is not None and caller.means.startswith("cookie:"):
+        await users.logout(cookie)
+    response.delete_cookie(COOKIE, path="/")
+
+
+@router.get("/me", name="login.get")
+async def me(caller: Caller, users: Users) -> Me:
+    user = await users.get(caller, caller.user_id)
+    return Me(user=UserView.model_validate(user), means=caller.means)
+
+
+@router.post("/tickets", name="ticket.create", status_code=201)
+async def ticket(caller: Caller, users: Users) -> TicketView:
+    """Good once, for 30 seconds, as `?ticket=` of an event stream or a terminal."""
+    issued = await users.create_ticket(caller)
+    assert issued.expires_at is not None
+    return TicketView(ticket=issued.value.reveal(), expires_at=issued.expires_at)

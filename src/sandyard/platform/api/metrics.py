@@ -1,0 +1,138 @@
+"""Prometheus: what this process did, and what the database holds, at the moment of asking."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from sqlalchemy import func, select
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sandyard import __version__
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.listen import is_loopback
+from sandyard.platform.api.auth import Bearer, Cookie, caller
+from sandyard.platform.db.models import Command, Event, Sandbox
+
+router = APIRouter(tags=["service"])
+_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_BREAKER = {"closed": 0, "half_open": 1, "open": 2}
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+
+
+class Metrics:
+    """Each application has its own registry: two in one process do not mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "sandyard_http_requests", "Requests answered.", ("method", "route", "status"), registry=self.registry
+        )
+        self.latency = Histogram(
+            "sandyard_http_request_seconds",
+            "Time until the answer began.",
+            ("method", "route"),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.sse_clients = Gauge("sandyard_sse_clients", "Event streams open now.", registry=self.registry)
+        self._sandboxes = Gauge("sandyard_sandboxes", "Sandboxes by status.", ("status",), registry=self.registry)
+        self._commands = Gauge("sandyard_commands", "Commands by status.", ("status",), registry=self.registry)
+        self._breaker = Gauge(
+            "sandyard_engine_breaker", "0 closed (working), 1 half open, 2 open (failing).", registry=self.registry
+        )
+        self._seq = Gauge("sandyard_event_seq", "The newest event's number.", registry=self.registry)
+        self._database = Gauge("sandyard_database_up", "Whether the database answers.", registry=self.registry)
+        Gauge("sandyard_info", "The version.", ("version",), registry=self.registry).labels(__version__).set(1)
+
+    async def render(self, services: Any) -> bytes:
+        self._breaker.set(_BREAKER[str(services.engine.breaker.state)])
+        try:
+            async with services.database.reading() as session:
+                sandboxes = (await session.execute(_count(Sandbox.status))).all()
+                commands = (await session.execute(_count(Command.status))).all()
+                seq = await session.scalar(select(func.max(Event.seq)))
+        except SandyardError:
+            self._database.set(0)
+        else:
+            self._database.set(1)
+            _fill(self._sandboxes, sandboxes)
+            _fill(self._commands, commands)
+            self._seq.set(seq or 0)
+        return generate_latest(self.registry)
+
+
+class Measured:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status, streams = time.perf_counter(), 500, False
+
+        async def reply(message: Message) -> None:
+            nonlocal status, streams
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if _is_event_stream(message):
+                    streams = True
+                    self._metrics.sse_clients.inc()
+                self._metrics.latency.labels(*_route(scope)).observe(time.perf_counter() - started)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, reply)
+        finally:
+            if streams:
+                self._metrics.sse_clients.dec()
+            self._metrics.requests.labels(*_route(scope), str(status)).inc()
+
+
+@router.get(
+    "/metrics",
+    name="service.metrics",
+    response_class=Response,
+    responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
+)
+async def metrics(request: Request, bearer: Bearer, cookie: Cookie) -> Response:
+    """Open to this machine; others need a token."""
+    if not _local(request):
+        await caller(request, bearer, cookie)
+    made: Metrics = request.app.state.metrics
+    return Response(await made.render(request.app.state.services), media_type=CONTENT_TYPE_LATEST)
+
+
+def _local(connection: HTTPConnection) -> bool:
+    """A proxy on this machine speaks for others, and says so."""
+    peer = connection.client.host if connection.client else ""
+    return is_loopback(peer) and not any(name in connection.headers for name in _FORWARDED)
+
+
+def _is_event_stream(message: Message) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in message["headers"])
+
+
+def _route(scope: Scope) -> tuple[str, str]:
+    """The route's template: ids would make a series each. What names no route is one."""
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    return method, getattr(scope.get("route"), "path", None) or "none"
+
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+def _count(column: Any) -> Any:
+    return select(column, func.count()).group_by(column)
+
+
+def _fill(gauge: Gauge, rows: Any) -> None:
+    gauge.clear()
+    for status, count in rows:
+        gauge.labels(status).set(count)

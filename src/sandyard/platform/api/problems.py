@@ -1,0 +1,182 @@
+"""Every error leaves as application/problem+json: a code for programs, a sentence for people, and the request's id."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketState
+
+from sandyard.kit.errors import SandyardError
+
+MEDIA_TYPE = "application/problem+json"
+FAILED = "The platform failed to do this; its log says why, under the request's id. Try again, or report it."
+_RETRY_AFTER = {503: 1.0}
+_CODES = {
+    400: "invalid_argument",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    421: "wrong_host",
+    429: "rate_limited",
+    500: "internal",
+}
+
+
+class FieldError(BaseModel):
+    field: str = Field(examples=["limit"])
+    message: str = Field(examples=["Input should be less than or equal to 200"])
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457). `code` is for programs, `detail` for people."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "urn:sandyard:problem:not_found",
+                    "title": "Not Found",
+                    "status": 404,
+                    "code": "not_found",
+                    "detail": "There is no project prj_0mh3k7a1x2abcdefghij.",
+                    "requestId": "req_5v0c9k2m8d1x7q4z3b6n",
+                }
+            ]
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    requestId: str | None  # noqa: N815 - the wire's own name
+    errors: list[FieldError] | None = Field(
+        default=None, description="Of a request that is not valid: each fault's place."
+    )
+
+
+class TooManyRequestsError(SandyardError):
+    """Too many requests; wait a moment."""
+
+    code, status = "rate_limited", 429
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def problem(
+    connection: HTTPConnection,
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    errors: Sequence[Mapping[str, str]] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Leaves `code` in the connection's state, where the audit finds it."""
+    connection.state.problem_code = code
+    body: dict[str, Any] = {
+        "type": f"urn:sandyard:problem:{code}",
+        "title": _title(status),
+        "status": status,
+        "code": code,
+        "detail": detail,
+        "requestId": getattr(connection.state, "request_id", None),
+    }
+    if errors is not None:
+        body["errors"] = list(errors)
+    extra = dict(headers or {})
+    if status == 401:
+        extra["WWW-Authenticate"] = 'Bearer realm="sandyard"'
+    if status in _RETRY_AFTER and "Retry-After" not in extra:
+        extra["Retry-After"] = str(math.ceil(_RETRY_AFTER[status]))
+    # a detail may quote what a client sent: what is no text leaves escaped, never as a failure of its own
+    text = json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
+    return Response(text, status, extra, media_type=MEDIA_TYPE)
+
+
+def of_error(connection: HTTPConnection, error: SandyardError) -> Response:
+    wait = getattr(error, "retry_after", None)
+    headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else None
+    return problem(connection, error.status, error.code, error.message, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Map each kind of error once, for requests and for WebSockets."""
+
+    async def sandyard(connection: Any, error: SandyardError) -> Response | None:
+        return await _answer(connection, of_error(connection, error), error.message)
+
+    async def invalid(connection: Any, error: Any) -> Response | None:
+        faults = [_fault(one) for one in error.errors()]
+        detail = "The request is not valid: " + "; ".join(f"{f['field']}: {f['message']}" for f in faults[:3]) + "."
+        return await _answer(connection, problem(connection, 400, "invalid_argument", detail, errors=faults), detail)
+
+    async def http(connection: Any, error: HTTPException) -> Response | None:
+        detail = _sentence(connection, error)
+        code = _CODES.get(error.status_code, "error")
+        made = problem(connection, error.status_code, code, detail, headers=error.headers)
+        return await _answer(connection, made, detail)
+
+    handlers: dict[type[Exception], Any] = {
+        SandyardError: sandyard,
+        RequestValidationError: invalid,
+        WebSocketRequestValidationError: invalid,
+        HTTPException: http,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+async def _answer(connection: HTTPConnection, response: Response, detail: str) -> Response | None:
+    """A WebSocket that is not open yet is denied with the same answer; an open one is closed with 4000 + status."""
+    if not isinstance(connection, WebSocket):
+        return response
+    if connection.application_state is WebSocketState.CONNECTING:
+        if "websocket.http.response" in connection.scope.get("extensions", {}):
+            await connection.send_denial_response(response)
+        else:
+            await connection.close(1008, detail[:100])
+    elif connection.application_state is WebSocketState.CONNECTED:
+        await connection.close(4000 + response.status_code, detail.encode()[:120].decode(errors="ignore"))
+    return None
+
+
+def _fault(error: Mapping[str, Any]) -> dict[str, str]:
+    if error["type"] == "json_invalid":
+        return {"field": "body", "message": "is not valid JSON"}
+    places = [str(part) for part in error["loc"]]
+    if len(places) > 1 and places[0] in ("body", "query", "path", "header", "cookie"):
+        places = places[1:]
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return {"field": ".".join(places) or "body", "message": message}
+
+
+def _sentence(connection: HTTPConnection, error: HTTPException) -> str:
+    path, method = connection.scope["path"], connection.scope.get("method", "WebSocket")
+    if error.status_code == 404 and error.detail == "Not Found":
+        return f"There is no {method} {path} here."
+    if error.status_code == 405:
+        return f"{path} does not know {method}."
+    return str(error.detail)
+
+
+def _title(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"

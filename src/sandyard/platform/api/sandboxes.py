@@ -1,0 +1,158 @@
+"""Sandboxes: make, list, pause, wake, copy and end them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.trail import note
+from sandyard.platform.db import models
+from sandyard.platform.domain.sandboxes import service
+from sandyard.platform.domain.sandboxes.model import Status
+
+router = APIRouter(tags=["sandboxes"])
+Sandboxes = Annotated[service.Sandboxes, part("sandboxes")]
+SandboxId = Annotated[str, id_in_path("sandbox", "sbx_00mwhnkzb5gfh26ygacc")]
+Envs = Annotated[
+    dict[str, str],
+    Field(default_factory=dict, max_length=200, description="Variables of every process in it; stored encrypted."),
+]
+Template = Annotated[
+    str | None, Field(None, min_length=1, max_length=256, description="A template or snapshot of the engine.")
+]
+
+
+class Usage(Model):
+    """A sample of what a sandbox uses."""
+
+    cpu_percent: float | None = None
+    cpu_count: int | None = None
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    disk_bytes: int | None = None
+    disk_total_bytes: int | None = None
+    at: Instant
+
+
+class SandboxView(Model):
+    model_config = example(
+        id="sbx_00mwhnkzb5gfh26ygacc", status="running", template="base", sessionId="ses_00mwhnkz2f0a9s8d7f6g", commandCount=3
+    )  # fmt: skip
+
+    id: str
+    status: Status
+    template: str
+    engine_id: str | None = Field(description="Its id at the E2B endpoint, for E2B's own SDKs and CLI.")
+    session_id: str | None
+    project_id: str | None
+    task_id: str | None
+    agent_id: str | None
+    owner_id: str
+    error: str | None = Field(description="Why it is in status `error`.")
+    error_code: str | None
+    idle_seconds: int = Field(description="Unused this long, it is paused.")
+    command_count: int
+    pause_count: int
+    usage: Usage | None = Field(description="The last sample.")
+    created_at: Instant
+    started_at: Instant | None
+    used_at: Instant | None
+    paused_at: Instant | None
+    seen_at: Instant | None = Field(description="When the engine last said that it is there.")
+    destroyed_at: Instant | None
+
+    @classmethod
+    def of(cls, row: models.Sandbox) -> SandboxView:
+        return cls.model_validate(row)
+
+
+class NewSandbox(Input):
+    model_config = example(template="base", envs={"STAGE": "test"})
+
+    template: Template
+    agent_id: str | None = Field(None, max_length=100)
+    task_id: str | None = Field(None, max_length=40)
+    envs: Envs
+    idle_seconds: int | None = Field(None, ge=5, le=7 * 86400)
+
+
+@router.post("/sandboxes", name="sandbox.create", status_code=201, dependencies=[limited("create")])
+async def create(request: Request, caller: Caller, sandboxes: Sandboxes, body: NewSandbox) -> SandboxView:
+    """Make a sandbox of your own, and answer when it runs."""
+    row = await sandboxes.create_sandbox(caller, **dict(body))
+    note(request, target=row.id)
+    return SandboxView.of(row)
+
+
+@router.get("/sandboxes", name="sandbox.list")
+async def list_(
+    caller: Caller,
+    sandboxes: Sandboxes,
+    page: Paging,
+    everybody: Annotated[bool, Query(alias="all", description="Also those of others that you may see.")] = False,
+    status: Status | None = None,
+    session_id: Annotated[str | None, Query(alias="sessionId", max_length=40)] = None,
+) -> Page[SandboxView]:
+    """Your sandboxes, newest first; destroyed ones only with `status=destroyed`."""
+    found = await sandboxes.list_sandboxes(caller, page, everybody=everybody, status=status, session_id=session_id)
+    return Page.of(found, SandboxView.of)
+
+
+@router.get("/sandboxes/{sandbox_id}", name="sandbox.get")
+async def get(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
+    """What is known of it. Never wakes it."""
+    return SandboxView.of(await sandboxes.get_status(caller, sandbox_id))
+
+
+@router.delete("/sandboxes/{sandbox_id}", name="sandbox.destroy", status_code=204)
+async def destroy(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> Response:
+    """End it and everything in it. Again: 204."""
+    await sandboxes.destroy_sandbox(caller, sandbox_id)
+    return Response(status_code=204)
+
+
+@router.post("/sandboxes/{sandbox_id}/pause", name="sandbox.pause")
+async def pause(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
+    """Stop all its processes where they are; memory is kept. Idempotent."""
+    return SandboxView.of(await sandboxes.pause(caller, sandbox_id))
+
+
+@router.post("/sandboxes/{sandbox_id}/resume", name="sandbox.resume")
+async def resume(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
+    """Let them go on. Any use does this by itself. Idempotent."""
+    return SandboxView.of(await sandboxes.resume(caller, sandbox_id))
+
+
+@router.post("/sandboxes/{sandbox_id}/fork", name="sandbox.fork", status_code=201, dependencies=[limited("create")])
+async def fork(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
+    """A copy of its files in a new sandbox of your own."""
+    row = await sandboxes.fork(caller, sandbox_id)
+    note(request, made=row.id)
+    return SandboxView.of(row)
+
+
+class Metrics(Model):
+    status: Status
+    command_count: int
+    created_at: Instant
+    usage: Usage | None = Field(description="Now, while it runs; else the last sample.")
+
+
+@router.get("/sandboxes/{sandbox_id}/metrics", name="sandbox.metrics")
+async def metrics(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> Metrics:
+    """What it uses. Never wakes it."""
+    row = await sandboxes.get_status(caller, sandbox_id)
+    usage: dict[str, Any] | None = await sandboxes.usage(caller, sandbox_id)
+    return Metrics(
+        status=Status(row.status),
+        command_count=row.command_count,
+        created_at=row.created_at,
+        usage=None if usage is None else Usage.model_validate(usage),
+    )

@@ -1,0 +1,70 @@
+"""What the JSON of the API has in common: camelCase names, UTC times with a Z, no NUL, no unknown fields in requests."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import Path
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic.alias_generators import to_camel
+
+from sandyard.kit.times import rfc3339
+
+
+class Model(BaseModel):
+    """The base of every answer; takes attributes of rows and dataclasses by their own names."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, from_attributes=True)
+
+
+class Input(Model):
+    """The base of every request's body: an unknown field is a mistake, and a database stores text only."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, data: Any) -> Any:
+        if not _is_text(data):
+            raise ValueError("must not contain NUL characters or half characters (lone surrogates)")
+        return data
+
+
+Instant = Annotated[
+    datetime, PlainSerializer(rfc3339, return_type=str, when_used="json"), Field(examples=["2026-01-31T10:00:00.123Z"])
+]
+"""A time in an answer."""
+
+
+def _bounded(moment: datetime) -> datetime:
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise ValueError(f"must be between the years {_FIRST_YEAR} and {_LAST_YEAR}")
+    return moment.astimezone(UTC)
+
+
+_FIRST_YEAR, _LAST_YEAR = 1970, 9998
+Moment = Annotated[AwareDatetime, AfterValidator(_bounded), Field(examples=["2026-01-31T10:00:00Z"])]
+"""A time in a request, with its zone; arithmetic on it does not overflow."""
+
+
+def id_in_path(what: str, example: str) -> Any:
+    """An id in a path. One that cannot exist is not found, like one that does not."""
+    return Path(description=f"The {what}'s id.", examples=[example])
+
+
+def example(**values: Any) -> ConfigDict:
+    """For `model_config`: shown in the OpenAPI document."""
+    return ConfigDict(json_schema_extra={"examples": [values]})
+
+
+def _is_text(data: Any) -> bool:
+    if isinstance(data, str):
+        return "\0" not in data and (data.isascii() or not _SURROGATE.search(data))
+    if isinstance(data, dict):
+        return all(_is_text(key) and _is_text(value) for key, value in data.items())
+    return not isinstance(data, list) or all(_is_text(value) for value in data)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")

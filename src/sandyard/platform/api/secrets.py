@@ -1,0 +1,77 @@
+"""Secrets: written, listed by name, never shown."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import Field, SecretStr
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, Instant, Model, example
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.secrets import service
+
+router = APIRouter(tags=["secrets"])
+Secrets = Annotated[service.Secrets, part("secrets")]
+SecretName = Annotated[
+    str, Path(max_length=200, pattern=f"^{service.NAME.pattern}$", examples=["NPM_TOKEN"], description="Its name.")
+]
+OfProject = Annotated[
+    str | None, Query(alias="projectId", max_length=40, description="A project's; without it the caller's own.")
+]
+
+
+class SecretView(Model):
+    model_config = example(
+        id="sec_0mh3k7a1x2abcdefghij",
+        name="NPM_TOKEN",
+        projectId=None,
+        createdAt="2026-01-31T10:00:00.000Z",
+        updatedAt="2026-01-31T10:00:00.000Z",
+    )
+
+    id: str
+    name: str
+    project_id: str | None
+    created_at: Instant
+    updated_at: Instant
+
+
+class SecretValue(Input):
+    model_config = example(value="hunter2", projectId=None)
+
+    value: SecretStr = Field(min_length=1, max_length=service.MAX_SIZE)
+    project_id: str | None = Field(default=None, max_length=40, description="A project's; without it the caller's own.")
+
+
+@router.get("/secrets", name="secret.list")
+async def list_secrets(
+    caller: Caller, page: Paging, secrets: Secrets, project_id: OfProject = None
+) -> Page[SecretView]:
+    """Names only: nothing in this API shows a value."""
+    return Page[SecretView].of(await secrets.list(caller, page, project_id), SecretView.model_validate)
+
+
+@router.put("/secrets/{name}", name="secret.put", dependencies=[limited("create")])
+async def put_secret(
+    caller: Caller, name: SecretName, body: SecretValue, request: Request, secrets: Secrets
+) -> SecretView:
+    """Makes it, or replaces its value."""
+    if body.project_id is not None:
+        note(request, project=body.project_id)
+    value = Secret(body.value.get_secret_value())
+    return SecretView.model_validate(await secrets.put(caller, name, value, body.project_id))
+
+
+@router.delete("/secrets/{name}", name="secret.delete", status_code=204)
+async def delete_secret(
+    caller: Caller, name: SecretName, request: Request, secrets: Secrets, project_id: OfProject = None
+) -> None:
+    if project_id is not None:
+        note(request, project=project_id)
+    await secrets.delete(caller, name, project_id)

@@ -1,0 +1,184 @@
+"""Sessions and their messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.sandboxes import Envs, SandboxView, Template
+from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.trail import note
+from sandyard.platform.db import models
+from sandyard.platform.domain.sandboxes import service as sandbox_service
+from sandyard.platform.domain.sessions import service
+
+router = APIRouter(tags=["sessions"])
+Sessions = Annotated[service.Sessions, part("sessions")]
+Sandboxes = Annotated[sandbox_service.Sandboxes, part("sandboxes")]
+SessionId = Annotated[str, id_in_path("session", "ses_00mwhnkz2f0a9s8d7f6g")]
+Title = Annotated[str, Field(min_length=1, max_length=300)]
+
+
+class SessionView(Model):
+    model_config = example(
+        id="ses_00mwhnkz2f0a9s8d7f6g", title="Fix the login", sandboxId="sbx_00mwhnkzb5gfh26ygacc", template="base"
+    )
+
+    id: str
+    title: str
+    owner_id: str
+    project_id: str | None
+    task_id: str | None
+    agent: str | None
+    template: str
+    sandbox_id: str | None
+    sandbox: SandboxView | None = None
+    checkpoint_at: Instant | None = Field(
+        description="When its files were last kept; it can be provisioned from there."
+    )
+    created_at: Instant
+    updated_at: Instant
+    archived_at: Instant | None
+
+    @classmethod
+    def of(cls, row: models.Session, sandbox: models.Sandbox | None = None) -> SessionView:
+        fields = {name: getattr(row, name) for name in cls.model_fields if name != "sandbox"}
+        return cls(**fields, sandbox=None if sandbox is None else SandboxView.of(sandbox))
+
+
+class NewSession(Input):
+    model_config = example(title="Fix the login", template="base")
+
+    title: Title | None = None
+    project_id: str | None = Field(None, max_length=40)
+    template: Template
+    agent: str | None = Field(None, max_length=100)
+    envs: Envs
+
+
+class SessionChange(Input):
+    model_config = example(title="Fix the login for good")
+
+    title: Title
+
+
+@router.post("/sessions", name="session.create", status_code=201, dependencies=[limited("create")])
+async def create(request: Request, caller: Caller, sessions: Sessions, body: NewSession) -> SessionView:
+    """Begin a session. The answer does not wait for its sandbox: that is being provisioned."""
+    row, sandbox = await sessions.create(caller, **dict(body))
+    note(request, target=row.id)
+    return SessionView.of(row, sandbox)
+
+
+@router.get("/sessions", name="session.list")
+async def list_(
+    caller: Caller,
+    sessions: Sessions,
+    page: Paging,
+    project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
+    archived: bool = False,
+) -> Page[SessionView]:
+    """Sessions you may see, newest first."""
+    found = await sessions.list_sessions(caller, page, project_id=project_id, archived=archived)
+    sandboxes = await sessions.sandboxes_of(found)
+    return Page.of(found, lambda row: SessionView.of(row, sandboxes.get(row.sandbox_id or "")))
+
+
+@router.get("/sessions/{session_id}", name="session.get")
+async def get(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
+    return SessionView.of(*await sessions.get_with_sandbox(caller, session_id))
+
+
+@router.patch("/sessions/{session_id}", name="session.rename")
+async def rename(caller: Caller, sessions: Sessions, session_id: SessionId, body: SessionChange) -> SessionView:
+    return SessionView.of(await sessions.rename(caller, session_id, body.title))
+
+
+@router.delete("/sessions/{session_id}", name="session.delete", status_code=204)
+async def delete(caller: Caller, sessions: Sessions, session_id: SessionId) -> Response:
+    """With its sandbox, its messages and its checkpoint."""
+    await sessions.delete(caller, session_id)
+    return Response(status_code=204)
+
+
+@router.post("/sessions/{session_id}/archive", name="session.archive")
+async def archive(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
+    """Put it away; its sandbox is paused."""
+    return SessionView.of(await sessions.archive(caller, session_id))
+
+
+@router.get("/sessions/{session_id}/sandbox", name="session.sandbox")
+async def sandbox(caller: Caller, sessions: Sessions, session_id: SessionId) -> SandboxView:
+    """The session's sandbox. Never wakes it."""
+    return SandboxView.of(await sessions.sandbox(caller, session_id))
+
+
+@router.post("/sessions/{session_id}/pause", name="session.pause")
+async def pause(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, session_id: SessionId) -> SandboxView:
+    row = await sessions.sandbox(caller, session_id)
+    return SandboxView.of(await sandboxes.pause(caller, row.id))
+
+
+@router.post("/sessions/{session_id}/resume", name="session.resume")
+async def resume(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, session_id: SessionId) -> SandboxView:
+    row = await sessions.sandbox(caller, session_id)
+    return SandboxView.of(await sandboxes.resume(caller, row.id))
+
+
+@router.post(
+    "/sessions/{session_id}/provision", name="session.provision", status_code=201, dependencies=[limited("create")]
+)
+async def provision(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
+    """A new sandbox, from the last checkpoint if there is one, in place of one that failed or was destroyed."""
+    return SessionView.of(*await sessions.provision(caller, session_id))
+
+
+@router.post("/sessions/{session_id}/checkpoint", name="session.checkpoint")
+async def checkpoint(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
+    """Keep its sandbox's files as they are now. Before every pause this happens by itself."""
+    return SessionView.of(await sessions.checkpoint(caller, session_id))
+
+
+class TextPart(Input):
+    type: Literal["text"]
+    text: str = Field(min_length=1, max_length=200_000)
+
+
+class NewMessage(Input):
+    model_config = example(parts=[{"type": "text", "text": "Please fix the login."}])
+
+    parts: list[TextPart] = Field(min_length=1, max_length=50)
+
+
+class MessageView(Model):
+    model_config = example(id="msg_00mwhnkzc0a1b2c3d4e5", role="user", parts=[{"type": "text", "text": "Hello"}])
+
+    id: str
+    session_id: str
+    turn_id: str | None
+    author_id: str | None
+    role: Literal["user", "agent", "system"]
+    parts: list[dict[str, Any]]
+    created_at: Instant
+
+    @classmethod
+    def of(cls, row: models.Message) -> MessageView:
+        return cls.model_validate(row)
+
+
+@router.get("/sessions/{session_id}/messages", name="message.list")
+async def messages(caller: Caller, sessions: Sessions, session_id: SessionId, page: Paging) -> Page[MessageView]:
+    """Newest first."""
+    return Page.of(await sessions.messages(caller, session_id, page), MessageView.of)
+
+
+@router.post("/sessions/{session_id}/messages", name="message.create", status_code=201)
+async def add_message(caller: Caller, sessions: Sessions, session_id: SessionId, body: NewMessage) -> MessageView:
+    parts = [entry.model_dump() for entry in body.parts]
+    return MessageView.of(await sessions.add_message(caller, session_id, parts))

@@ -1,0 +1,124 @@
+"""A shell in a sandbox over a WebSocket.
+
+Binary messages are what is typed and what the terminal shows. Text messages are JSON: the client sends
+`{"type": "resize", "cols": 120, "rows": 40}`, the server first `{"type": "opened", "terminal": "trm_…"}` and last
+`{"type": "closed", "ended": bool}`: when the shell has not ended, connect again with `?terminal=` and go on in the very same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response, WebSocket
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.api.auth import Caller, StreamCaller
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.sandboxes import SandboxId
+from sandyard.platform.api.schema import Instant, Model, example, id_in_path
+from sandyard.platform.db import models
+from sandyard.platform.domain.sandboxes import terminals as domain
+
+router = APIRouter(tags=["terminals"])
+Terminals = Annotated[domain.Terminals, part("terminals")]
+TerminalId = Annotated[str, id_in_path("terminal", "trm_00mwhnkzc0a1b2c3d4e5")]
+Cells = Annotated[int, Query(ge=1, le=1000)]
+
+
+class TerminalView(Model):
+    model_config = example(id="trm_00mwhnkzc0a1b2c3d4e5", pid=42)
+
+    id: str
+    sandbox_id: str
+    pid: int
+    created_at: Instant
+
+    @classmethod
+    def of(cls, row: models.Terminal) -> TerminalView:
+        return cls.model_validate(row)
+
+
+class TerminalList(Model):
+    items: list[TerminalView]
+
+
+@router.get("/sandboxes/{sandbox_id}/terminals", name="terminal.list")
+async def list_(caller: Caller, terminals: Terminals, sandbox_id: SandboxId) -> TerminalList:
+    """Shells that can be come back to."""
+    return TerminalList(items=[TerminalView.of(row) for row in await terminals.list(caller, sandbox_id)])
+
+
+@router.delete("/sandboxes/{sandbox_id}/terminals/{terminal_id}", name="terminal.close", status_code=204)
+async def close(caller: Caller, terminals: Terminals, sandbox_id: SandboxId, terminal_id: TerminalId) -> Response:
+    """End the shell. Idempotent."""
+    await terminals.close(caller, sandbox_id, terminal_id)
+    return Response(status_code=204)
+
+
+@router.websocket("/sandboxes/{sandbox_id}/terminal", name="terminal.open")
+async def open_(
+    socket: WebSocket,
+    caller: StreamCaller,
+    terminals: Terminals,
+    sandbox_id: str,
+    terminal: Annotated[str | None, Query(max_length=40)] = None,
+    cols: Cells = 80,
+    rows: Cells = 24,
+) -> None:
+    terminal_id = terminal or (await terminals.open(caller, sandbox_id, cols, rows)).id
+    async with terminals.view(caller, sandbox_id, terminal_id) as (shell, viewer):
+        await socket.accept()
+        await socket.send_text(json.dumps({"type": "opened", "terminal": terminal_id}))
+        if terminal is not None:
+            await terminals.resize(shell, cols, rows)
+        typing = asyncio.ensure_future(_typed(socket, terminals, shell))
+        try:
+            await _show(socket, viewer, typing)
+            if socket.client_state is WebSocketState.CONNECTED and not typing.done():
+                await socket.send_text(json.dumps({"type": "closed", "ended": shell.over}))
+                await socket.close()
+        finally:
+            typing.cancel()
+
+
+async def _show(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future[None]) -> None:
+    """What the shell says, until it ends or the person goes."""
+    while True:
+        piece = asyncio.ensure_future(viewer.pieces.get())
+        await asyncio.wait((piece, typing), return_when=asyncio.FIRST_COMPLETED)
+        if not piece.done():
+            piece.cancel()
+            return
+        data = piece.result()
+        if data is None:
+            return
+        await socket.send_bytes(data)
+
+
+async def _typed(socket: WebSocket, terminals: domain.Terminals, shell: domain.Shell) -> None:
+    """What the person types, until they go. What is no message of ours is passed over."""
+    try:
+        while True:
+            message = await socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            if message.get("bytes"):
+                await terminals.write(shell, message["bytes"])
+            elif message.get("text"):
+                size = _size(message["text"])
+                if size is not None:
+                    await terminals.resize(shell, *size)
+    except (WebSocketDisconnect, SandyardError):
+        return
+
+
+def _size(text: str) -> tuple[int, int] | None:
+    try:
+        message = json.loads(text)
+        cols, rows = int(message["cols"]), int(message["rows"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    return (cols, rows) if message.get("type") == "resize" and 0 < cols <= 1000 and 0 < rows <= 1000 else None

@@ -1,0 +1,79 @@
+"""API tokens: each person's own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import Field, StringConstraints
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.users import service
+
+router = APIRouter(tags=["tokens"])
+Users = Annotated[service.Users, part("users")]
+TokenId = Annotated[str, id_in_path("token", "tok_0mh3k7a1x2abcdefghij")]
+
+
+class TokenView(Model):
+    model_config = example(
+        id="tok_0mh3k7a1x2abcdefghij",
+        name="laptop",
+        hint="sy_k3f9x",
+        createdAt="2026-01-31T10:00:00.000Z",
+        lastUsedAt=None,
+        expiresAt=None,
+    )
+
+    id: str
+    name: str
+    hint: str = Field(description="How it begins, so that one knows which it is.")
+    created_at: Instant
+    last_used_at: Instant | None = Field(description="To the minute.")
+    expires_at: Instant | None
+
+
+class NewToken(Input):
+    model_config = example(name="laptop", expiresAt=None)
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
+    expires_at: Moment | None = Field(default=None, description="null: it works until it is revoked.")
+
+
+class TokenMade(TokenView):
+    model_config = example(
+        id="tok_0mh3k7a1x2abcdefghij",
+        name="laptop",
+        hint="sy_k3f9x",
+        createdAt="2026-01-31T10:00:00.000Z",
+        lastUsedAt=None,
+        expiresAt=None,
+        value="sy_k3f9x…",
+    )
+
+    value: str = Field(description="The token itself; it is shown this once.")
+
+
+@router.get("/tokens", name="token.list")
+async def list_tokens(caller: Caller, page: Paging, users: Users) -> Page[TokenView]:
+    """The caller's own, without those that were revoked."""
+    return Page[TokenView].of(await users.list_tokens(caller, page), TokenView.model_validate)
+
+
+@router.post("/tokens", name="token.create", status_code=201, dependencies=[limited("create")])
+async def create_token(caller: Caller, body: NewToken, request: Request, users: Users) -> TokenMade:
+    issued = await users.create_token(caller, body.name, body.expires_at)
+    note(request, target=issued.id)
+    token = TokenView.model_validate(await users.get_token(caller, issued.id))
+    return TokenMade(**token.model_dump(), value=issued.value.reveal())
+
+
+@router.delete("/tokens/{token_id}", name="token.delete", status_code=204)
+async def revoke_token(caller: Caller, token_id: TokenId, users: Users) -> None:
+    """It stops working at once."""
+    await users.revoke_token(caller, token_id)

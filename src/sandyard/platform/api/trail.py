@@ -1,0 +1,94 @@
+"""The audit's hook: every request that changes something is recorded before its answer goes out.
+
+Also recorded: WebSockets, when they are opened, and routes marked with `@audited`. Not recorded: what was refused for
+want of a login or for being too frequent, because anybody can cause those without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sandyard.kit.logging import get_logger
+from sandyard.platform.api.auth import SAFE_METHODS
+
+log = get_logger(__name__)
+F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "__sandyard_audited__"
+_STARTS = frozenset(("http.response.start", "websocket.accept", "websocket.close", "websocket.http.response.start"))
+_UNRECORDED = frozenset(("rate_limited", "method_not_allowed"))
+
+
+def audited(endpoint: F) -> F:
+    """Marks a route that only reads and is recorded all the same: a download, for example."""
+    setattr(endpoint, _MARK, True)
+    return endpoint
+
+
+def note(connection: HTTPConnection, *, target: str | None = None, **detail: Any) -> None:
+    """Say more about this request in the audit. `target` replaces the id in the path, which a creating request lacks."""
+    if target is not None:
+        connection.state.audit_target = target
+    connection.state.audit_detail = {**getattr(connection.state, "audit_detail", {}), **detail}
+
+
+class Trail:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        recorded = False
+
+        async def reply(message: Message) -> None:
+            nonlocal recorded
+            if not recorded and message["type"] in _STARTS:
+                recorded = True
+                await _record(scope, message.get("status", 200))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, reply)
+        except Exception:
+            if not recorded:
+                await _record(scope, 500)
+            raise
+
+
+async def _record(scope: Scope, status: int) -> None:
+    route = scope.get("route")
+    name = getattr(route, "name", None)
+    if name is None or not _wanted(scope):
+        return
+    state = scope["state"]
+    outcome = state.get("problem_code") or ("ok" if status < 400 else "internal" if status == 500 else str(status))
+    if outcome in _UNRECORDED or (outcome == "unauthenticated" and name != "login.create"):
+        return
+    ids = [str(value) for value in scope.get("path_params", {}).values()]
+    detail = dict(state.get("audit_detail", {}))
+    if len(ids) > 1:
+        detail["also"] = ids[1:]
+    client = scope.get("client")
+    try:
+        await scope["app"].state.services.audit.record(
+            state.get("principal"),
+            action=name,
+            target=state.get("audit_target") or (ids[0] if ids else None),
+            outcome=outcome,
+            request_id=state.get("request_id"),
+            address=client[0] if client else None,
+            detail=detail,
+        )
+    except Exception as error:
+        log.error("audit_failed", exc=error, action=name, outcome=outcome)  # noqa: TRY400 - exc= is our own word
+
+
+def _wanted(scope: Scope) -> bool:
+    if scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS:
+        return True
+    return getattr(scope.get("endpoint"), _MARK, False)

@@ -1,0 +1,41 @@
+"""What all models share."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from sqlalchemy import ForeignKey, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+from sandyard.platform.db.types import UtcTime
+
+NAMING = {  # constraints have names, so that a migration can speak of them
+    "ix": "ix_%(column_0_N_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {datetime: UtcTime()}  # noqa: RUF012 - SQLAlchemy reads it from the class
+
+
+Id = Annotated[str, mapped_column(String(40), primary_key=True)]
+Ref = Annotated[str, mapped_column(String(40), index=True)]
+Name = Annotated[str, mapped_column(String(200))]
+Word = Annotated[str, mapped_column(String(40))]
+LongText = Annotated[str, mapped_column(Text)]
+
+
+def belongs_to(target: str) -> ForeignKey:
+    """A reference whose row goes with the one it refers to."""
+    return ForeignKey(target, ondelete="CASCADE")
+
+
+def may_refer_to(target: str) -> ForeignKey:
+    """A reference that is emptied when what it refers to goes."""
+    return ForeignKey(target, ondelete="SET NULL")

@@ -1,0 +1,219 @@
+"""One database, SQLite or PostgreSQL, and the two ways to use it: reading, and a transaction that may tell what happened.
+
+    async with database.transaction() as tx:
+        tx.add(Session(…))
+        tx.emit("session.created", owner_id=…, session_id=…, title=…)
+
+An event is there exactly when the change it speaks of is. Events of different transactions become visible in the order
+of their numbers, so that a reader who has seen number n never misses a lower one that was committed later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, event, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from sandyard.kit.errors import BusyError, InvalidInputError, NoSpaceError, SandyardError
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db import sqlite
+from sandyard.platform.db.models import Event
+
+_EVENTS_LOCK = 0x5359_4556  # one number for all platforms on one PostgreSQL database
+CHANNEL = "sandyard_events"
+
+
+class DatabaseUnavailableError(SandyardError):
+    """The database does not answer; try again."""
+
+    code, status = "database_unavailable", 503
+
+
+def parse_url(url: str) -> URL:
+    """InvalidInputError says what such a URL looks like. Drivers are ours to choose: what the URL names is replaced."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise InvalidInputError("SANDYARD_DATABASE_URL is not a URL: use sqlite:///PATH or postgresql://…") from None
+    kind = parsed.get_backend_name()
+    if kind == "sqlite":
+        return parsed.set(drivername="sqlite+aiosqlite")
+    if kind in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+asyncpg")
+    raise InvalidInputError(f"SANDYARD_DATABASE_URL: {kind} is not known here: use sqlite:///PATH or postgresql://…")
+
+
+@dataclass
+class Transaction:
+    """A change under way. What is emitted goes with it."""
+
+    session: AsyncSession
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, *rows: Any) -> None:
+        self.session.add_all(rows)
+
+    def emit(
+        self,
+        kind: str,
+        *,
+        owner_id: str | None = None,
+        project_id: str | None = None,
+        task_id: str | None = None,
+        session_id: str | None = None,
+        sandbox_id: str | None = None,
+        **data: Any,
+    ) -> None:
+        """Tell everybody who may see it that something happened. `data` is JSON and holds no secret."""
+        self.events.append(
+            Event(
+                at=datetime.now(UTC),
+                kind=kind,
+                owner_id=owner_id,
+                project_id=project_id,
+                task_id=task_id,
+                session_id=session_id,
+                sandbox_id=sandbox_id,
+                data=data,
+            )
+        )
+
+
+class Database:
+    """Open between `open` and `close`. All verbs raise DatabaseUnavailableError when it does not answer."""
+
+    def __init__(self, url: str) -> None:
+        self.url = parse_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._engine: AsyncEngine | None = None
+        self._reads: AsyncEngine | None = None
+        self._writing = asyncio.Lock()  # SQLite has one writer: to wait here is cheaper than to poll there
+        self._tasks = TaskSet("database")
+        self._told: list[Callable[[Sequence[Event]], None]] = []
+
+    async def open(self) -> None:
+        if self.is_sqlite:
+            path = self.url.database
+            if path:
+                await asyncio.to_thread(_make_folder, Path(path))
+            engine = create_async_engine(
+                self.url,
+                pool_size=8,
+                max_overflow=24,
+                connect_args={"async_creator_fn": lambda *_, **__: sqlite.connect(path or ":memory:")},
+            )
+            event.listen(engine.sync_engine, "begin", _begin_sqlite)
+            if path:
+                self._tasks.spawn(sqlite.keep_log_short(Path(path)))
+        else:
+            engine = create_async_engine(
+                self.url, pool_size=10, max_overflow=20, pool_pre_ping=True, connect_args={"timeout": 10}
+            )
+        self._engine = engine
+        # no transaction around a single question: on PostgreSQL that is two more round trips
+        self._reads = engine if self.is_sqlite else engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+        if self._engine is not None:
+            await self._engine.dispose()
+            self._engine = self._reads = None
+
+    @property
+    def engine(self) -> AsyncEngine:
+        assert self._engine is not None, "the database is not open"
+        return self._engine
+
+    def listen(self, told: Callable[[Sequence[Event]], None]) -> None:
+        """`told` is called, in the loop, after every commit of this process that had events."""
+        self._told.append(told)
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncSession]:
+        """For questions: each is answered from what was committed when it was asked. What is changed in it is not kept."""
+        with translated():
+            async with AsyncSession(self._reads, expire_on_commit=False) as session:
+                yield session
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """All or nothing, committed at the end of the block. Do not wait for anything but the database inside."""
+        async with self._writing if self.is_sqlite else contextlib.nullcontext():
+            with translated():
+                engine = self.engine.execution_options(write=True)
+                async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
+                    change = Transaction(session)
+                    yield change
+                    if change.events:
+                        await self._number(session, change.events)
+        if change.events:
+            for told in self._told:
+                told(change.events)
+
+    async def _number(self, session: AsyncSession, events: list[Event]) -> None:
+        """Give the events their numbers, in the order of commits."""
+        await session.flush()
+        if not self.is_sqlite:
+            await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _EVENTS_LOCK})
+            await session.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
+        session.add_all(events)
+        await session.flush()
+
+    async def check(self) -> None:
+        """Raises what is wrong with it."""
+        async with self.reading() as session:
+            await session.execute(text("SELECT 1"))
+
+
+def _make_folder(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    if connection.get_execution_options().get("write", False):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """What the driver raises, in words of ours."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise _in_our_words(error) from error
+    except OSError as error:
+        raise DatabaseUnavailableError from error
+
+
+def _in_our_words(error: DBAPIError) -> Exception:
+    """The error itself when it speaks of the statement, not of the database."""
+    if isinstance(error.orig, sqlite3.Error):
+        primary = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        return _SQLITE.get(primary, lambda: error)()
+    if getattr(error.orig, "sqlstate", None) == "53100":
+        return NoSpaceError(_FULL)
+    gone = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
+    return DatabaseUnavailableError() if gone else error
+
+
+_FULL = "The platform's database has no space left on its disk."
+_SQLITE: dict[int, Callable[[], Exception]] = {
+    sqlite3.SQLITE_BUSY: lambda: BusyError("The database is busy; try again."),
+    sqlite3.SQLITE_LOCKED: lambda: BusyError("The database is busy; try again."),
+    sqlite3.SQLITE_FULL: lambda: NoSpaceError(_FULL),
+    sqlite3.SQLITE_IOERR: DatabaseUnavailableError,
+    sqlite3.SQLITE_CANTOPEN: lambda: DatabaseUnavailableError("The platform's database cannot be opened."),
+    sqlite3.SQLITE_READONLY: lambda: DatabaseUnavailableError("The platform's database may not be written to."),
+    sqlite3.SQLITE_CORRUPT: lambda: DatabaseUnavailableError("The platform's database is damaged."),
+    sqlite3.SQLITE_NOTADB: lambda: DatabaseUnavailableError("The platform's database file is no SQLite database."),
+}

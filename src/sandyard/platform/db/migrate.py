@@ -1,0 +1,217 @@
+"""The schema: brought up to date when a platform starts, and compared with the models.
+
+Everything runs in one transaction, under a lock that all platforms on one database share: of two that start at once
+one works and the other finds it done, and a migration that fails leaves the schema as it was.
+
+A new revision, for who changed the models: `python -m sandyard.platform.db.migrate "what changes"`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from sandyard.kit.errors import InvalidInputError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db import models
+from sandyard.platform.db.database import Database, translated
+from sandyard.platform.db.types import BigInt, Json, UtcTime
+
+log = get_logger(__name__)
+
+FOLDER = Path(__file__).with_name("migrations")
+_LOCK: Final = 0x5359_4D49  # one number for all platforms on one PostgreSQL database
+GUARDS: Final = ("audit_no_update", "audit_no_delete")
+"""Triggers that keep `audit` append-only; no model speaks of them."""
+
+
+class NewerDatabaseError(SandyardError):
+    """The database was made by a newer Sandyard."""
+
+    code, status = "newer_database", 500
+
+
+class BrokenReferencesError(SandyardError):
+    """A migration would leave rows that refer to nothing."""
+
+    code, status = "broken_references", 500
+
+
+def _render(kind: str, item: Any, _: Any) -> str | bool:
+    """Our own types by their own names."""
+    if kind == "type":
+        if isinstance(item, UtcTime):
+            return "UtcTime()"
+        for name, ours in (("BigInt", BigInt), ("Json", Json)):
+            if item is ours or repr(item) == repr(ours):
+                return name
+    return False
+
+
+OPTIONS: Final[dict[str, Any]] = {
+    "target_metadata": models.Base.metadata,
+    "render_as_batch": True,  # SQLite changes a table by making it anew
+    "compare_type": True,
+    "compare_server_default": True,
+    "render_item": _render,
+}
+
+
+async def upgrade(database: Database) -> None:
+    """Bring the schema to this version's. Safe to call from many at once; NewerDatabaseError when it is ahead of us."""
+    if await current(database) == _scripts().get_current_head():
+        return
+    async with _migrating(database) as connection:
+        before, after = await connection.run_sync(_upgrade)
+    if before != after:
+        log.info("database_migrated", before=before or "empty", after=after)
+
+
+async def downgrade(database: Database, revision: str) -> None:
+    """Back to `revision`, or to nothing with `base`. What only newer schemas can hold is lost."""
+    known = {script.revision for script in _scripts().walk_revisions()}
+    if revision != "base" and revision not in known:
+        raise InvalidInputError(f"There is no revision {revision!r}: use base or one of {', '.join(sorted(known))}.")
+    async with _migrating(database) as connection:
+        await connection.run_sync(lambda bound: command.downgrade(_config(bound), revision))
+    log.info("database_downgraded", revision=revision)
+
+
+async def current(database: Database) -> str | None:
+    """The schema's revision; None before the first. NewerDatabaseError when this version does not know it."""
+    with translated():
+        async with database.engine.connect() as connection:
+            return await connection.run_sync(_current)
+
+
+async def drift(database: Database) -> list[str]:
+    """How the schema differs from the models, a line each; empty when it does not."""
+    with translated():
+        async with database.engine.connect() as connection:
+            return await connection.run_sync(_drift)
+
+
+async def revise(database: Database, message: str) -> Path:
+    """Write the revision that leads from the schema of `database`, which is up to date, to the models. It is a draft:
+    read it before use."""
+    async with database.engine.connect() as connection:
+        return await connection.run_sync(_revise, message)
+
+
+def _upgrade(connection: Connection) -> tuple[str | None, str | None]:
+    before = _current(connection)
+    command.upgrade(_config(connection), "head")
+    return before, _current(connection)
+
+
+def _current(connection: Connection) -> str | None:
+    heads = MigrationContext.configure(connection).get_current_heads()
+    scripts = _scripts()
+    known = {script.revision for script in scripts.walk_revisions()}
+    unknown = sorted(set(heads) - known)
+    if unknown:
+        raise NewerDatabaseError(
+            f"The database was made by a newer Sandyard: its schema is {', '.join(unknown)}, and this version knows up "
+            f"to {scripts.get_current_head()}. Use the newer version, or another database."
+        )
+    return heads[0] if heads else None
+
+
+def _drift(connection: Connection) -> list[str]:
+    context = MigrationContext.configure(connection, opts=OPTIONS)
+    found = [_sentence(change) for change in compare_metadata(context, models.Base.metadata)]
+    catalogue = "sqlite_master WHERE type = 'trigger'" if connection.dialect.name == "sqlite" else "pg_trigger"
+    name = "name" if connection.dialect.name == "sqlite" else "tgname"
+    there = set(connection.scalars(text(f"SELECT {name} FROM {catalogue}")))  # noqa: S608 - words of ours
+    return found + [f"the trigger {guard} is missing" for guard in GUARDS if guard not in there]
+
+
+def _sentence(change: Any) -> str:
+    """Of a difference as Alembic puts it: (verb, objects…), or a list of them for one column."""
+    if isinstance(change, list):
+        return "; ".join(_sentence(each) for each in change)
+    verb, *rest = change
+    return " ".join([verb.replace("_", " "), *(str(getattr(each, "name", None) or each) for each in rest)])
+
+
+def _revise(connection: Connection, message: str) -> Path:
+    number = f"{len(list(_scripts().walk_revisions())) + 1:04}"
+    made = command.revision(_config(connection), message, autogenerate=True, rev_id=number)
+    scripts = [made] if not isinstance(made, Iterable) else [script for script in made if script is not None]
+    assert scripts, "Alembic made no revision"
+    script = scripts[0]
+    assert script is not None
+    return Path(script.path)
+
+
+def _config(connection: Connection | None = None) -> Config:
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
+    return config
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
+@contextlib.asynccontextmanager
+async def _migrating(database: Database) -> AsyncIterator[AsyncConnection]:
+    """A connection in a transaction that nobody else's migration shares."""
+    with translated():
+        async with database.engine.connect() as connection:
+            if database.is_sqlite:
+                async with _without_foreign_keys(connection):
+                    yield connection
+            else:
+                async with connection.begin():
+                    await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+                    yield connection
+
+
+@contextlib.asynccontextmanager
+async def _without_foreign_keys(connection: AsyncConnection) -> AsyncIterator[None]:
+    """To make a table anew SQLite drops the old one, which would take the rows that refer to it along. The switch does
+    nothing inside a transaction, so it is turned before; what refers to nothing at the end is an error."""
+    await connection.execution_options(write=True)
+    pooled = await connection.get_raw_connection()
+    raw = pooled.driver_connection
+    assert raw is not None
+    await raw.execute("PRAGMA foreign_keys=OFF")
+    try:
+        async with connection.begin():
+            yield
+            if (broken := (await connection.execute(text("PRAGMA foreign_key_check"))).first()) is not None:
+                raise BrokenReferencesError(f"The migration would leave rows of {broken[0]} that refer to nothing.")
+    finally:
+        await raw.execute("PRAGMA foreign_keys=ON")
+
+
+async def _main(message: str) -> Path:
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database(f"sqlite:///{folder}/scratch.db")
+        await database.open()
+        try:
+            await upgrade(database)
+            return await revise(database, message)
+        finally:
+            await database.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit('Say what changes: python -m sandyard.platform.db.migrate "what changes"')
+    sys.stdout.write(f"{asyncio.run(_main(sys.argv[1]))}\n")

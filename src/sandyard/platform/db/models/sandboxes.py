@@ -1,0 +1,85 @@
+"""Sandboxes as the platform knows them, and the commands run in them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Boolean, Float, Index, Integer, LargeBinary, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from sandyard.platform.db.base import Base, Id, LongText, Word, belongs_to, may_refer_to
+from sandyard.platform.db.types import BigInt, Json
+
+
+class Sandbox(Base):
+    """Written before the engine is asked. `version` grows with every change: who acted on an older one has to look
+    again."""
+
+    __tablename__ = "sandboxes"
+    __table_args__ = (Index("ix_sandboxes_owner_id_id", "owner_id", "id"), Index("ix_sandboxes_status", "status"))
+
+    id: Mapped[Id]
+    owner_id: Mapped[str] = mapped_column(belongs_to("users.id"))
+    session_id: Mapped[str | None] = mapped_column(may_refer_to("sessions.id"), index=True)
+    project_id: Mapped[str | None] = mapped_column(may_refer_to("projects.id"), index=True)
+    task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
+    agent_id: Mapped[str | None] = mapped_column(String(100))
+    template: Mapped[str] = mapped_column(String(256))
+    engine_id: Mapped[str | None] = mapped_column(String(100), unique=True)
+    idempotency_key: Mapped[str] = mapped_column(String(100), unique=True)
+    status: Mapped[Word]  # provisioning, running, paused, error, destroyed
+    error: Mapped[str | None] = mapped_column(Text)
+    error_code: Mapped[str | None] = mapped_column(String(40))
+    idle_seconds: Mapped[int] = mapped_column(Integer)
+    command_count: Mapped[int] = mapped_column(Integer, default=0)
+    pause_count: Mapped[int] = mapped_column(Integer, default=0)
+    envs: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted, for when it has to be asked for again
+    usage: Mapped[dict[str, Any] | None] = mapped_column(Json)  # the last sample
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    used_at: Mapped[datetime | None]
+    paused_at: Mapped[datetime | None]
+    seen_at: Mapped[datetime | None]  # when the engine last said that it is there
+    doomed_at: Mapped[datetime | None]  # when it was asked to be destroyed, which is then carried out whatever happens
+    destroyed_at: Mapped[datetime | None]
+    version: Mapped[int] = mapped_column(Integer, default=1)
+
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - SQLAlchemy reads it from the class
+
+
+class Command(Base):
+    """Its output lies in files beside the database; here is how much of it there is."""
+
+    __tablename__ = "commands"
+    __table_args__ = (Index("ix_commands_sandbox_id_id", "sandbox_id", "id"), Index("ix_commands_status", "status"))
+
+    id: Mapped[Id]
+    sandbox_id: Mapped[str] = mapped_column(belongs_to("sandboxes.id"))
+    user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
+    command: Mapped[LongText]
+    cwd: Mapped[str | None] = mapped_column(Text)
+    background: Mapped[bool] = mapped_column(Boolean)
+    timeout_s: Mapped[float] = mapped_column(Float)
+    status: Mapped[Word]  # starting, running, exited, timed_out, killed, lost, not_started
+    exit_code: Mapped[int | None] = mapped_column(Integer)
+    signal: Mapped[int | None] = mapped_column(Integer)
+    error: Mapped[str | None] = mapped_column(Text)
+    stdout_bytes: Mapped[int] = mapped_column(BigInt, default=0)
+    stderr_bytes: Mapped[int] = mapped_column(BigInt, default=0)
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]  # when its end was seen
+    duration_s: Mapped[float | None] = mapped_column(Float)  # as the sandbox measured it
+
+
+class Terminal(Base):
+    """A shell somebody can come back to."""
+
+    __tablename__ = "terminals"
+
+    id: Mapped[Id]
+    sandbox_id: Mapped[str] = mapped_column(belongs_to("sandboxes.id"), index=True)
+    user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
+    pid: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[datetime]
+    closed_at: Mapped[datetime | None]

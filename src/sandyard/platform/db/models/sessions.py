@@ -1,0 +1,74 @@
+"""One agent working, with what was said and what it did."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Index, Integer, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from sandyard.platform.db.base import Base, Id, Word, belongs_to, may_refer_to
+from sandyard.platform.db.types import Json
+
+
+class Session(Base):
+    __tablename__ = "sessions"
+
+    id: Mapped[Id]
+    owner_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)
+    project_id: Mapped[str | None] = mapped_column(may_refer_to("projects.id"), index=True)
+    task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
+    title: Mapped[str] = mapped_column(String(300))
+    agent: Mapped[str | None] = mapped_column(String(100))
+    template: Mapped[str] = mapped_column(String(256))
+    sandbox_id: Mapped[str | None] = mapped_column(String(40), index=True)  # the newest of its sandboxes
+    checkpoint: Mapped[str | None] = mapped_column(String(256))  # the snapshot it can be provisioned from
+    checkpoint_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+    archived_at: Mapped[datetime | None]
+
+
+class Turn(Base):
+    """One prompt and all that followed."""
+
+    __tablename__ = "turns"
+    __table_args__ = (Index("uq_turns_session_id_number", "session_id", "number", unique=True),)
+
+    id: Mapped[Id]
+    session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
+    number: Mapped[int] = mapped_column(Integer)
+    status: Mapped[Word]
+    stop_reason: Mapped[str | None] = mapped_column(String(100))
+    error: Mapped[str | None] = mapped_column(Text)
+    usage: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class Message(Base):
+    __tablename__ = "messages"
+    __table_args__ = (Index("ix_messages_session_id_id", "session_id", "id"),)
+
+    id: Mapped[Id]
+    session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
+    turn_id: Mapped[str | None] = mapped_column(may_refer_to("turns.id"), index=True)
+    author_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
+    role: Mapped[Word]  # user, agent or system
+    parts: Mapped[list[Any]] = mapped_column(Json)
+    created_at: Mapped[datetime]
+
+
+class GitOperation(Base):
+    __tablename__ = "git_operations"
+
+    id: Mapped[Id]
+    project_id: Mapped[str | None] = mapped_column(belongs_to("projects.id"), index=True)
+    session_id: Mapped[str | None] = mapped_column(belongs_to("sessions.id"), index=True)
+    kind: Mapped[Word]
+    status: Mapped[Word]
+    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    error: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]

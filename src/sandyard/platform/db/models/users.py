@@ -1,0 +1,57 @@
+"""People, and what they identify themselves with. Tokens, cookies and tickets are stored as hashes only."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from sandyard.platform.db.base import Base, Id, Name, Word, belongs_to
+
+
+class User(Base):
+    __tablename__ = "users"
+
+    id: Mapped[Id]
+    name: Mapped[str] = mapped_column(String(200), unique=True)
+    role: Mapped[Word]  # admin or member
+    password: Mapped[str | None] = mapped_column(String(300))  # scrypt, with its parameters
+    created_at: Mapped[datetime]
+    disabled_at: Mapped[datetime | None]
+
+
+class ApiToken(Base):
+    __tablename__ = "api_tokens"
+
+    id: Mapped[Id]
+    user_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)
+    name: Mapped[Name]
+    hash: Mapped[str] = mapped_column(String(64), unique=True)
+    hint: Mapped[str] = mapped_column(String(20))  # its first letters, so that a person knows which it is
+    created_at: Mapped[datetime]
+    last_used_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Login(Base):
+    """A browser's cookie."""
+
+    __tablename__ = "logins"
+
+    id: Mapped[Id]
+    user_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)
+    hash: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class Ticket(Base):
+    """Opens one stream or terminal, once, within seconds."""
+
+    __tablename__ = "tickets"
+
+    hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    user_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)
+    expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -1,0 +1,35 @@
+"""Column types that mean the same on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeDecorator
+
+BigInt = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite numbers rows by itself only where the type is INTEGER, which there has 64 bits anyway."""
+
+Json = JSON().with_variant(JSONB(), "postgresql")
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """An instant. Goes in and comes out with UTC as its zone; a time without a zone is refused."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a time without a zone is no instant")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        assert isinstance(value, datetime)
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)

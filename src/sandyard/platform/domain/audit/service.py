@@ -1,0 +1,161 @@
+"""Records who did what, and reads it back. Nothing here changes or removes an entry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.tasks import TaskSet
+from sandyard.kit.times import rfc3339
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Audit as Entry
+from sandyard.platform.domain.paging import Listing, PageRequest
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+
+_EXPORT_PAGE = 500
+_WIDTHS = {"target": 300, "action": 60, "outcome": 40, "request_id": 40, "address": 60}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditQuery:
+    """`since` is included, `until` is not. Several conditions must all hold."""
+
+    user_id: str | None = None
+    action: str | None = None
+    target: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class Audit:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._pending: list[tuple[Entry, asyncio.Future[None]]] = []
+        self._writing = asyncio.Lock()
+        self._tasks = TaskSet("audit")
+
+    async def record(
+        self,
+        principal: Principal | None,
+        *,
+        action: str,
+        target: str | None = None,
+        outcome: str = "ok",
+        request_id: str | None = None,
+        address: str | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Written when this returns. Those who come at the same time share a transaction."""
+        texts = {"action": action, "target": target, "outcome": outcome, "request_id": request_id, "address": address}
+        entry = Entry(
+            at=instant(self._clock),
+            user_id=principal.user_id if principal else None,
+            user_name=principal.name if principal else None,
+            means=principal.means if principal else None,
+            detail=dict(detail or {}),
+            **{name: text if text is None else text[: _WIDTHS[name]] for name, text in texts.items()},
+        )
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((entry, written))
+        await self._tasks.finish(self._write(written))
+
+    async def list(self, caller: Principal, query: AuditQuery, page: PageRequest) -> Listing[Entry]:
+        """Newest first; the cursor is a sequence number."""
+        caller.require_admin()
+        before = _number(page.cursor)
+        return await self._page(query, page.limit, before)
+
+    async def export(self, caller: Principal, query: AuditQuery) -> AsyncIterator[bytes]:
+        """All of it, newest first, one JSON object a line. Reads page by page: no transaction is held while a slow
+        reader takes its time. What is recorded meanwhile is not part of it."""
+        caller.require_admin()
+        return self._lines(query)
+
+    async def close(self) -> None:
+        await self._tasks.wait(5)
+        await self._tasks.cancel()
+
+    async def _lines(self, query: AuditQuery) -> AsyncIterator[bytes]:
+        before = None
+        while True:
+            page = await self._page(query, _EXPORT_PAGE, before)
+            if page.items:
+                yield b"".join(_line(entry) for entry in page.items)
+            if page.next_cursor is None:
+                return
+            before = int(page.next_cursor)
+
+    async def _page(self, query: AuditQuery, limit: int, before: int | None) -> Listing[Entry]:
+        rows = _matching(query)
+        if before is not None:
+            rows = rows.where(Entry.seq < before)
+        async with self._database.reading() as session:
+            found = list(await session.scalars(rows.order_by(Entry.seq.desc()).limit(limit + 1)))
+        return Listing(found[:limit], str(found[limit - 1].seq) if len(found) > limit else None)
+
+    async def _write(self, written: asyncio.Future[None]) -> None:
+        async with self._writing:
+            batch, self._pending = self._pending, []
+            try:
+                if batch:
+                    async with self._database.transaction() as tx:
+                        tx.add(*(entry for entry, _ in batch))
+            except Exception as error:
+                for _, waiting in batch:
+                    waiting.set_exception(error)
+                    waiting.exception()  # seen, even where nobody waits any more
+            else:
+                for _, waiting in batch:
+                    waiting.set_result(None)
+        await written
+
+
+def _matching(query: AuditQuery) -> Select[Entry]:
+    rows = select(Entry)
+    for column, wanted in ((Entry.user_id, query.user_id), (Entry.action, query.action), (Entry.target, query.target)):
+        if wanted is not None:
+            rows = rows.where(column == wanted)
+    if query.since is not None:
+        rows = rows.where(Entry.at >= query.since)
+    if query.until is not None:
+        rows = rows.where(Entry.at < query.until)
+    return rows
+
+
+def _number(cursor: str | None) -> int | None:
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise InvalidInputError("cursor is not valid: use nextCursor of the page before.")
+    return int(cursor)
+
+
+def as_json(entry: Entry) -> dict[str, Any]:
+    """As the API shows it."""
+    return {
+        "seq": entry.seq,
+        "at": rfc3339(entry.at),
+        "userId": entry.user_id,
+        "userName": entry.user_name,
+        "means": entry.means,
+        "action": entry.action,
+        "target": entry.target,
+        "outcome": entry.outcome,
+        "requestId": entry.request_id,
+        "address": entry.address,
+        "detail": entry.detail,
+    }
+
+
+def _line(entry: Entry) -> bytes:
+    return json.dumps(as_json(entry), ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,6 @@
+"""What happened, as it happens and read back later."""
+
+from sandyard.platform.domain.events.feed import Feed, Subscription
+from sandyard.platform.domain.events.model import EventFilter, EventView
+
+__all__ = ["EventFilter", "EventView", "Feed", "Subscription"]

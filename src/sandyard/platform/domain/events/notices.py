@@ -1,0 +1,68 @@
+"""PostgreSQL tells us when any platform has committed events. What it cannot tell while the line is down, the feed's
+own look every second finds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+from sqlalchemy.exc import SQLAlchemyError
+
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import CHANNEL, Database
+
+log = get_logger(__name__)
+RETRY_SECONDS = 1.0
+CHECK_SECONDS = 30.0
+ANSWER_SECONDS = 10.0
+
+
+async def listen(database: Database, wake: Callable[[], None]) -> None:
+    """Call `wake` after every commit with events, until cancelled. Has a connection of its own, made as the database's
+    are, and makes another when it breaks."""
+    lost = False
+    while True:
+        try:
+            async with _connected(database) as connection:
+                broken = asyncio.Event()
+                connection.add_termination_listener(lambda _, done=broken: done.set())
+                await connection.add_listener(CHANNEL, lambda *_: wake())
+                if lost:
+                    log.info("events_listening_again")
+                lost = False
+                wake()  # something may have been committed while nobody listened
+                await _until_broken(connection, broken)
+        except (OSError, TimeoutError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            reason = str(error) or type(error).__name__
+        else:
+            reason = "the server closed the connection"
+        if not lost:
+            log.warning("events_not_listening", reason=reason)
+            lost = True
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _connected(database: Database) -> Any:
+    pooled = await database.engine.raw_connection()
+    connection = pooled.driver_connection
+    pooled.detach()
+    assert isinstance(connection, asyncpg.Connection)
+    try:
+        yield connection
+    finally:
+        with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            await connection.close(timeout=ANSWER_SECONDS)
+
+
+async def _until_broken(connection: Any, broken: asyncio.Event) -> None:
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_SECONDS):
+                await broken.wait()
+        if broken.is_set():
+            return
+        await connection.fetchval("SELECT 1", timeout=ANSWER_SECONDS)  # a line can die without a word

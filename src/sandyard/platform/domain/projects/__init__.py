@@ -1,0 +1,1 @@
+"""A repository and how to work on it."""

@@ -1,0 +1,164 @@
+"""Projects: made by anybody, seen by their owner and members, changed by their owner. Administrators see and change all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, or_, select, true
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Project, ProjectMember, User
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+
+UNCHANGED: Any = object()
+
+
+class Projects:
+    """NotFoundError for what the caller may not see, ForbiddenError for what only its owner may do."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create(
+        self,
+        caller: Principal,
+        name: str,
+        *,
+        repository: str | None = None,
+        base_branch: str | None = None,
+        settings: ProjectSettings | None = None,
+    ) -> Project:
+        now, settings = instant(self._clock), settings or ProjectSettings()
+        project = Project(
+            id=ordered_id("prj_"),
+            owner_id=caller.user_id,
+            name=name,
+            repository=repository,
+            base_branch=base_branch,
+            template=settings.template,
+            settings=settings.stored(),
+            created_at=now,
+            updated_at=now,
+        )
+        async with self._database.transaction() as tx:
+            tx.add(project)
+            tx.emit("project.created", owner_id=project.owner_id, project_id=project.id, name=name)
+        return project
+
+    async def list(self, caller: Principal, page: PageRequest, *, archived: bool = False) -> Listing[Project]:
+        rows = select(Project).where(visible_to(caller))
+        rows = rows.where(Project.archived_at.is_not(None) if archived else Project.archived_at.is_(None))
+        async with self._database.reading() as session:
+            return await newest_first(session, rows, Project.id, page)
+
+    async def get(self, caller: Principal, project_id: str) -> Project:
+        async with self._database.reading() as session:
+            return await _load(session, caller, project_id)
+
+    async def require_change(self, caller: Principal, project_id: str) -> Project:
+        """The project, if the caller may change it."""
+        project = await self.get(caller, project_id)
+        _require_owner(caller, project)
+        return project
+
+    async def update(
+        self,
+        caller: Principal,
+        project_id: str,
+        *,
+        name: str | None = None,
+        repository: str | None = UNCHANGED,
+        base_branch: str | None = UNCHANGED,
+        settings: ProjectSettings | None = None,
+        archived: bool | None = None,
+    ) -> Project:
+        """Change what is given; `settings` replaces all of them."""
+        async with self._database.transaction() as tx:
+            project = await _load(tx.session, caller, project_id)
+            _require_owner(caller, project)
+            if name is not None:
+                project.name = name
+            if repository is not UNCHANGED:
+                project.repository = repository
+            if base_branch is not UNCHANGED:
+                project.base_branch = base_branch
+            if settings is not None:
+                project.settings, project.template = settings.stored(), settings.template
+            if archived is not None and archived != (project.archived_at is not None):
+                project.archived_at = instant(self._clock) if archived else None
+            project.updated_at = instant(self._clock)
+            tx.emit("project.updated", owner_id=project.owner_id, project_id=project.id, name=project.name)
+        return project
+
+    async def delete(self, caller: Principal, project_id: str) -> None:
+        """Its tasks and secrets go with it; its sessions and sandboxes stay their owners'."""
+        async with self._database.transaction() as tx:
+            project = await _load(tx.session, caller, project_id)
+            _require_owner(caller, project)
+            await tx.session.execute(delete(Project).where(Project.id == project.id))
+            tx.emit("project.deleted", owner_id=project.owner_id, project_id=project.id, name=project.name)
+
+    async def members(self, caller: Principal, project_id: str) -> Sequence[User]:
+        """Without the owner; by name."""
+        async with self._database.reading() as session:
+            await _load(session, caller, project_id)
+            rows = select(User).join(ProjectMember).where(ProjectMember.project_id == project_id).order_by(User.name)
+            return list(await session.scalars(rows))
+
+    async def add_member(self, caller: Principal, project_id: str, user_id: str) -> None:
+        """Idempotent. A user who does not exist and one who is disabled are told apart from nobody: both are invalid."""
+        try:
+            async with self._database.transaction() as tx:
+                project = await _load(tx.session, caller, project_id)
+                _require_owner(caller, project)
+                user = await tx.session.get(User, user_id)
+                if user is None or user.disabled_at is not None:
+                    raise NotFoundError(f"There is no user {user_id[:60]}.")
+                if user_id == project.owner_id:
+                    raise InvalidInputError("The owner of a project needs no membership.")
+                if await tx.session.get(ProjectMember, (project_id, user_id)) is None:
+                    tx.add(ProjectMember(project_id=project_id, user_id=user_id, added_at=instant(self._clock)))
+                    tx.emit("project.member_added", owner_id=project.owner_id, project_id=project_id, userId=user_id)
+        except IntegrityError:
+            return  # somebody else added the same person in the same moment
+
+    async def remove_member(self, caller: Principal, project_id: str, user_id: str) -> None:
+        """Idempotent. A member may leave by themselves."""
+        async with self._database.transaction() as tx:
+            project = await _load(tx.session, caller, project_id)
+            if user_id != caller.user_id:
+                _require_owner(caller, project)
+            member = await tx.session.get(ProjectMember, (project_id, user_id))
+            if member is not None:
+                await tx.session.delete(member)
+                tx.emit("project.member_removed", owner_id=project.owner_id, project_id=project_id, userId=user_id)
+
+
+def visible_to(caller: Principal) -> ColumnElement[bool]:
+    """The condition for projects this person may see."""
+    if caller.is_admin:
+        return true()
+    shared = select(ProjectMember.project_id).where(ProjectMember.user_id == caller.user_id)
+    return or_(Project.owner_id == caller.user_id, Project.id.in_(shared))
+
+
+async def _load(session: AsyncSession, caller: Principal, project_id: str) -> Project:
+    found = await session.scalar(select(Project).where(Project.id == project_id, visible_to(caller)))
+    if found is None:
+        raise NotFoundError(f"There is no project {project_id[:60]}.")
+    return found
+
+
+def _require_owner(caller: Principal, project: Project) -> None:
+    if not (caller.is_admin or project.owner_id == caller.user_id):
+        raise ForbiddenError("Only the project's owner or an administrator may do this.")

@@ -1,0 +1,62 @@
+"""Who uses which sandbox, in memory: a use costs nothing, and what is written about it is written now and then."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sandyard.kit.clock import Clock
+
+
+@dataclass(slots=True)
+class _Use:
+    last: float
+    users: int = 0
+    written: float = 0.0
+
+
+class Activity:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._uses: dict[str, _Use] = {}
+
+    @contextlib.contextmanager
+    def using(self, sandbox_id: str) -> Iterator[None]:
+        """It is in use until this ends."""
+        use = self._uses.setdefault(sandbox_id, _Use(self._clock.now()))
+        use.users += 1
+        use.last = self._clock.now()
+        try:
+            yield
+        finally:
+            use.users -= 1
+            use.last = self._clock.now()
+
+    def touch(self, sandbox_id: str) -> None:
+        self._uses.setdefault(sandbox_id, _Use(0.0)).last = self._clock.now()
+
+    def know(self, sandbox_id: str, used_at: datetime | None) -> None:
+        """What the database says of a sandbox this process has not seen yet."""
+        if sandbox_id not in self._uses:
+            moment = used_at.timestamp() if used_at else self._clock.now()
+            self._uses[sandbox_id] = _Use(moment, written=moment)
+
+    def forget(self, sandbox_id: str) -> None:
+        self._uses.pop(sandbox_id, None)
+
+    def idle_for(self, sandbox_id: str) -> float:
+        """Seconds since its last use; 0 while it is in use or unknown."""
+        use = self._uses.get(sandbox_id)
+        return 0.0 if use is None or use.users else max(0.0, self._clock.now() - use.last)
+
+    def unwritten(self) -> dict[str, datetime]:
+        """Uses that the database does not know of yet; they count as known from now on."""
+        now, news = self._clock.now(), {}
+        for sandbox_id, use in self._uses.items():
+            last = now if use.users else use.last
+            if last > use.written:
+                use.written = last
+                news[sandbox_id] = datetime.fromtimestamp(0, UTC) + timedelta(seconds=last)
+        return news

@@ -1,0 +1,263 @@
+"""The engine as the platform sees it: every verb, through the official SDK and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+from e2b import AsyncSandbox, SandboxInfo, SandboxQuery, SandboxState
+from e2b.api.client.models import SandboxDetail
+from tenacity.wait import wait_base
+
+from sandyard.kit.clock import Clock, SystemClock
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker
+from sandyard.platform.domain.sandboxes.e2b.commands import Commands
+from sandyard.platform.domain.sandboxes.e2b.config import EngineConfig, EngineSandbox, EngineState, Usage
+from sandyard.platform.domain.sandboxes.e2b.errors import (
+    EngineError,
+    EngineTimeoutError,
+    SandboxNotFoundError,
+    translate,
+)
+from sandyard.platform.domain.sandboxes.e2b.files import FileEntry, Files
+from sandyard.platform.domain.sandboxes.e2b.gate import Gate, require_id
+from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF
+from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
+
+PAGE = 100
+SAMPLES_S = 120
+"""How far back usage is asked for: the newest sample counts."""
+
+
+class SandboxEngine:
+    """One engine endpoint. Verbs take the engine's id of a sandbox. Only `wake` wakes; every verb that works inside a
+    sandbox raises SandboxNotRunningError for a paused one, and SandboxNotFoundError for one that is gone."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Clock | None = None,
+        *,
+        backoff: wait_base = BACKOFF,
+        breaker: Breaker | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.config = config
+        self.breaker = breaker or Breaker(clock)
+        self._gate = Gate(config, self.breaker, clock, backoff)
+        self._files = Files(self._gate)
+        self.commands = Commands(self._gate)
+        self.terminals = Terminals(self._gate)
+
+    @property
+    def configured(self) -> bool:
+        """There is a key to knock with."""
+        return bool(self.config.api_key)
+
+    # life of a sandbox -----------------------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        *,
+        template: str,
+        timeout_s: float,
+        metadata: Mapping[str, str],
+        envs: Mapping[str, str],
+        idempotency_key: str,
+        allow_internet: bool = True,
+    ) -> EngineSandbox:
+        """A running sandbox, within `create_timeout_s`, attempts and all. With the same key the same sandbox. When its
+        time is over it pauses with its memory, and nothing but `wake` wakes it."""
+        key = _key(idempotency_key)
+        last: list[EngineError] = []
+
+        async def create() -> EngineSandbox:
+            try:
+                sandbox = await AsyncSandbox.create(
+                    template=template,
+                    timeout=max(1, round(timeout_s)),
+                    metadata=dict(metadata),
+                    envs=dict(envs),
+                    allow_internet_access=allow_internet,
+                    lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
+                    idempotency_key=key,
+                    **self.config.options,
+                )
+                self._gate.remember(sandbox)
+                return _from_info(await AsyncSandbox.get_info(sandbox.sandbox_id, **self.config.options))
+            except Exception as error:
+                ours = translate(error, self.config.api_key)
+                if isinstance(ours, EngineError):
+                    last[:] = [ours]
+                raise
+
+        try:
+            async with asyncio.timeout(self.config.create_timeout_s):
+                return await self._gate.control("create", create)
+        except TimeoutError:
+            if last:
+                raise last[0] from None
+            raise EngineTimeoutError(
+                f"The sandbox was not created within {self.config.create_timeout_s:g} s. Try again; if it stays so, "
+                "look whether the engine is overloaded."
+            ) from None
+
+    async def info(self, engine_id: str) -> EngineSandbox:
+        """Never wakes it. SandboxNotFoundError."""
+        return _from_detail(await self._gate.detail(engine_id))
+
+    async def list(self, metadata: Mapping[str, str] | None = None) -> list[EngineSandbox]:
+        """Those of this key, running and paused, with at least this metadata."""
+
+        async def collect() -> list[EngineSandbox]:
+            query = SandboxQuery(
+                metadata=dict(metadata) if metadata else None, state=[SandboxState.RUNNING, SandboxState.PAUSED]
+            )
+            pages = AsyncSandbox.list(query=query, limit=PAGE, **self.config.options)
+            found: dict[str, EngineSandbox] = {}
+            while pages.has_next:
+                found |= {item.sandbox_id: _from_info(item) for item in await pages.next_items()}
+            return [*found.values()]
+
+        return await self._gate.control("list", collect)
+
+    async def pause(self, engine_id: str) -> None:
+        """With its memory. Idempotent."""
+        require_id(engine_id)
+        self._gate.drop(engine_id)
+        await self._gate.control("pause", lambda: AsyncSandbox.pause(engine_id, mode="full", **self.config.options))
+        self._gate.drop(engine_id)
+
+    async def wake(self, engine_id: str, timeout_s: float) -> None:
+        """Running afterwards, for at least that long. Idempotent."""
+        require_id(engine_id)
+        timeout = max(1, round(timeout_s))
+        sandbox = await self._gate.control(
+            "wake", lambda: AsyncSandbox.connect(engine_id, timeout=timeout, **self.config.options)
+        )
+        self._gate.remember(sandbox)
+
+    async def extend(self, engine_id: str, timeout_s: float) -> None:
+        """Let it run for that long from now. Idempotent, and never wakes it."""
+        require_id(engine_id)
+        timeout = max(1, round(timeout_s))
+        await self._gate.control(
+            "extend", lambda: AsyncSandbox.set_timeout(engine_id, timeout=timeout, **self.config.options)
+        )
+
+    async def kill(self, engine_id: str) -> bool:
+        """Gone afterwards, paused or not. False: it was gone. Idempotent."""
+        self._gate.drop(engine_id)
+        try:
+            require_id(engine_id)
+            return await self._gate.control("kill", lambda: AsyncSandbox.kill(engine_id, **self.config.options))
+        except SandboxNotFoundError:
+            return False
+        finally:
+            self._gate.drop(engine_id)
+
+    async def usage(self, engine_id: str) -> Usage | None:
+        """Never wakes it. None: the engine has no sample of the last two minutes, as of a paused one."""
+        require_id(engine_id)
+        since = datetime.fromtimestamp(self._gate.clock.now(), UTC) - timedelta(seconds=SAMPLES_S)
+        samples = await self._gate.control(
+            "usage", lambda: AsyncSandbox.get_metrics(engine_id, start=since, **self.config.options)
+        )
+        if not samples:
+            return None
+        newest = max(samples, key=lambda sample: sample.timestamp)
+        return Usage(
+            cpu_percent=newest.cpu_used_pct,
+            cpu_count=newest.cpu_count,
+            memory_bytes=newest.mem_used,
+            memory_total_bytes=newest.mem_total,
+            disk_bytes=newest.disk_used,
+            disk_total_bytes=newest.disk_total,
+            at=newest.timestamp,
+        )
+
+    # copies ----------------------------------------------------------------------------------------------------------
+
+    async def snapshot(self, engine_id: str, name: str | None = None) -> str:
+        """The id of a snapshot, which works as a template. Not idempotent: each call makes one."""
+        require_id(engine_id)
+        made = await self._gate.control(
+            "snapshot",
+            lambda: AsyncSandbox.create_snapshot(engine_id, name=name, **self.config.options),
+            idempotent=False,
+        )
+        return made.snapshot_id
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Idempotent."""
+        await self._gate.control(
+            "delete_snapshot", lambda: AsyncSandbox.delete_snapshot(snapshot_id, **self.config.options)
+        )
+
+    async def fork(self, engine_id: str, timeout_s: float) -> EngineSandbox:
+        """A running copy. Not idempotent, and the protocol has no key for it: an answer that was lost leaves a copy
+        behind, which `list` shows."""
+        require_id(engine_id)
+
+        async def fork() -> AsyncSandbox:
+            copies = await AsyncSandbox.fork(
+                engine_id, timeout=max(1, round(timeout_s)), count=1, **self.config.options
+            )
+            if isinstance(copies[0], Exception):
+                raise copies[0]
+            return copies[0]
+
+        sandbox = await self._gate.control("fork", fork, idempotent=False)
+        self._gate.remember(sandbox)
+        return await self.info(sandbox.sandbox_id)
+
+    # files -----------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
+        return await self._files.read(engine_id, path)
+
+    async def write_file(self, engine_id: str, path: str, chunks: AsyncIterator[bytes]) -> int:
+        return await self._files.write(engine_id, path, chunks)
+
+    async def list_files(self, engine_id: str, path: str, depth: int = 1) -> list[FileEntry]:  # type: ignore[valid-type]
+        return await self._files.list(engine_id, path, depth)
+
+    async def stat(self, engine_id: str, path: str) -> FileEntry:
+        return await self._files.stat(engine_id, path)
+
+    async def remove(self, engine_id: str, path: str) -> None:
+        await self._files.remove(engine_id, path)
+
+    async def make_dir(self, engine_id: str, path: str) -> bool:
+        return await self._files.make_dir(engine_id, path)
+
+    async def close(self) -> None:
+        """Let go of streams and handles. Sandboxes and what runs in them stay."""
+        await self.commands.close()
+        self._gate.drop_all()
+
+
+def _key(idempotency_key: str) -> str:
+    """In the alphabet of the protocol: small letters, digits and hyphens."""
+    key = re.sub(r"[^a-z0-9-]", "-", idempotency_key.lower())
+    if not 1 <= len(key) <= 255:
+        raise InvalidInputError("An idempotency key has 1 to 255 characters.")
+    return key
+
+
+def _from_info(info: SandboxInfo) -> EngineSandbox:
+    return EngineSandbox(
+        id=info.sandbox_id,
+        state=EngineState(info.state.value),
+        template=info.name or info.template_id,
+        started_at=info.started_at,
+        ends_at=info.end_at,
+        metadata=dict(info.metadata or {}),
+    )
+
+
+def _from_detail(detail: SandboxDetail) -> EngineSandbox:
+    return _from_info(SandboxInfo._from_sandbox_detail(detail))

@@ -1,0 +1,222 @@
+"""Every way an engine can fail us, and which exception of the SDK means which.
+
+A failure with `transient` may be gone a moment later. One with `unsent` is known to have changed nothing, so that even
+a call that must not happen twice may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import ClassVar
+
+import httpx
+from connectrpc.errors import ConnectError
+from e2b.exceptions import (
+    AuthenticationException,
+    FileNotFoundException,
+    GuestUnresponsiveException,
+    InvalidArgumentException,
+    NotEnoughSpaceException,
+    NotFoundException,
+    RateLimitException,
+    SandboxException,
+    SandboxNotFoundException,
+    SandboxNotRunningException,
+    SandboxUnreachableException,
+    ServiceBusyException,
+    TemplateException,
+    TimeoutException,
+)
+from pyqwest import ReadError, StreamError, WriteError
+
+from sandyard.kit.errors import (
+    BusyError,
+    ConflictError,
+    FullError,
+    InvalidInputError,
+    NoSpaceError,
+    NotFoundError,
+    SandyardError,
+)
+from sandyard.kit.secret import Secret
+
+
+class EngineError(SandyardError):
+    """The engine answered with an error that it did not explain. Look into its log."""
+
+    code, status = "engine_failed", 502
+    transient: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None, *, unsent: bool = False) -> None:
+        super().__init__(message)
+        self.unsent = unsent
+
+
+class EngineNotConfiguredError(EngineError):
+    """No engine is configured. Set E2B_API_KEY to use E2B Cloud, and E2B_API_URL and E2B_SANDBOX_URL besides to use
+    an engine of your own, then start the platform again."""
+
+    code, status = "engine_not_configured", 503
+
+
+class EngineAuthError(EngineError):
+    """The engine does not accept this platform's API key. Whoever runs the platform must set a valid E2B_API_KEY."""
+
+    # 502 and not 401 or 403: the caller's own login is fine, and a client must not log out or ask for another one
+    code, status = "engine_auth", 502
+
+
+class EngineQuotaError(EngineError, FullError):
+    """The engine gives out no more for now: its limit of sandboxes or requests is reached. Destroy sandboxes that are
+    not needed, or try again later."""
+
+    code, status = "engine_quota", 429
+
+
+class EngineInvalidError(EngineError, InvalidInputError):
+    """The engine does not accept this request."""
+
+    code, status = "engine_invalid", 400
+
+
+class SandboxNotFoundError(EngineError, NotFoundError):
+    """The engine has no such sandbox: it was destroyed, or its time was over. Provision a new one."""
+
+    code, status = "sandbox_not_found", 404
+
+
+class SandboxNotRunningError(EngineError, ConflictError):
+    """The sandbox is paused. Resume it first."""
+
+    code, status = "sandbox_not_running", 409
+
+
+class EngineTimeoutError(EngineError):
+    """The engine did not answer in time. Try again; if it stays so, look whether the engine is overloaded."""
+
+    code, status = "engine_timeout", 504
+    transient = True
+
+
+class EngineUnreachableError(EngineError):
+    """The engine cannot be reached. Look whether it runs and whether E2B_API_URL is its address, then try again."""
+
+    code, status = "engine_unreachable", 503
+    transient = True
+
+
+class BreakerOpenError(EngineUnreachableError):
+    """The engine has failed repeatedly and is left alone for a moment. Try again shortly."""
+
+
+class SandboxUnreachableError(EngineUnreachableError):
+    """The sandbox does not answer, though the engine says that it runs. Try again; if it stays so, pause and resume
+    it, or provision a new one."""
+
+
+class EngineBusyError(EngineError, BusyError):
+    """The engine is busy and did nothing. Try again in a moment."""
+
+    code, status = "engine_busy", 503
+    transient = True
+
+
+class NotEnoughSpaceError(EngineError, NoSpaceError):
+    """The sandbox's disk is full. Delete files in it, then try again."""
+
+    code, status = "not_enough_space", 507
+
+
+class FileMissingError(NotFoundError):
+    """There is no such file in the sandbox."""
+
+    code, status = "file_not_found", 404
+
+
+class TerminalNotFoundError(NotFoundError):
+    """This terminal is no longer there: its shell has ended. Open a new one."""
+
+    code, status = "terminal_not_found", 404
+
+
+_UNKNOWN_USER = re.compile(r"unknown user|invalid username|looking up user", re.IGNORECASE)
+
+Rule = tuple[type[BaseException] | tuple[type[BaseException], ...], Callable[[str], SandyardError]]
+
+
+def _said(make: type[EngineError]) -> Callable[[str], SandyardError]:
+    """The class's own sentence, then what the engine said."""
+
+    def build(said: str) -> SandyardError:
+        sentence = make().message
+        return make(f"{sentence} It said: {said}" if said else sentence)
+
+    return build
+
+
+_RULES: tuple[Rule, ...] = (  # the first that fits
+    (
+        (httpx.ConnectError, httpx.ConnectTimeout, ConnectionRefusedError),
+        lambda _: EngineUnreachableError(unsent=True),
+    ),
+    (AuthenticationException, lambda _: EngineAuthError()),
+    (RateLimitException, _said(EngineQuotaError)),
+    (ServiceBusyException, lambda _: EngineBusyError(unsent=True)),
+    (NotEnoughSpaceException, lambda _: NotEnoughSpaceError()),
+    ((InvalidArgumentException, TemplateException), _said(EngineInvalidError)),
+    (SandboxNotFoundException, lambda _: SandboxNotFoundError()),
+    (FileNotFoundException, lambda _: FileMissingError()),
+    (NotFoundException, _said(SandboxNotFoundError)),
+    (SandboxNotRunningException, lambda _: SandboxNotRunningError()),
+    (SandboxUnreachableException, lambda _: SandboxUnreachableError()),
+    (GuestUnresponsiveException, _said(SandboxNotRunningError)),
+    ((TimeoutException, httpx.TimeoutException, TimeoutError), lambda _: EngineTimeoutError()),
+    (
+        (httpx.TransportError, OSError, ReadError, WriteError, StreamError, ConnectError),
+        lambda _: EngineUnreachableError(),
+    ),
+)
+
+_STATUSES: dict[int, Callable[[str], SandyardError]] = {
+    400: _said(EngineInvalidError),
+    401: lambda _: EngineAuthError(),
+    403: lambda _: EngineAuthError(),
+    404: _said(EngineInvalidError),  # what the request named beside the sandbox, such as its template
+    409: _said(SandboxNotRunningError),
+    413: _said(EngineInvalidError),
+    422: _said(EngineInvalidError),
+    429: _said(EngineQuotaError),
+    502: lambda _: EngineUnreachableError(),
+    503: lambda _: EngineBusyError(unsent=True),
+    504: lambda _: EngineTimeoutError(),
+    507: lambda _: NotEnoughSpaceError(),
+}
+
+
+def translate(error: BaseException, key: Secret | None = None) -> BaseException:
+    """What this exception of the SDK or its transport means. Ours, cancellation and what ends the process pass
+    unchanged. No message contains `key`."""
+    if isinstance(error, SandyardError | asyncio.CancelledError) or not isinstance(error, Exception):
+        return error
+    said = _clean(str(error), key)
+    make = next((make for kinds, make in _RULES if isinstance(error, kinds)), _said(EngineError))
+    if isinstance(error, AuthenticationException) and _UNKNOWN_USER.search(said):
+        return EngineInvalidError("The sandbox has no user of that name.")  # envd's way to say it
+    if isinstance(error, SandboxException):
+        make = _STATUSES.get(error.status_code or _leading_status(said) or 0, make)
+    return make(said)
+
+
+def _leading_status(said: str) -> int | None:
+    """The SDK puts the status of an answer before its message, and not always elsewhere too."""
+    number = said.partition(":")[0]
+    return int(number) if number.isdigit() and len(number) == 3 else None
+
+
+def _clean(said: str, key: Secret | None) -> str:
+    """One line of bounded length, without the key."""
+    if key:
+        said = said.replace(key.reveal(), "***")
+    return " ".join(said.split())[:500]

@@ -1,0 +1,267 @@
+"""How the platform talks to the relay in a sandbox: the shell line that runs it, the specification it gets, and the
+lines it answers with. The relay itself is `guest_relay.py`, and `guest_relay.sh` where there is no python3."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from e2b import AsyncCommandHandle, CommandExitException
+
+from sandyard.kit.ids import random_id
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.sandboxes.e2b.errors import EngineUnreachableError, translate
+from sandyard.platform.domain.sandboxes.e2b.gate import Handle
+
+_HERE = Path(__file__).parent
+_PYTHON = (_HERE / "guest_relay.py").read_bytes()
+_SHELL = (_HERE / "guest_relay.sh").read_text()
+_FOLDER = "/tmp/.sandyard"  # noqa: S108 - in the sandbox
+_PROGRAM = f"{_FOLDER}/relay-{hashlib.sha256(_PYTHON).hexdigest()[:16]}"
+_INSTALL = """
+import binascii, os, sys
+source, path = binascii.a2b_base64(os.environ["SANDYARD_RELAY"]), sys.argv.pop(1)
+main = b"import os, sys\\nsys.path.insert(0, os.path.dirname(__file__))\\nimport sandyard_relay as relay\\n"
+main += b"relay.main(sys.argv[1:])\\nos._exit(0)\\n"
+try:
+    new = path + "." + str(os.getpid())
+    os.makedirs(new)
+    if os.stat(os.path.dirname(path)).st_uid == os.geteuid(): os.chmod(os.path.dirname(path), 0o1777)
+    for name, text in (("sandyard_relay.py", source), ("main.py", main)):
+        with open(new + "/" + name, "wb") as file: file.write(text)
+    os.rename(new, path)
+except OSError: pass
+exec(compile(source, path, "exec"))
+"""
+_LINE = f"""command -v python3 >/dev/null 2>&1 || {{ printf '\\n:: MARK\\n:n\\n'; exit 0; }}
+R={_PROGRAM}-$EUID
+[ -O $R/main.py ] && exec python3 -I -S $R/main.py MARK ARGUMENTS
+[ -n "$SANDYARD_RELAY" ] && exec python3 -I -S -c '{_INSTALL}' $R MARK ARGUMENTS
+printf '\\n:: MARK\\n:i\\n'"""
+_SHELL_LINE = "exec /bin/bash -c 'eval \"$SANDYARD_RELAY\"' relay MARK ARGUMENTS"
+
+SPEC_INLINE = 96 << 10
+"""A longer one does not fit into a variable and goes by a file."""
+SILENCE_S = 30.0
+"""The relay says something every 10 s. A stream that is silent for longer is dead, whatever the network says."""
+_QUEUE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """A command for a sandbox. `id` is the caller's and makes it happen at most once. `timeout_s` None: no limit."""
+
+    id: str
+    command: str
+    cwd: str | None = None
+    envs: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+    user: str | None = None
+
+    def encode(self) -> bytes:
+        fields = [self.id, self.command, self.cwd or "", str(self.timeout_s or 0)]
+        return "\0".join(fields + [f"{name}={value}" for name, value in self.envs.items()]).encode()
+
+
+class Stream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+class EndReason(StrEnum):
+    """LOST: the sandbox died or was restarted under the command, so nobody knows how it ended. NOT_STARTED: it never
+    ran and never will."""
+
+    EXITED = "exited"
+    TIMED_OUT = "timed_out"
+    KILLED = "killed"
+    LOST = "lost"
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """`pid` is that of the command in its sandbox, None where it had been started before."""
+
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """`offset` is where `data` begins in all that came on that stream."""
+
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """`code` or `signal`, whichever it ended by; neither for LOST and NOT_STARTED. `stdout_bytes` and `stderr_bytes`
+    are all it wrote: when the sandbox's disk was full and nobody listened, less of it may be left to read."""
+
+    reason: EndReason
+    code: int | None = None
+    signal: int | None = None
+    duration_s: float | None = None
+    stdout_bytes: int | None = None
+    stderr_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Ended:
+        """What is no result, because somebody wrote into the journal, says as much as none: LOST."""
+        try:
+            told: dict[str, Any] = json.loads(text)
+            ms = told.get("ms")
+            return cls(
+                reason=EndReason(told["reason"]),
+                code=_number(told.get("code")),
+                signal=_number(told.get("signal")),
+                duration_s=None if ms is None else int(ms) / 1000,
+                stdout_bytes=_number(told.get("out")),
+                stderr_bytes=_number(told.get("err")),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls(EndReason.LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of the relay: its kind, a letter or the number of a stream, and the rest."""
+
+    kind: str
+    rest: str
+
+    @classmethod
+    def parse(cls, line: str) -> Frame | None:
+        """None for anything that the relay has not said."""
+        if len(line) < 2 or line[0] != ":" or line[1] not in "12aefhinrsx" or line[2:3] not in ("", " "):
+            return None
+        return cls(line[1], line[3:])
+
+    @property
+    def chunk(self) -> tuple[int, bytes]:
+        """Of output: its offset and its bytes."""
+        offset, _, body = self.rest.partition(" ")
+        return int(offset), binascii.a2b_base64(body)
+
+    @property
+    def refusal(self) -> tuple[str, str]:
+        """A word for programs and a sentence."""
+        word, _, body = self.rest.partition(" ")
+        return word, base64.b64decode(body).decode(errors="replace")
+
+
+class RelayStream:
+    """What one run of the relay says. Closing it never ends a command."""
+
+    def __init__(self, key: Secret | None, silence_s: float) -> None:
+        self._key = key
+        self._silence = silence_s
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue(_QUEUE)
+        self._handle: AsyncCommandHandle[None] | None = None
+        self._where: Handle | None = None
+        self._user = ""
+        self._disposable = False
+        self._mark = random_id()
+        self._watch: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._complete = False
+
+    async def open(
+        self, handle: Handle, arguments: str, *, user: str | None, envs: Mapping[str, str], disposable: bool = False
+    ) -> None:
+        """`disposable`: this run of the relay serves nobody else, and ends with the stream."""
+        self._disposable = disposable
+        self._where, self._user = handle, user or ""
+        variables = dict(envs)
+        if not handle.python:
+            variables["SANDYARD_RELAY"] = _SHELL
+        elif self._user not in handle.relays:
+            variables["SANDYARD_RELAY"] = base64.b64encode(_PYTHON).decode()
+        line = (_LINE if handle.python else _SHELL_LINE).replace("ARGUMENTS", arguments).replace("MARK", self._mark)
+        self._handle = await handle.sandbox.commands.run(
+            line,
+            background=True,
+            timeout=0,
+            user=user,
+            envs=variables,
+            on_stdout=self._queue.put,
+            retain_output=False,
+        )
+        self._watch = asyncio.create_task(self._wait(self._handle))
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """Until the stream ends. EngineUnreachableError (or what the SDK's error means) when it breaks."""
+        rest, heard = "", False
+        while True:
+            try:
+                chunk = await asyncio.wait_for(self._queue.get(), self._silence)
+            except TimeoutError:
+                raise EngineUnreachableError("The sandbox has been silent for too long.") from None
+            if chunk is None:
+                break
+            *lines, rest = (rest + chunk).split("\n")
+            for line in lines:
+                heard = heard or line == f":: {self._mark}"
+                frame = Frame.parse(line) if heard else None
+                if frame is not None:
+                    self._learn(frame)
+                    yield frame
+        if self._error is not None:
+            raise translate(self._error, self._key) from self._error
+
+    async def finish(self, patience_s: float) -> None:
+        """Let it end by itself, so that its connection can be used again, else close it."""
+        if self._watch is not None:
+            await asyncio.wait([self._watch], timeout=patience_s)
+        await self.close()
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        if self._handle is not None:
+            with contextlib.suppress(Exception):
+                await self._handle.disconnect()
+                if self._disposable and not self._complete:
+                    await self._handle.kill()
+
+    def _learn(self, frame: Frame) -> None:
+        """What a line tells about the sandbox: whether it has python3, and the relay."""
+        if self._where is None:
+            return
+        if frame.kind == "n":
+            self._where.python = False
+        elif frame.kind == "i":
+            self._where.relays.discard(self._user)
+        elif self._where.python:
+            self._where.relays.add(self._user)
+
+    async def _wait(self, handle: AsyncCommandHandle[None]) -> None:
+        try:
+            await handle.wait()
+        except CommandExitException:
+            pass  # a shell that could not even run the relay; its silence says it
+        except Exception as error:
+            self._error = error
+        else:
+            self._complete = True
+        await self._queue.put(None)
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def spec_path(command_id: str) -> str:
+    return f"{_FOLDER}/spec-{command_id}"

@@ -1,0 +1,156 @@
+"""Terminals: a shell behind a pseudo-terminal of a sandbox, which lives on when nobody is attached."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from e2b import AsyncCommandHandle, CommandExitException, NotFoundException, PtySize
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.domain.sandboxes.e2b.errors import TerminalNotFoundError, translate
+from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
+
+_QUEUE = 64
+SIDE_LIMIT = 1000
+
+
+class Terminal:
+    """One attachment to a terminal. `pid` names the terminal to any later process of the platform."""
+
+    def __init__(self, terminals: Terminals, engine_id: str) -> None:
+        self._terminals = terminals
+        self.engine_id = engine_id
+        self.pid = 0
+        self.exit_code: int | None = None
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
+        self._handle: AsyncCommandHandle[Any] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._order = asyncio.Lock()
+
+    async def output(self) -> AsyncIterator[bytes]:
+        """What the terminal shows from now on, until its shell has ended. A broken stream raises what broke it, and
+        the terminal may be attached to again. For one reader. Not reading makes the shell wait."""
+        while (chunk := await self._queue.get()) is not None:
+            yield chunk
+        if self._error is not None:
+            raise translate(self._error, self._terminals.gate.config.api_key) from self._error
+
+    async def write(self, data: bytes) -> None:
+        """Keys, in the order of the calls."""
+        async with self._order:
+            await self._terminals.write(self.engine_id, self.pid, data)
+
+    async def resize(self, cols: int, rows: int) -> None:
+        await self._terminals.resize(self.engine_id, self.pid, cols, rows)
+
+    async def close(self) -> bool:
+        """End the shell. False: it had ended."""
+        ended = await self._terminals.close(self.engine_id, self.pid)
+        await self.detach()
+        return ended
+
+    async def detach(self) -> None:
+        """Leave; the shell stays."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        if self._handle is not None:
+            with contextlib.suppress(Exception):
+                await self._handle.disconnect()
+
+    async def receive(self, data: bytes) -> None:
+        await self._queue.put(bytes(data))
+
+    def attached(self, handle: AsyncCommandHandle[Any]) -> None:
+        self.pid = handle.pid
+        self._handle = handle
+        self._watch = asyncio.get_running_loop().create_task(self._wait(handle))
+
+    async def _wait(self, handle: AsyncCommandHandle[Any]) -> None:
+        try:
+            self.exit_code = (await handle.wait()).exit_code
+        except CommandExitException as ended:
+            self.exit_code = ended.exit_code
+        except Exception as error:
+            self._error = error
+        await self._queue.put(None)
+
+
+class Terminals:
+    """TerminalNotFoundError: its shell has ended. Writing is never repeated: keys must not be typed twice."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    async def open(
+        self,
+        engine_id: str,
+        cols: int,
+        rows: int,
+        *,
+        cwd: str | None = None,
+        envs: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Terminal:
+        size = _size(cols, rows)
+        terminal = Terminal(self, engine_id)
+
+        async def create(handle: Handle) -> None:
+            pty = handle.sandbox.pty
+            terminal.attached(
+                await pty.create(size, terminal.receive, user=user, cwd=cwd, envs=dict(envs or {}), timeout=0)
+            )
+
+        await self.gate.inside("open_terminal", engine_id, create, idempotent=False)
+        return terminal
+
+    async def attach(self, engine_id: str, pid: int) -> Terminal:
+        terminal = Terminal(self, engine_id)
+
+        async def connect(handle: Handle) -> None:
+            with _named():
+                terminal.attached(await handle.sandbox.pty.connect(pid, terminal.receive, timeout=0))
+
+        await self.gate.inside("attach_terminal", engine_id, connect, idempotent=True)
+        return terminal
+
+    async def write(self, engine_id: str, pid: int, data: bytes) -> None:
+        async def send(handle: Handle) -> None:
+            with _named():
+                await handle.sandbox.pty.send_stdin(pid, data)
+
+        await self.gate.inside("write_terminal", engine_id, send, idempotent=False)
+
+    async def resize(self, engine_id: str, pid: int, cols: int, rows: int) -> None:
+        size = _size(cols, rows)
+
+        async def resize(handle: Handle) -> None:
+            with _named():
+                await handle.sandbox.pty.resize(pid, size)
+
+        await self.gate.inside("resize_terminal", engine_id, resize, idempotent=True)
+
+    async def close(self, engine_id: str, pid: int) -> bool:
+        """End the shell (SIGKILL; what it runs gets SIGHUP). False: it had ended. Idempotent."""
+        return await self.gate.inside(
+            "close_terminal", engine_id, lambda handle: handle.sandbox.pty.kill(pid), idempotent=True
+        )
+
+
+@contextlib.contextmanager
+def _named() -> Any:
+    """What was not found is the terminal, not the sandbox."""
+    try:
+        yield
+    except NotFoundException as error:
+        raise TerminalNotFoundError from error
+
+
+def _size(cols: int, rows: int) -> PtySize:
+    if not (1 <= cols <= SIDE_LIMIT and 1 <= rows <= SIDE_LIMIT):
+        raise InvalidInputError(f"A terminal has 1 to {SIDE_LIMIT} columns and rows, not {cols} and {rows}.")
+    return PtySize(rows=rows, cols=cols)

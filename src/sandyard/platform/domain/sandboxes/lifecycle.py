@@ -1,0 +1,342 @@
+"""From wanted to destroyed: what asks the engine for a sandbox, wakes it, pauses it and ends it.
+
+The row is written before the engine is asked, with a key under which the engine makes one sandbox however often it is asked. A
+crash between the two leaves a row that is provisioned again, or a sandbox whose row says that nobody wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.kit.secret import Secret
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Sandbox
+from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.e2b import SandboxEngine, SandboxNotFoundError, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.model import (
+    LIVE,
+    NewSandbox,
+    Status,
+    about,
+    check_usable,
+    utc_now,
+)
+from sandyard.platform.domain.sandboxes.rows import SandboxRows, new_row
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+ENVS = "sandbox envs"
+INSTANCE, ROW = "sandyard", "sandyard-sandbox"
+"""Metadata of every sandbox we ask for: which installation wants it, and for which row."""
+
+
+class Sealer(Protocol):
+    """Keeps values unreadable in the database. `place` must be the same when one is opened again."""
+
+    def seal(self, value: Secret, *place: str) -> bytes: ...
+    def open(self, stored: bytes, *place: str) -> Secret: ...
+
+
+Hook = Callable[[Sandbox], Awaitable[None]]
+
+
+class Lifecycle:
+    """One per process. `before_pause` is called while the sandbox still runs, `woken` when it runs again, `ended` when it is
+    gone or has failed; none of them may use the lifecycle of the same sandbox."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine: SandboxEngine,
+        sealer: Sealer,
+        activity: Activity,
+        *,
+        instance: str,
+        idle_margin_s: int,
+    ) -> None:
+        self._database = database
+        self.rows = SandboxRows(database)
+        self.engine = engine
+        self._sealer = sealer
+        self.activity = activity
+        self.instance = instance
+        self._idle_margin_s = idle_margin_s
+        self.tasks = TaskSet("sandboxes")
+        self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.before_pause: list[Hook] = []
+        self.woken: list[Hook] = []
+        self.ended: list[Hook] = []
+
+    # making ------------------------------------------------------------------------------------------------------------
+
+    def draft(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
+        """The row of a new sandbox, to be added in the caller's transaction; then call `provision`."""
+        row = new_row(
+            owner_id,
+            template=wanted.template,
+            idle_seconds=wanted.idle_seconds,
+            agent_id=wanted.agent_id,
+            task_id=wanted.task_id,
+            session_id=wanted.session_id,
+            project_id=wanted.project_id,
+        )
+        if wanted.envs:
+            row.envs = self._sealer.seal(Secret(json.dumps(dict(wanted.envs))), ENVS, row.id)
+        return row
+
+    def carry_envs(self, old: Sandbox, new: Sandbox) -> bytes | None:
+        """The variables of one sandbox for another one that takes its place."""
+        return None if old.envs is None else self._sealer.seal(self._sealer.open(old.envs, ENVS, old.id), ENVS, new.id)
+
+    async def create(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
+        """A sandbox being provisioned."""
+        row = self.draft(owner_id, wanted)
+        async with self._database.transaction() as tx:
+            tx.add(row)
+            tx.emit("sandbox.provisioning", **about(row), template=row.template)
+        self.provision(row.id)
+        return row
+
+    def provision(self, sandbox_id: str) -> asyncio.Task[Sandbox]:
+        """Ask the engine, in the background; asking twice is asking once."""
+        task = self._provisioning.get(sandbox_id)
+        if task is None:
+            task = self._provisioning[sandbox_id] = self.tasks.spawn(self._provision(sandbox_id))
+            task.add_done_callback(lambda _: self._provisioning.pop(sandbox_id, None))
+        return task
+
+    async def provisioned(self, sandbox_id: str) -> Sandbox:
+        """Wait until it is provisioned, and raise what came in the way."""
+        task = self._provisioning.get(sandbox_id)
+        if task is not None:
+            return await asyncio.shield(task)
+        row = await self.rows.get(sandbox_id)
+        if row.status == Status.PROVISIONING and row.doomed_at is None:
+            return await asyncio.shield(self.provision(sandbox_id))
+        return row
+
+    async def _provision(self, sandbox_id: str) -> Sandbox:
+        row = await self.rows.get(sandbox_id)
+        if row.status != Status.PROVISIONING or row.doomed_at is not None:
+            return row
+        envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
+        try:
+            made = await self.engine.create(
+                template=row.template,
+                timeout_s=row.idle_seconds + self._idle_margin_s,
+                metadata={INSTANCE: self.instance, ROW: row.id},
+                envs=envs,
+                idempotency_key=row.idempotency_key,
+            )
+        except SandyardError as error:
+            log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
+            await self._fail(row.id, error.message, error.code)
+            raise
+        return await self._adopt(row.id, made.id)
+
+    async def _adopt(self, sandbox_id: str, engine_id: str) -> Sandbox:
+        now = utc_now()
+        try:
+            row = await self.rows.change(
+                sandbox_id,
+                "sandbox.running",
+                when=[Status.PROVISIONING],
+                status=Status.RUNNING,
+                engine_id=engine_id,
+                started_at=now,
+                used_at=now,
+                seen_at=now,
+            )
+        except ConflictError:  # it has been destroyed or has failed meanwhile
+            await self.engine.kill(engine_id)
+            return await self.rows.get(sandbox_id)
+        self.activity.touch(sandbox_id)
+        log.info("sandbox_provisioned", sandbox=sandbox_id, engine_id=engine_id)
+        if row.doomed_at is not None:
+            await self.carry_out_destroy(row)
+        return row
+
+    async def fork(self, owner_id: str, parent: Sandbox, wanted: NewSandbox) -> Sandbox:
+        """A copy of a sandbox's files in one of its own. A copy made by a process that dies before it is recorded has no row,
+        and is ended like any other stranger."""
+        row = self.draft(owner_id, wanted)
+        made = await self.call(
+            parent, lambda engine_id: self.engine.fork(engine_id, row.idle_seconds + self._idle_margin_s)
+        )
+        now = utc_now()
+        row.status, row.engine_id = Status.RUNNING, made.id
+        row.started_at = row.used_at = row.seen_at = now
+        try:
+            async with self._database.transaction() as tx:
+                tx.add(row)
+                tx.emit("sandbox.running", **about(row), forkedFrom=parent.id)
+        except BaseException:
+            await self.engine.kill(made.id)
+            raise
+        self.activity.touch(row.id)
+        return row
+
+    # using -------------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def using(self, row: Sandbox) -> AsyncIterator[str]:
+        """The engine's id of a sandbox that runs, woken for this if need be. It does not count as idle meanwhile."""
+        with self.activity.using(row.id):
+            yield await self.awake(row)
+
+    async def call(self, row: Sandbox, verb: Callable[[str], Awaitable[T]]) -> T:
+        """Do something in it, once more if it had gone to sleep behind our back."""
+        async with self.using(row) as engine_id:
+            try:
+                return await verb(engine_id)
+            except SandboxNotRunningError:
+                await self.wake(await self.seen_paused(row.id))
+                return await verb(engine_id)
+            except SandboxNotFoundError:
+                await self.lost(row.id)
+                raise
+
+    async def awake(self, row: Sandbox) -> str:
+        """The engine's id of a sandbox that runs now."""
+        row = await self.provisioned(row.id)
+        check_usable(row)
+        if row.status == Status.PAUSED:
+            row = await self.wake(row)
+        assert row.engine_id is not None
+        return row.engine_id
+
+    async def wake(self, row: Sandbox) -> Sandbox:
+        """Idempotent. The very processes go on where they were."""
+        async with self._lock(row.id):
+            row = await self.rows.get(row.id)
+            check_usable(row)
+            if row.status != Status.PAUSED:
+                return row
+            assert row.engine_id is not None
+            try:
+                await self.engine.wake(row.engine_id, row.idle_seconds + self._idle_margin_s)
+            except SandboxNotFoundError:
+                await self.lost(row.id)
+                raise
+            now = utc_now()
+            row = await self.rows.change(
+                row.id, "sandbox.resumed", when=[Status.PAUSED], status=Status.RUNNING, paused_at=None, used_at=now,
+                seen_at=now,
+            )  # fmt: skip
+            self.activity.touch(row.id)
+            log.info("sandbox_resumed", sandbox=row.id)
+        await _tell(self.woken, row)
+        return row
+
+    async def pause(self, row: Sandbox, *, only_if_idle_s: float | None = None) -> Sandbox:
+        """Idempotent. All processes stop where they are, memory is kept."""
+        if row.status == Status.PROVISIONING:
+            row = await self.provisioned(row.id)
+        async with self._lock(row.id):
+            row = await self.rows.get(row.id)
+            check_usable(row)
+            if row.status != Status.RUNNING:
+                return row
+            assert row.engine_id is not None
+            await _tell(self.before_pause, row)
+            if only_if_idle_s is not None and self.activity.idle_for(row.id) < only_if_idle_s:
+                return row  # somebody came
+            try:
+                await self.engine.pause(row.engine_id)
+            except SandboxNotFoundError:
+                await self.lost(row.id)
+                raise
+            row = await self._paused(row.id)
+            log.info("sandbox_paused", sandbox=row.id)
+            return row
+
+    async def seen_paused(self, sandbox_id: str) -> Sandbox:
+        """The engine says that it is paused, and it was not us."""
+        with contextlib.suppress(ConflictError):
+            return await self._paused(sandbox_id)
+        return await self.rows.get(sandbox_id)
+
+    async def _paused(self, sandbox_id: str) -> Sandbox:
+        row = await self.rows.get(sandbox_id)
+        return await self.rows.change(
+            sandbox_id,
+            "sandbox.paused",
+            when=[Status.RUNNING],
+            status=Status.PAUSED,
+            paused_at=utc_now(),
+            pause_count=row.pause_count + 1,
+        )
+
+    # ending ------------------------------------------------------------------------------------------------------------
+
+    async def destroy(self, row: Sandbox) -> None:
+        """Idempotent. When the engine cannot be asked now, that is an error, and it is done as soon as it can."""
+        if row.status == Status.DESTROYED:
+            return
+        if row.doomed_at is None:
+            with contextlib.suppress(ConflictError):
+                row = await self.rows.change(row.id, None, when=[*LIVE, Status.ERROR], doomed_at=utc_now())
+        task = self._provisioning.get(row.id)
+        if task is not None:
+            with contextlib.suppress(SandyardError):
+                await asyncio.shield(task)
+            row = await self.rows.get(row.id)
+        await self.carry_out_destroy(row)
+
+    async def carry_out_destroy(self, row: Sandbox) -> None:
+        if row.engine_id is not None:
+            await self.engine.kill(row.engine_id)
+        with contextlib.suppress(ConflictError):
+            row = await self.rows.change(
+                row.id,
+                "sandbox.destroyed",
+                when=[*LIVE, Status.ERROR],
+                status=Status.DESTROYED,
+                destroyed_at=utc_now(),
+                envs=row.envs if row.session_id else None,  # its session may be provisioned again
+            )
+            log.info("sandbox_destroyed", sandbox=row.id)
+        self.activity.forget(row.id)
+        await _tell(self.ended, row)
+
+    async def lost(self, sandbox_id: str, reason: str | None = None) -> None:
+        """The engine no longer has it."""
+        await self._fail(sandbox_id, reason or "It has ended: the engine no longer knows it.", "sandbox_lost")
+
+    async def _fail(self, sandbox_id: str, reason: str, code: str) -> None:
+        try:
+            row = await self.rows.change(
+                sandbox_id, "sandbox.error", when=LIVE, status=Status.ERROR, error=reason, error_code=code
+            )
+        except (ConflictError, NotFoundError):
+            return
+        self.activity.forget(sandbox_id)
+        log.warning("sandbox_failed", sandbox=sandbox_id, reason=reason)
+        await _tell(self.ended, row)
+
+    def _lock(self, sandbox_id: str) -> asyncio.Lock:
+        lock = self._locks.get(sandbox_id)
+        if lock is None:
+            lock = self._locks[sandbox_id] = asyncio.Lock()
+        return lock
+
+
+async def _tell(hooks: list[Hook], row: Sandbox) -> None:
+    """A hook that fails is logged: it must not keep a sandbox from pausing, waking or ending."""
+    for hook in hooks:
+        try:
+            await hook(row)
+        except SandyardError as error:
+            log.warning("sandbox_hook_failed", sandbox=row.id, reason=error.message)
+        except Exception as error:
+            log.error("sandbox_hook_crashed", sandbox=row.id, exc=error)  # noqa: TRY400

@@ -1,0 +1,101 @@
+"""What a sandbox and a command are, to those who use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from sandyard.kit.errors import ConflictError, SandyardError
+from sandyard.platform.db.models import Sandbox
+
+
+class Status(StrEnum):
+    PROVISIONING = "provisioning"
+    RUNNING = "running"
+    PAUSED = "paused"
+    ERROR = "error"
+    DESTROYED = "destroyed"
+
+
+class CommandStatus(StrEnum):
+    """`lost`: it ran, and its end was never seen. `not_started`: it never ran."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+    TIMED_OUT = "timed_out"
+    KILLED = "killed"
+    LOST = "lost"
+    NOT_STARTED = "not_started"
+
+    @property
+    def over(self) -> bool:
+        return self not in (CommandStatus.STARTING, CommandStatus.RUNNING)
+
+
+LIVE = (Status.PROVISIONING, Status.RUNNING, Status.PAUSED)
+
+
+class SandboxFailedError(ConflictError):
+    """The sandbox has failed."""
+
+    code = "sandbox_failed"
+
+
+class SandboxDestroyedError(ConflictError):
+    """The sandbox was destroyed."""
+
+    code, status = "sandbox_destroyed", 410
+
+
+class CommandRefusedError(SandyardError):
+    """The project's policy does not allow this command."""
+
+    code, status = "command_refused", 403
+
+
+@dataclass(frozen=True, slots=True)
+class NewSandbox:
+    """What is wanted. `session_id` and what follows were checked by whoever asks."""
+
+    template: str
+    idle_seconds: int
+    envs: Mapping[str, str] = field(default_factory=dict)
+    agent_id: str | None = None
+    task_id: str | None = None
+    session_id: str | None = None
+    project_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewCommand:
+    command: str
+    timeout_s: float
+    cwd: str | None = None
+    envs: Mapping[str, str] = field(default_factory=dict)
+    background: bool = False
+
+
+def check_usable(row: Sandbox) -> None:
+    """Raises why nothing can be done in it any more."""
+    if row.status == Status.DESTROYED or row.doomed_at is not None:
+        raise SandboxDestroyedError(f"Sandbox {row.id} was destroyed.")
+    if row.status == Status.ERROR:
+        raise SandboxFailedError(f"Sandbox {row.id} has failed: {row.error} Provision its session again for a new one.")
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def about(row: Sandbox) -> dict[str, str | None]:
+    """The references of an event about this sandbox."""
+    return {
+        "owner_id": row.owner_id,
+        "project_id": row.project_id,
+        "task_id": row.task_id,
+        "session_id": row.session_id,
+        "sandbox_id": row.id,
+    }

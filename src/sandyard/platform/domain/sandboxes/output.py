@@ -1,0 +1,72 @@
+"""The output of commands, in files of the platform's own: two a command, written and read by offset.
+
+How much of a file counts is in the database. After a crash a file may be longer than that: the rest is cut off and fetched again
+from the journal in the sandbox, which has every byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+STDOUT, STDERR = "stdout", "stderr"
+STREAMS = (STDOUT, STDERR)
+_OPEN = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+
+
+class OutputFiles:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, command_id: str, stream: str) -> Path:
+        assert stream in STREAMS
+        # two letters of the random part, so that no directory has to hold them all
+        return self._folder / command_id[-2:] / command_id / stream
+
+    async def begin(self, command_id: str, sizes: Mapping[str, int]) -> None:
+        """Make the files, or cut them to what counts."""
+        await asyncio.to_thread(self._begin, command_id, sizes)
+
+    def _begin(self, command_id: str, sizes: Mapping[str, int]) -> None:
+        for stream in STREAMS:
+            path = self._path(command_id, stream)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(path, _OPEN, 0o600)
+            try:
+                if os.fstat(fd).st_size > sizes.get(stream, 0):
+                    os.ftruncate(fd, sizes.get(stream, 0))
+            finally:
+                os.close(fd)
+
+    async def write(self, command_id: str, stream: str, offset: int, data: bytes) -> None:
+        """At that place: writing the same bytes twice, because it is not known whether they were counted, does no harm."""
+        await asyncio.to_thread(self._write, command_id, stream, offset, data)
+
+    def _write(self, command_id: str, stream: str, offset: int, data: bytes) -> None:
+        fd = os.open(self._path(command_id, stream), _OPEN, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(fd, view, offset)
+                offset += written
+                view = view[written:]
+        finally:
+            os.close(fd)
+
+    async def read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
+        """At most `limit` bytes from there; fewer at the end."""
+        return await asyncio.to_thread(self._read, command_id, stream, offset, limit)
+
+    def _read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
+        with contextlib.suppress(FileNotFoundError), self._path(command_id, stream).open("rb") as file:
+            file.seek(offset)
+            return file.read(limit)
+        return b""
+
+    async def remove(self, command_id: str) -> None:
+        folder = self._path(command_id, STDOUT).parent
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

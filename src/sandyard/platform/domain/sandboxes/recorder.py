@@ -1,0 +1,151 @@
+"""Writes down what one command says: bytes to its files, then how many there are to the database, with an event.
+
+Nothing is told before it is kept: an event's offsets can be read from the files the moment it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+from sqlalchemy import update
+
+from sandyard.kit.errors import NoSpaceError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Command, Sandbox
+from sandyard.platform.domain.sandboxes.model import CommandStatus, about, utc_now
+from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
+
+log = get_logger(__name__)
+
+FLUSH_S = 0.05
+FLUSH_BYTES = 256 * 1024
+INLINE_BYTES = 8 * 1024
+"""What an event carries of a stream; of more it says from where to where, and the reader fetches it."""
+
+
+class Recorder:
+    """For one command at a time. `add` as output comes, `finish` at the end."""
+
+    def __init__(self, database: Database, files: OutputFiles, sandbox: Sandbox, command: Command) -> None:
+        self._database = database
+        self._files = files
+        self._about = about(sandbox)
+        self.command_id = command.id
+        self._kept = {STDOUT: command.stdout_bytes, STDERR: command.stderr_bytes}
+        self._waiting: dict[str, bytearray] = {STDOUT: bytearray(), STDERR: bytearray()}
+        self._flushing = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._flush: asyncio.Task[None] | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    async def begin(self) -> None:
+        await self._files.begin(self.command_id, self._kept)
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        """How much of standard output and standard error is known here."""
+        return (
+            self._kept[STDOUT] + len(self._waiting[STDOUT]),
+            self._kept[STDERR] + len(self._waiting[STDERR]),
+        )
+
+    async def add(self, stream: str, offset: int, data: bytes) -> None:
+        known = self._kept[stream] + len(self._waiting[stream])
+        if offset < known:
+            data = data[known - offset :]  # already here
+        if not data:
+            return
+        self._waiting[stream] += data
+        if len(self._waiting[stream]) >= FLUSH_BYTES:
+            await self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
+
+    def news(self) -> asyncio.Future[None]:
+        """Done as soon as more has been kept than at this moment."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        waiter.add_done_callback(self._waiters.discard)
+        return waiter
+
+    def _flush_now(self) -> None:
+        self._timer = None
+        if self._flush is None or self._flush.done():
+            self._flush = asyncio.get_running_loop().create_task(self._flush_quietly())
+
+    async def _flush_quietly(self) -> None:
+        """What could not be kept stays in hand; the next flush says so to somebody who can do something about it."""
+        try:
+            await self.flush()
+        except SandyardError as error:
+            log.warning("output_not_kept", command=self.command_id, reason=error.message)
+
+    async def flush(self, **end: Any) -> None:
+        """Keep what came. `end` are fields of the row to set with it, when this is the end."""
+        async with self._flushing:
+            news = {stream: bytes(data) for stream, data in self._waiting.items() if data}
+            if not news and not end:
+                return
+            for stream, data in news.items():
+                try:
+                    await self._files.write(self.command_id, stream, self._kept[stream], data)
+                except OSError as error:
+                    raise NoSpaceError(f"The output could not be written: {error.strerror}.") from error
+            sizes = {f"{stream}_bytes": self._kept[stream] + len(data) for stream, data in news.items()}
+            async with self._database.transaction() as tx:
+                await tx.session.execute(update(Command).where(Command.id == self.command_id).values(**sizes, **end))
+                if news:
+                    pieces = [self._piece(stream, data) for stream, data in news.items()]
+                    tx.emit("command.output", **self._about, commandId=self.command_id, output=pieces)
+                if end:
+                    totals = {stream: self._kept[stream] + len(news.get(stream, b"")) for stream in self._kept}
+                    tx.emit(
+                        "command.finished",
+                        **self._about,
+                        commandId=self.command_id,
+                        status=end["status"],
+                        exitCode=end.get("exit_code"),
+                        signal=end.get("signal"),
+                        error=end.get("error"),
+                        stdoutBytes=totals[STDOUT],
+                        stderrBytes=totals[STDERR],
+                    )
+            for stream, data in news.items():
+                self._kept[stream] += len(data)
+                del self._waiting[stream][: len(data)]
+            for waiter in list(self._waiters):
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _piece(self, stream: str, data: bytes) -> dict[str, Any]:
+        start = self._kept[stream]
+        piece: dict[str, Any] = {"stream": stream, "offset": start, "end": start + len(data)}
+        if len(data) <= INLINE_BYTES:
+            try:
+                piece["text"] = data.decode()
+            except UnicodeDecodeError:
+                piece["base64"] = base64.b64encode(data).decode()
+        return piece
+
+    async def finish(
+        self,
+        status: CommandStatus,
+        *,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        error: str | None = None,
+        duration_s: float | None = None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.flush(
+            status=status,
+            exit_code=exit_code,
+            signal=signal,
+            error=error,
+            duration_s=duration_s,
+            finished_at=utc_now(),
+        )

@@ -1,0 +1,120 @@
+"""The rows of sandboxes: every change of one, with its event, is a verb here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, or_, select, true, update
+from sqlalchemy.orm.exc import StaleDataError
+
+from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Project, Sandbox
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects import service as projects
+from sandyard.platform.domain.sandboxes.model import Status, about, utc_now
+from sandyard.platform.domain.users.model import Principal
+
+_TRIES = 5
+
+
+def visible_to(principal: Principal) -> ColumnElement[bool]:
+    """The condition for sandboxes this person may see."""
+    if principal.is_admin:
+        return true()
+    shared = select(Project.id).where(projects.visible_to(principal))
+    return or_(Sandbox.owner_id == principal.user_id, Sandbox.project_id.in_(shared))
+
+
+class SandboxRows:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        async with self._database.reading() as session:
+            row = await session.get(Sandbox, sandbox_id)
+        if row is None:
+            raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
+        return row
+
+    async def get_for(self, principal: Principal, sandbox_id: str) -> Sandbox:
+        """NotFoundError also for what this person may not see."""
+        async with self._database.reading() as session:
+            query = select(Sandbox).where(Sandbox.id == sandbox_id, visible_to(principal))
+            row = (await session.execute(query)).scalar_one_or_none()
+        if row is None:
+            raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
+        return row
+
+    async def with_status(self, *statuses: Status) -> list[Sandbox]:
+        async with self._database.reading() as session:
+            query = select(Sandbox).where(Sandbox.status.in_(statuses)).order_by(Sandbox.id)
+            return list((await session.execute(query)).scalars())
+
+    async def page(
+        self,
+        principal: Principal,
+        page: PageRequest,
+        *,
+        everybody: bool = False,
+        status: Status | None = None,
+        session_id: str | None = None,
+    ) -> Listing[Sandbox]:
+        """Newest first; those that were destroyed only when they are asked for."""
+        query = select(Sandbox).where(visible_to(principal) if everybody else Sandbox.owner_id == principal.user_id)
+        query = query.where(Sandbox.status == status if status is not None else Sandbox.status != Status.DESTROYED)
+        if session_id is not None:
+            query = query.where(Sandbox.session_id == session_id)
+        async with self._database.reading() as session:
+            return await newest_first(session, query, Sandbox.id, page)
+
+    async def change(self, sandbox_id: str, event: str | None, /, *, when: Iterable[Status], **changes: Any) -> Sandbox:
+        """Change a row that has one of these statuses, and tell. ConflictError when it has another one by now."""
+        allowed = set(when)
+        for last in [False] * (_TRIES - 1) + [True]:
+            try:
+                async with self._database.transaction() as tx:
+                    row = await tx.session.get(Sandbox, sandbox_id)
+                    if row is None:
+                        raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
+                    if row.status not in allowed:
+                        raise ConflictError(f"Sandbox {sandbox_id} is {row.status}.")
+                    for name, value in changes.items():
+                        setattr(row, name, value)
+                    if event is not None:
+                        tx.emit(event, **about(row), status=row.status, error=row.error)
+            except StaleDataError:  # another platform was faster
+                if last:
+                    raise ConflictError(f"Sandbox {sandbox_id} is being changed by others; try again.") from None
+            else:
+                return row
+        raise AssertionError
+
+    async def note(self, sandbox_id: str, **facts: Any) -> None:
+        """Write down what is known of it without calling that a change."""
+        async with self._database.transaction() as tx:
+            await tx.session.execute(update(Sandbox).where(Sandbox.id == sandbox_id).values(**facts))
+
+    async def note_uses(self, uses: dict[str, datetime]) -> None:
+        if not uses:
+            return
+        async with self._database.transaction() as tx:
+            for sandbox_id, moment in uses.items():
+                await tx.session.execute(update(Sandbox).where(Sandbox.id == sandbox_id).values(used_at=moment))
+
+
+def new_row(owner_id: str, **fields: Any) -> Sandbox:
+    sandbox_id = ordered_id("sbx_")
+    return Sandbox(
+        id=sandbox_id,
+        owner_id=owner_id,
+        idempotency_key=sandbox_id.replace("_", "-"),
+        status=Status.PROVISIONING,
+        created_at=utc_now(),
+        command_count=0,
+        pause_count=0,
+        **fields,
+    )

@@ -1,0 +1,184 @@
+"""What people and agents do with sandboxes. Every verb takes who asks, and knows nothing of what that person may not see."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sandyard.kit.errors import InvalidInputError, SandyardError
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Sandbox, Task
+from sandyard.platform.domain.paging import Listing, PageRequest
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.sandboxes.e2b import FileEntry
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, check_usable
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+
+
+class TooLargeError(SandyardError):
+    """The file is too large."""
+
+    code, status = "too_large", 413
+
+
+class Sandboxes:
+    def __init__(
+        self, database: Database, lifecycle: Lifecycle, projects: Projects, settings: PlatformSettings
+    ) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._projects = projects
+        self._settings = settings
+
+    async def create_sandbox(
+        self,
+        principal: Principal,
+        *,
+        agent_id: str | None = None,
+        task_id: str | None = None,
+        template: str | None = None,
+        envs: Mapping[str, str] | None = None,
+        idle_seconds: int | None = None,
+    ) -> Sandbox:
+        """A running sandbox of the caller's own, or an error that says why there is none; then its row says so too."""
+        project_id = await self._project_of(principal, task_id)
+        wanted = NewSandbox(
+            template=template or self._settings.default_template,
+            idle_seconds=idle_seconds or self._settings.idle_seconds,
+            envs=check_envs(envs or {}),
+            agent_id=agent_id,
+            task_id=task_id,
+            project_id=project_id,
+        )
+        row = await self._lifecycle.create(principal.user_id, wanted)
+        row = await self._lifecycle.provisioned(row.id)
+        check_usable(row)
+        return row
+
+    async def _project_of(self, principal: Principal, task_id: str | None) -> str | None:
+        if task_id is None:
+            return None
+        async with self._database.reading() as session:
+            task = await session.get(Task, task_id)
+        if task is None:
+            raise InvalidInputError(f"taskId: there is no task {task_id[:60]!r}.")
+        await self._projects.get(principal, task.project_id)
+        return task.project_id
+
+    async def get_status(self, principal: Principal, sandbox_id: str) -> Sandbox:
+        """From the database: never wakes."""
+        return await self._lifecycle.rows.get_for(principal, sandbox_id)
+
+    async def list_sandboxes(
+        self, principal: Principal, page: PageRequest, *, everybody: bool, status: Status | None, session_id: str | None
+    ) -> Listing[Sandbox]:
+        return await self._lifecycle.rows.page(
+            principal, page, everybody=everybody, status=status, session_id=session_id
+        )
+
+    async def pause(self, principal: Principal, sandbox_id: str) -> Sandbox:
+        return await self._lifecycle.pause(await self._lifecycle.rows.get_for(principal, sandbox_id))
+
+    async def resume(self, principal: Principal, sandbox_id: str) -> Sandbox:
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        await self._lifecycle.awake(row)
+        self._lifecycle.activity.touch(row.id)
+        return await self._lifecycle.rows.get(row.id)
+
+    async def destroy_sandbox(self, principal: Principal, sandbox_id: str) -> None:
+        """Idempotent."""
+        await self._lifecycle.destroy(await self._lifecycle.rows.get_for(principal, sandbox_id))
+
+    async def fork(self, principal: Principal, sandbox_id: str) -> Sandbox:
+        """A copy of its files, in a sandbox of the caller's own."""
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        wanted = NewSandbox(
+            template=row.template,
+            idle_seconds=row.idle_seconds,
+            agent_id=row.agent_id,
+            task_id=row.task_id,
+            project_id=row.project_id,
+        )
+        return await self._lifecycle.fork(principal.user_id, row, wanted)
+
+    async def usage(self, principal: Principal, sandbox_id: str) -> dict[str, Any] | None:
+        """Now, of one that runs; the last sample of any other. Wakes nothing."""
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        if row.status != Status.RUNNING or row.engine_id is None:
+            return row.usage
+        try:
+            usage = await self._lifecycle.engine.usage(row.engine_id)
+        except SandyardError:
+            return row.usage
+        return row.usage if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
+
+    # files -------------------------------------------------------------------------------------------------------------
+
+    async def upload_file(
+        self, principal: Principal, sandbox_id: str, path: str, chunks: AsyncIterator[bytes], announced: int | None
+    ) -> int:
+        """Its size. Nothing is kept of one that is too large."""
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        limit = self._settings.upload_limit
+        if announced is not None and announced > limit:
+            raise _too_large(limit)
+        # not to be done twice: the body is read once
+        async with self._lifecycle.using(row) as engine_id:
+            try:
+                size = await self._lifecycle.engine.write_file(engine_id, path, _bounded(chunks, limit))
+            except TooLargeError:
+                await self._lifecycle.engine.remove(engine_id, path)
+                raise
+        async with self._database.transaction() as tx:
+            tx.emit("file.uploaded", **about(row), path=path[:1000], size=size, by=principal.name)
+        return size
+
+    async def download_file(
+        self, principal: Principal, sandbox_id: str, path: str
+    ) -> tuple[int | None, AsyncIterator[bytes]]:
+        """Its size, if that is known, and its bytes."""
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        size, chunks = await self._lifecycle.call(
+            row, lambda engine_id: self._lifecycle.engine.read_file(engine_id, path)
+        )
+        return size, self._held(row, chunks)
+
+    async def _held(self, row: Sandbox, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        with self._lifecycle.activity.using(row.id):
+            async for chunk in chunks:
+                yield chunk
+
+    async def list_files(self, principal: Principal, sandbox_id: str, path: str, depth: int) -> list[FileEntry]:
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        return await self._lifecycle.call(
+            row, lambda engine_id: self._lifecycle.engine.list_files(engine_id, path, depth)
+        )
+
+    async def remove_file(self, principal: Principal, sandbox_id: str, path: str) -> None:
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.remove(engine_id, path))
+        async with self._database.transaction() as tx:
+            tx.emit("file.removed", **about(row), path=path[:1000], by=principal.name)
+
+
+def check_envs(envs: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in envs.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise InvalidInputError(f"envs: {name[:100]!r} is not valid: no '=' in a name, no NUL in name or value.")
+    return envs
+
+
+async def _bounded(chunks: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
+    seen = 0
+    async for chunk in chunks:
+        seen += len(chunk)
+        if seen > limit:
+            raise _too_large(limit)
+        yield chunk
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"The file is larger than {limit:,} bytes, the limit here (SANDYARD_UPLOAD_LIMIT).")

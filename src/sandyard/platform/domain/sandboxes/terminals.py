@@ -1,0 +1,185 @@
+"""Shells that people come back to: one reader a shell, however many look at it, and the last screenfuls for who comes later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Sandbox, Terminal
+from sandyard.platform.domain.sandboxes import e2b
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.users.model import Principal
+
+log = get_logger(__name__)
+
+KEPT_BYTES = 256 * 1024
+BACKLOG = 1000
+"""Pieces a viewer may be behind; one that is further behind is sent away and may come back."""
+
+
+@dataclass(eq=False)
+class Viewer:
+    """Sees everything from when it came. None in the queue is the end."""
+
+    pieces: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(BACKLOG))
+
+    def give(self, piece: bytes | None) -> None:
+        try:
+            self.pieces.put_nowait(piece)
+        except asyncio.QueueFull:
+            while not self.pieces.empty():
+                self.pieces.get_nowait()
+            self.pieces.put_nowait(None)
+
+
+@dataclass(eq=False)
+class Shell:
+    """One that this process reads from."""
+
+    row: Terminal
+    handle: e2b.Terminal
+    kept: deque[bytes] = field(default_factory=deque)
+    size: int = 0
+    viewers: set[Viewer] = field(default_factory=set)
+    over: bool = False
+    reader: asyncio.Task[None] | None = None
+
+    def say(self, piece: bytes) -> None:
+        self.kept.append(piece)
+        self.size += len(piece)
+        while self.size > KEPT_BYTES and len(self.kept) > 1:
+            self.size -= len(self.kept.popleft())
+        for viewer in list(self.viewers):
+            viewer.give(piece)
+
+
+class Terminals:
+    def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._shells: dict[str, Shell] = {}
+        self._opening = asyncio.Lock()
+        lifecycle.ended.append(self._ended)
+
+    async def open(
+        self, principal: Principal, sandbox_id: str, cols: int, rows: int, cwd: str | None = None
+    ) -> Terminal:
+        """A new login shell."""
+        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        handle = await self._lifecycle.call(
+            box, lambda engine_id: self._lifecycle.engine.terminals.open(engine_id, cols, rows, cwd=cwd)
+        )
+        row = Terminal(
+            id=ordered_id("trm_"), sandbox_id=box.id, user_id=principal.user_id, pid=handle.pid, created_at=utc_now()
+        )
+        async with self._database.transaction() as tx:
+            tx.add(row)
+        self._read(Shell(row, handle), box)
+        return row
+
+    async def list(self, principal: Principal, sandbox_id: str) -> list[Terminal]:
+        """Those that are open, as far as is known."""
+        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        async with self._database.reading() as session:
+            query = select(Terminal).where(Terminal.sandbox_id == box.id, Terminal.closed_at.is_(None))
+            return list((await session.execute(query.order_by(Terminal.id))).scalars())
+
+    @contextlib.asynccontextmanager
+    async def view(
+        self, principal: Principal, sandbox_id: str, terminal_id: str
+    ) -> AsyncIterator[tuple[Shell, Viewer]]:
+        """Look at a shell: what was kept of it first, then what it says. The sandbox is awake meanwhile."""
+        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        async with self._lifecycle.using(box) as engine_id:
+            shell = await self._shell(box, engine_id, terminal_id)
+            viewer = Viewer()
+            if shell.kept:
+                viewer.give(b"".join(shell.kept))
+            if shell.over:
+                viewer.give(None)
+            shell.viewers.add(viewer)
+            try:
+                yield shell, viewer
+            finally:
+                shell.viewers.discard(viewer)
+
+    async def write(self, shell: Shell, data: bytes) -> None:
+        self._lifecycle.activity.touch(shell.row.sandbox_id)
+        await shell.handle.write(data)
+
+    async def resize(self, shell: Shell, cols: int, rows: int) -> None:
+        await shell.handle.resize(cols, rows)
+
+    async def close(self, principal: Principal, sandbox_id: str, terminal_id: str) -> None:
+        """End the shell. Idempotent."""
+        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._row(box, terminal_id)
+        if row.closed_at is None:
+            await self._lifecycle.call(
+                box, lambda engine_id: self._lifecycle.engine.terminals.close(engine_id, row.pid)
+            )
+            await self._closed(row.id)
+
+    async def _shell(self, box: Sandbox, engine_id: str, terminal_id: str) -> Shell:
+        async with self._opening:
+            shell = self._shells.get(terminal_id)
+            if shell is not None:
+                return shell
+            row = await self._row(box, terminal_id)
+            if row.closed_at is not None:
+                raise NotFoundError(f"Terminal {terminal_id} has ended.")
+            try:  # an earlier process opened it; the shell itself has gone on
+                handle = await self._lifecycle.engine.terminals.attach(engine_id, row.pid)
+            except e2b.TerminalNotFoundError:
+                await self._closed(row.id)
+                raise NotFoundError(f"Terminal {terminal_id} has ended.") from None
+            shell = Shell(row, handle)
+            self._read(shell, box)
+            return shell
+
+    def _read(self, shell: Shell, box: Sandbox) -> None:
+        self._shells[shell.row.id] = shell
+        shell.reader = self._lifecycle.tasks.spawn(self._pump(shell, box))
+
+    async def _pump(self, shell: Shell, box: Sandbox) -> None:
+        """Until the shell ends. When only the connection did, viewers are sent away: who comes back attaches anew."""
+        try:
+            async for piece in shell.handle.output():
+                shell.say(piece)
+            shell.over = True
+            await self._closed(shell.row.id)
+        except SandyardError as error:
+            log.info("terminal_detached", terminal=shell.row.id, sandbox=box.id, reason=error.message)
+        finally:
+            self._shells.pop(shell.row.id, None)
+            for viewer in list(shell.viewers):
+                viewer.give(None)
+
+    async def _row(self, box: Sandbox, terminal_id: str) -> Terminal:
+        async with self._database.reading() as session:
+            row = await session.get(Terminal, terminal_id)
+        if row is None or row.sandbox_id != box.id:
+            raise NotFoundError(f"There is no terminal {terminal_id[:60]!r} in this sandbox.")
+        return row
+
+    async def _closed(self, terminal_id: str) -> None:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Terminal, terminal_id)
+            if row is not None and row.closed_at is None:
+                row.closed_at = utc_now()
+
+    async def _ended(self, box: Sandbox) -> None:
+        async with self._database.transaction() as tx:
+            query = select(Terminal).where(Terminal.sandbox_id == box.id, Terminal.closed_at.is_(None))
+            for row in (await tx.session.execute(query)).scalars():
+                row.closed_at = utc_now()

@@ -1,0 +1,106 @@
+"""Encryption of what is stored: AES-256-GCM with a key in a file that only the platform's user can read.
+
+Stored bytes: a version (1), the key's id (8), the nonce (12), then the ciphertext with its tag. The row's owner, project
+and name are authenticated with it, so that a value moved to another row does not open there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.kit.secret import Secret
+
+log = get_logger(__name__)
+_VERSION, _KEY_SIZE, _ID_SIZE, _NONCE_SIZE = 1, 32, 8, 12
+
+
+class VaultError(SandyardError):
+    """A secret cannot be read: the key file is missing, is another one, or the stored value was changed."""
+
+    code, status = "vault", 500
+
+
+class Vault:
+    """Its key is made on first use. All platforms on one database need the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._loaded: tuple[bytes, AESGCM] | None = None
+
+    def seal(self, value: Secret, *place: str) -> bytes:
+        """Blocks for a moment when the key is first read."""
+        key_id, cipher = self._key()
+        nonce = secrets.token_bytes(_NONCE_SIZE)
+        body = cipher.encrypt(nonce, value.reveal().encode(), _bound_to(place))
+        return bytes([_VERSION]) + key_id + nonce + body
+
+    def open(self, stored: bytes, *place: str) -> Secret:
+        """VaultError when it was sealed with another key, or for another place."""
+        key_id, cipher = self._key()
+        head = 1 + _ID_SIZE
+        if len(stored) < head + _NONCE_SIZE or stored[0] != _VERSION:
+            raise VaultError("A stored secret has a form that this version does not know.")
+        if stored[1:head] != key_id:
+            raise VaultError(f"A secret was stored with another key than the one in {self._path}.")
+        nonce, body = stored[head : head + _NONCE_SIZE], stored[head + _NONCE_SIZE :]
+        try:
+            return Secret(cipher.decrypt(nonce, body, _bound_to(place)).decode())
+        except InvalidTag:
+            raise VaultError("A stored secret was changed, or moved from another place.") from None
+
+    def _key(self) -> tuple[bytes, AESGCM]:
+        if self._loaded is None:
+            key = self._read() or self._make()
+            self._loaded = (hashlib.sha256(b"sandyard key id\0" + key).digest()[:_ID_SIZE], AESGCM(key))
+        return self._loaded
+
+    def _read(self) -> bytes | None:
+        try:
+            text = self._path.read_text("ascii").strip()
+            mode = self._path.stat().st_mode
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise VaultError(f"The key file {self._path} cannot be read: {error}") from error
+        if mode & 0o077:
+            log.warning("key_file_readable_by_others", path=str(self._path), mode=oct(mode & 0o777))
+        try:
+            key = bytes.fromhex(text)
+        except ValueError:
+            key = b""
+        if len(key) != _KEY_SIZE:
+            raise VaultError(f"The key file {self._path} does not hold a key: 64 hexadecimal digits.")
+        return key
+
+    def _make(self) -> bytes:
+        """Complete or not at all: of two who make it at once, one's key is used by both."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(6)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(_KEY_SIZE) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                self._path.hardlink_to(draft)
+                log.info("key_file_created", path=str(self._path))
+        finally:
+            draft.unlink()
+        made = self._read()
+        assert made is not None, "the key file was just made"
+        return made
+
+
+def _bound_to(place: tuple[str, ...]) -> bytes:
+    return json.dumps(place).encode()

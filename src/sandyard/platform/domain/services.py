@@ -1,0 +1,40 @@
+"""Everything the API can ask for, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sandyard.kit.clock import Clock
+from sandyard.platform.db.database import Database
+from sandyard.platform.domain.audit.service import Audit
+from sandyard.platform.domain.events.feed import Feed
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.sandboxes.commands import Commands
+from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.service import Sandboxes
+from sandyard.platform.domain.sandboxes.terminals import Terminals
+from sandyard.platform.domain.sandboxes.upkeep import Upkeep
+from sandyard.platform.domain.secrets.service import Secrets
+from sandyard.platform.domain.sessions.service import Sessions
+from sandyard.platform.domain.users.service import Users
+from sandyard.platform.settings import PlatformSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: PlatformSettings
+    clock: Clock
+    database: Database
+    events: Feed
+    users: Users
+    audit: Audit
+    secrets: Secrets
+    projects: Projects
+    engine: SandboxEngine
+    lifecycle: Lifecycle
+    upkeep: Upkeep
+    sandboxes: Sandboxes
+    commands: Commands
+    sessions: Sessions
+    terminals: Terminals

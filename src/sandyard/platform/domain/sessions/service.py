@@ -1,0 +1,252 @@
+"""Sessions: one agent working, or a person, with a sandbox that is the session's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, or_, select, true, update
+
+from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Message, Project, Sandbox, Session
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects import service as projects
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, utc_now
+from sandyard.platform.domain.sandboxes.service import check_envs
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+
+log = get_logger(__name__)
+
+
+class Sessions:
+    def __init__(
+        self, database: Database, lifecycle: Lifecycle, projects: Projects, settings: PlatformSettings
+    ) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._projects = projects
+        self._settings = settings
+        if settings.checkpoint_on_pause:
+            lifecycle.before_pause.append(self._checkpoint_of)
+
+    async def create(
+        self,
+        principal: Principal,
+        *,
+        title: str | None = None,
+        project_id: str | None = None,
+        template: str | None = None,
+        agent: str | None = None,
+        envs: Mapping[str, str] | None = None,
+    ) -> tuple[Session, Sandbox]:
+        """A session and its sandbox, which is being provisioned."""
+        project = await self._projects.get(principal, project_id) if project_id is not None else None
+        now = utc_now()
+        row = Session(
+            id=ordered_id("ses_"),
+            owner_id=principal.user_id,
+            project_id=project_id,
+            title=title or "Untitled session",
+            agent=agent,
+            template=template or (project.template if project else None) or self._settings.default_template,
+            created_at=now,
+            updated_at=now,
+        )
+        idle = (project.settings if project else {}).get("idleSeconds")
+        sandbox = self._lifecycle.draft(principal.user_id, self._wanted(row, row.template, envs or {}, idle))
+        row.sandbox_id = sandbox.id
+        async with self._database.transaction() as tx:
+            tx.add(row)
+            await tx.session.flush()
+            tx.add(sandbox)
+            tx.emit("session.created", **_about(row), title=row.title, sandboxId=sandbox.id)
+            tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template)
+        self._lifecycle.provision(sandbox.id)
+        return row, sandbox
+
+    def _wanted(self, row: Session, template: str, envs: Mapping[str, str], idle_seconds: int | None) -> NewSandbox:
+        return NewSandbox(
+            template=template,
+            idle_seconds=idle_seconds or self._settings.idle_seconds,
+            envs=check_envs(envs),
+            agent_id=row.agent,
+            task_id=row.task_id,
+            session_id=row.id,
+            project_id=row.project_id,
+        )
+
+    async def get(self, principal: Principal, session_id: str) -> Session:
+        async with self._database.reading() as session:
+            query = select(Session).where(Session.id == session_id, _visible_to(principal))
+            row = (await session.execute(query)).scalar_one_or_none()
+        if row is None:
+            raise NotFoundError(f"There is no session {session_id[:60]!r}.")
+        return row
+
+    async def get_with_sandbox(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox | None]:
+        query = select(Session, Sandbox).outerjoin(Sandbox, Sandbox.id == Session.sandbox_id)
+        async with self._database.reading() as session:
+            found = (await session.execute(query.where(Session.id == session_id, _visible_to(principal)))).first()
+        if found is None:
+            raise NotFoundError(f"There is no session {session_id[:60]!r}.")
+        return found[0], found[1]
+
+    async def sandbox(self, principal: Principal, session_id: str) -> Sandbox:
+        """The session's own. Never wakes it."""
+        _, sandbox = await self.get_with_sandbox(principal, session_id)
+        if sandbox is None:
+            raise NotFoundError(f"Session {session_id} has no sandbox; provision it.")
+        return sandbox
+
+    async def sandboxes_of(self, rows: Listing[Session]) -> dict[str, Sandbox]:
+        """By id, for a page of sessions."""
+        ids = [row.sandbox_id for row in rows.items if row.sandbox_id]
+        async with self._database.reading() as session:
+            found = (await session.execute(select(Sandbox).where(Sandbox.id.in_(ids)))).scalars()
+            return {row.id: row for row in found}
+
+    async def list_sessions(
+        self, principal: Principal, page: PageRequest, *, project_id: str | None, archived: bool
+    ) -> Listing[Session]:
+        query = select(Session).where(_visible_to(principal))
+        query = query.where(Session.archived_at.is_not(None) if archived else Session.archived_at.is_(None))
+        if project_id is not None:
+            query = query.where(Session.project_id == project_id)
+        async with self._database.reading() as session:
+            return await newest_first(session, query, Session.id, page)
+
+    async def rename(self, principal: Principal, session_id: str, title: str) -> Session:
+        return await self._change(principal, session_id, "session.renamed", title=title)
+
+    async def archive(self, principal: Principal, session_id: str) -> Session:
+        """Put away: its sandbox is paused, and cleared away when nobody comes back for it. Idempotent."""
+        row = await self.get(principal, session_id)
+        if row.archived_at is None:
+            row = await self._change(principal, session_id, "session.archived", archived_at=utc_now())
+        if row.sandbox_id is not None:
+            sandbox = await self._lifecycle.rows.get(row.sandbox_id)
+            if sandbox.status in (Status.PROVISIONING, Status.RUNNING):
+                await self._lifecycle.pause(sandbox)
+        return row
+
+    async def delete(self, principal: Principal, session_id: str) -> None:
+        """With its sandboxes, messages and checkpoint."""
+        row = await self.get(principal, session_id)
+        async with self._database.reading() as session:
+            query = select(Sandbox).where(Sandbox.session_id == row.id, Sandbox.status != Status.DESTROYED)
+            sandboxes = list((await session.execute(query)).scalars())
+        for sandbox in sandboxes:
+            await self._lifecycle.destroy(sandbox)
+        if row.checkpoint is not None:
+            await self._lifecycle.engine.delete_snapshot(row.checkpoint)
+        async with self._database.transaction() as tx:
+            known = await tx.session.get(Session, row.id)
+            if known is not None:
+                await tx.session.execute(update(Sandbox).where(Sandbox.session_id == row.id).values(envs=None))
+                await tx.session.delete(known)
+                tx.emit("session.deleted", **_about(row))
+
+    async def provision(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox]:
+        """A new sandbox for a session whose old one has failed or was destroyed, from its last checkpoint if there is one.
+        ConflictError while the old one is still good."""
+        row = await self.get(principal, session_id)
+        project = await self._projects.get(principal, row.project_id) if row.project_id is not None else None
+        idle = (project.settings if project else {}).get("idleSeconds")
+        sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, row.checkpoint or row.template, {}, idle))
+        async with self._database.transaction() as tx:
+            known = await tx.session.get(Session, row.id)
+            if known is None:
+                raise NotFoundError(f"There is no session {session_id[:60]!r}.")
+            old = await tx.session.get(Sandbox, known.sandbox_id) if known.sandbox_id else None
+            if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
+                raise ConflictError(f"Session {session_id} has a sandbox already, which is {old.status}.")
+            if old is not None:
+                sandbox.envs = self._lifecycle.carry_envs(old, sandbox)
+            known.sandbox_id, known.updated_at, known.archived_at = sandbox.id, utc_now(), None
+            tx.add(sandbox)
+            tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template, fromCheckpoint=row.checkpoint)
+        self._lifecycle.provision(sandbox.id)
+        return known, sandbox
+
+    # checkpoints -------------------------------------------------------------------------------------------------------
+
+    async def checkpoint(self, principal: Principal, session_id: str) -> Session:
+        """Keep the files of the session's sandbox as they are now."""
+        row = await self.get(principal, session_id)
+        sandbox = await self.sandbox(principal, session_id)
+        await self._lifecycle.call(sandbox, lambda engine_id: self._keep(row.id, engine_id))
+        return await self.get(principal, session_id)
+
+    async def _checkpoint_of(self, sandbox: Sandbox) -> None:
+        if sandbox.session_id is not None and sandbox.engine_id is not None:
+            await self._keep(sandbox.session_id, sandbox.engine_id)
+
+    async def _keep(self, session_id: str, engine_id: str) -> None:
+        snapshot = await self._lifecycle.engine.snapshot(engine_id)
+        old: str | None = None
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Session, session_id)
+            if row is None:
+                old = snapshot
+            else:
+                old, row.checkpoint, row.checkpoint_at = row.checkpoint, snapshot, utc_now()
+                tx.emit("session.checkpointed", **_about(row), checkpoint=snapshot)
+        if old is not None:
+            await self._lifecycle.engine.delete_snapshot(old)
+
+    # messages ----------------------------------------------------------------------------------------------------------
+
+    async def add_message(self, principal: Principal, session_id: str, parts: list[dict[str, Any]]) -> Message:
+        row = await self.get(principal, session_id)
+        message = Message(
+            id=ordered_id("msg_"),
+            session_id=row.id,
+            author_id=principal.user_id,
+            role="user",
+            parts=parts,
+            created_at=utc_now(),
+        )
+        async with self._database.transaction() as tx:
+            tx.add(message)
+            tx.emit("message.created", **_about(row), messageId=message.id, role=message.role, by=principal.name)
+        return message
+
+    async def messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]:
+        row = await self.get(principal, session_id)
+        async with self._database.reading() as session:
+            return await newest_first(session, select(Message).where(Message.session_id == row.id), Message.id, page)
+
+    async def _change(self, principal: Principal, session_id: str, event: str, **changes: Any) -> Session:
+        await self.get(principal, session_id)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Session, session_id)
+            if row is None:
+                raise NotFoundError(f"There is no session {session_id[:60]!r}.")
+            for name, value in changes.items():
+                setattr(row, name, value)
+            row.updated_at = utc_now()
+            tx.emit(event, **_about(row), title=row.title)
+        return row
+
+
+def _about(row: Session) -> dict[str, str | None]:
+    return {
+        "owner_id": row.owner_id,
+        "project_id": row.project_id,
+        "task_id": row.task_id,
+        "session_id": row.id,
+        "sandbox_id": row.sandbox_id,
+    }
+
+
+def _visible_to(principal: Principal) -> ColumnElement[bool]:
+    if principal.is_admin:
+        return true()
+    shared = select(Project.id).where(projects.visible_to(principal))
+    return or_(Session.owner_id == principal.user_id, Session.project_id.in_(shared))

@@ -1,0 +1,181 @@
+"""Coming in: by token, by cookie, by ticket, and by name and password.
+
+What is disabled, revoked or expired is out at once; what another platform on the same database has ended, within a second: that
+long a look at the database is good for, and every change made here ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, or_, select, update
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import ApiToken, Event, Login, Ticket, User
+from sandyard.platform.domain.users.model import Issued, Principal, WrongLoginError
+from sandyard.platform.domain.users.passwords import check_password
+from sandyard.platform.domain.users.tokens import TOKEN, digest, instant, new_value
+from sandyard.platform.settings import PlatformSettings
+
+log = get_logger(__name__)
+TICKET_SECONDS = 30
+USED_EVERY = timedelta(minutes=1)
+SEEN_SECONDS = 1.0
+_MOST_SEEN = 10_000
+_AT_ONCE = 4
+
+
+class Doors:
+    def __init__(self, settings: PlatformSettings, database: Database, clock: Clock) -> None:
+        self._settings = settings
+        self._database = database
+        self._clock = clock
+        self._tasks = TaskSet("users")
+        self._marking: set[str] = set()
+        self._seen: dict[str, tuple[float, datetime | None, Principal]] = {}
+        database.listen(self._told)
+        self._hashing = asyncio.Semaphore(_AT_ONCE)  # each takes 16 MiB and a core
+
+    async def by_token(self, value: str) -> Principal | None:
+        """Writes, later and at most once a minute, when the token was last used."""
+        if not TOKEN.fullmatch(value):
+            return None
+        now, hashed = instant(self._clock), digest(value)
+        known = self._lately(hashed)
+        if known is not None:
+            return known
+        query = select(
+            ApiToken.id, ApiToken.hash, ApiToken.expires_at, ApiToken.last_used_at, User.id, User.name, User.role
+        ).join_from(ApiToken, User)
+        query = query.where(ApiToken.hash == hashed, ApiToken.revoked_at.is_(None), User.disabled_at.is_(None))
+        async with self._database.reading() as session:
+            row = (await session.execute(query)).first()
+        if row is None or not hmac.compare_digest(row[1], hashed) or (row[2] is not None and row[2] <= now):
+            return None
+        if (row[3] is None or now - row[3] >= USED_EVERY) and row[0] not in self._marking:
+            self._marking.add(row[0])
+            self._tasks.spawn(self._mark_used(row[0]))
+        return self._remember(hashed, row[2], Principal(row[4], row[5], row[6], f"token:{row[0]}"))
+
+    async def by_cookie(self, value: str) -> Principal | None:
+        hashed = digest(value)
+        known = self._lately(hashed)
+        if known is not None:
+            return known
+        query = select(Login.id, Login.hash, User.id, User.name, User.role).join_from(Login, User)
+        query = query.where(Login.hash == hashed, Login.expires_at > instant(self._clock), User.disabled_at.is_(None))
+        return await self._found(query, hashed, "cookie")
+
+    async def by_ticket(self, value: str) -> Principal | None:
+        """Uses it up: of two who show the same ticket, one comes in."""
+        hashed = digest(value)
+        async with self._database.transaction() as tx:
+            taken = await tx.session.execute(
+                delete(Ticket).where(Ticket.hash == hashed).returning(Ticket.user_id, Ticket.expires_at)
+            )
+            row = taken.first()
+            if row is None or row[1] <= instant(self._clock):
+                return None
+            user = await tx.session.get(User, row[0])
+        if user is None or user.disabled_at is not None:
+            return None
+        return Principal(user.id, user.name, user.role, "ticket")
+
+    async def login(self, *, name: str | None = None, password: str | None = None, token: str | None = None) -> Issued:
+        """A cookie's value, for a name and a password or for a token. WrongLoginError tells nothing of which was wrong,
+        neither by its words nor by its time."""
+        if token is not None:
+            principal = await self.by_token(token)
+            user_id = principal.user_id if principal else None
+        else:
+            user_id = await self._by_password(name or "", password or "")
+        if user_id is None:
+            raise WrongLoginError
+        now, value = instant(self._clock), new_value()
+        expires = now + timedelta(days=self._settings.login_days)
+        login = Login(
+            id=ordered_id("lgn_"), user_id=user_id, hash=digest(value.reveal()), created_at=now, expires_at=expires
+        )
+        async with self._database.transaction() as tx:
+            tx.add(login)
+        log.info("login_created", user=user_id, login=login.id)
+        return Issued(login.id, value, expires)
+
+    async def logout(self, value: str) -> None:
+        """Ends the cookie's login. Idempotent."""
+        async with self._database.transaction() as tx:
+            await tx.session.execute(delete(Login).where(Login.hash == digest(value)))
+        self._seen.clear()
+
+    async def create_ticket(self, caller: Principal) -> Issued:
+        value = new_value()
+        expires = instant(self._clock) + timedelta(seconds=TICKET_SECONDS)
+        async with self._database.transaction() as tx:
+            tx.add(Ticket(hash=digest(value.reveal()), user_id=caller.user_id, expires_at=expires))
+        return Issued("", value, expires)
+
+    async def sweep(self) -> int:
+        """Remove what has expired; how many there were. A job calls it now and then."""
+        now = instant(self._clock)
+        async with self._database.transaction() as tx:
+            logins = await tx.session.execute(delete(Login).where(Login.expires_at <= now).returning(Login.id))
+            tickets = await tx.session.execute(delete(Ticket).where(Ticket.expires_at <= now).returning(Ticket.hash))
+            return len(logins.all()) + len(tickets.all())
+
+    async def close(self) -> None:
+        await self._tasks.wait(5)
+        await self._tasks.cancel()
+
+    async def _found(self, query: Any, hashed: str, means: str) -> Principal | None:
+        async with self._database.reading() as session:
+            row = (await session.execute(query)).first()
+        if row is None or not hmac.compare_digest(row[1], hashed):
+            return None
+        return self._remember(hashed, None, Principal(row[2], row[3], row[4], f"{means}:{row[0]}"))
+
+    def _lately(self, hashed: str) -> Principal | None:
+        """Who this was, if that was looked up a moment ago and nothing has changed since."""
+        seen = self._seen.get(hashed)
+        if seen is None or not 0 <= self._clock.now() - seen[0] < SEEN_SECONDS:
+            return None
+        return None if seen[1] is not None and seen[1] <= instant(self._clock) else seen[2]
+
+    def _remember(self, hashed: str, expires: datetime | None, principal: Principal) -> Principal:
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[hashed] = (self._clock.now(), expires, principal)
+        return principal
+
+    def _told(self, events: Sequence[Event]) -> None:
+        if any(event.kind.startswith(("user.", "token.")) for event in events):
+            self._seen.clear()
+
+    async def _by_password(self, name: str, password: str) -> str | None:
+        query = select(User.id, User.password).where(User.name == name, User.disabled_at.is_(None))
+        async with self._database.reading() as session:
+            row = (await session.execute(query)).first()
+        async with self._hashing:
+            right = await asyncio.to_thread(check_password, password, row[1] if row else None)
+        return row[0] if row is not None and right else None
+
+    async def _mark_used(self, token_id: str) -> None:
+        now = instant(self._clock)
+        older = or_(ApiToken.last_used_at.is_(None), ApiToken.last_used_at <= now - USED_EVERY)
+        try:
+            async with self._database.transaction() as tx:
+                await tx.session.execute(
+                    update(ApiToken).where(ApiToken.id == token_id, older).values(last_used_at=now)
+                )
+        except SandyardError as error:
+            log.warning("token_use_not_written", token=token_id, reason=error.message)
+        finally:
+            self._marking.discard(token_id)

@@ -1,0 +1,58 @@
+"""The words for people and for what they show at the door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sandyard.kit.errors import ForbiddenError, SandyardError
+from sandyard.kit.secret import Secret
+
+Role = Literal["admin", "member"]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks. `means` says by which token, cookie or ticket, as `token:tok_…`."""
+
+    user_id: str
+    name: str
+    role: str
+    means: str
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role == "admin"
+
+    def require_admin(self) -> None:
+        """Raises ForbiddenError."""
+        if not self.is_admin:
+            raise ForbiddenError("Only an administrator may do this.")
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """Something secret, shown once: a token, a cookie's value or a ticket."""
+
+    id: str
+    value: Secret
+    expires_at: datetime | None
+
+
+class LastAdminError(SandyardError):
+    """This is the last administrator who can sign in; make another one first."""
+
+    code, status = "last_admin", 409
+
+
+class NameTakenError(SandyardError):
+    """Somebody has this name already."""
+
+    code, status = "name_taken", 409
+
+
+class WrongLoginError(SandyardError):
+    """The name and password, or the token, are not right."""
+
+    code, status = "unauthenticated", 401

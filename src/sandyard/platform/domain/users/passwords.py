@@ -1,0 +1,42 @@
+"""Passwords are stored as `scrypt$N$r$p$salt$hash`; the parameters in the string allow them to grow later."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+
+from sandyard.kit.errors import InvalidInputError
+
+MIN_LENGTH, MAX_LENGTH = 10, 1000
+_N, _R, _P, _SIZE = 2**14, 8, 1, 32
+_MEMORY = 64 * 1024 * 1024
+
+
+def hash_password(password: str) -> str:
+    """Takes some 50 ms of a core: call it in a thread. InvalidInputError for one that is too short."""
+    if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
+        raise InvalidInputError(f"A password has {MIN_LENGTH} to {MAX_LENGTH} characters.")
+    salt = secrets.token_bytes(16)
+    return f"scrypt${_N}${_R}${_P}${_text(salt)}${_text(_derive(password, salt, _N, _R, _P))}"
+
+
+def check_password(password: str, stored: str | None) -> bool:
+    """Takes as long for somebody who does not exist (`stored` None) as for a wrong password. Call it in a thread."""
+    kind, n, r, p, salt, wanted = (stored or _NOBODY).split("$")
+    assert kind == "scrypt", kind
+    derived = _derive(password[:MAX_LENGTH], base64.b64decode(salt), int(n), int(r), int(p))
+    return hmac.compare_digest(derived, base64.b64decode(wanted)) and stored is not None
+
+
+def _derive(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
+    raw = password.encode(errors="surrogatepass")
+    return hashlib.scrypt(raw, salt=salt, n=n, r=r, p=p, maxmem=_MEMORY, dklen=_SIZE)
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+_NOBODY = f"scrypt${_N}${_R}${_P}${_text(bytes(16))}${_text(bytes(_SIZE))}"

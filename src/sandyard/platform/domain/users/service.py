@@ -1,0 +1,209 @@
+"""People and their tokens: making, changing and ending them. Signing in is in `doors.py`, which this class includes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import ApiToken, Login, Ticket, User
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.users.doors import Doors
+from sandyard.platform.domain.users.model import Issued, LastAdminError, NameTakenError, Principal
+from sandyard.platform.domain.users.passwords import hash_password
+from sandyard.platform.domain.users.tokens import HINT_LENGTH, digest, instant, new_token
+
+log = get_logger(__name__)
+ROLES = ("admin", "member")
+KEEP: Any = object()
+
+
+class Users(Doors):
+    """Verbs take the Principal who asks. Events tell ids, names and roles, never what opens a door."""
+
+    async def bootstrap(self) -> Issued | None:
+        """On an empty database, make `admin` and an API token, which is shown this once. Else None."""
+        if await self._count() > 0:
+            return None
+        try:
+            async with self._database.transaction() as tx:
+                if await tx.session.scalar(select(func.count()).select_from(User)):
+                    return None
+                user = self._new_user(tx, "admin", "admin", None)
+                await tx.session.flush()
+                issued = self._new_token(tx, user.id, "first start", None)
+        except IntegrityError:
+            return None  # another platform on this database started in the same moment, and shows its token
+        log.info("users_bootstrapped", user=user.id, token=issued.id)
+        return issued
+
+    async def create(self, caller: Principal, name: str, role: str, password: str | None = None) -> User:
+        """NameTakenError when somebody has the name."""
+        caller.require_admin()
+        _check_role(role)
+        hashed = await _hashed(password)
+        with _unique_name(name):
+            async with self._database.transaction() as tx:
+                user = self._new_user(tx, name, role, hashed)
+                await tx.session.flush()
+        return user
+
+    async def list(self, caller: Principal, page: PageRequest) -> Listing[User]:
+        caller.require_admin()
+        async with self._database.reading() as session:
+            return await newest_first(session, select(User), User.id, page)
+
+    async def get(self, caller: Principal, user_id: str) -> User:
+        """Everybody may see themselves, an administrator everybody."""
+        if user_id != caller.user_id:
+            caller.require_admin()
+        async with self._database.reading() as session:
+            return await _load(session, user_id)
+
+    async def update(
+        self,
+        caller: Principal,
+        user_id: str,
+        *,
+        name: str | None = None,
+        role: str | None = None,
+        disabled: bool | None = None,
+        password: str | None = KEEP,
+    ) -> User:
+        """Change what is given. A password of None removes it; a new one ends all logins. Who is disabled is out at
+        once. LastAdminError rather than an installation that nobody can administer."""
+        caller.require_admin()
+        if role is not None:
+            _check_role(role)
+        hashed = KEEP if password is KEEP else await _hashed(password)
+        with _unique_name(name or ""):
+            async with self._database.transaction() as tx:
+                admins = await _locked_admins(tx.session) if role == "member" or disabled else []
+                user = await _load(tx.session, user_id)
+                if admins == [user.id]:
+                    raise LastAdminError
+                changed = self._change(user, name, role, disabled, hashed)
+                if disabled or hashed is not KEEP:
+                    await tx.session.execute(delete(Login).where(Login.user_id == user.id))
+                    await tx.session.execute(delete(Ticket).where(Ticket.user_id == user.id))
+                if changed:
+                    tx.emit("user.updated", owner_id=user.id, userId=user.id, changed=changed)
+        return user
+
+    async def delete(self, caller: Principal, user_id: str) -> None:
+        """Disables: what the person made stays theirs. Idempotent."""
+        await self.update(caller, user_id, disabled=True)
+
+    async def create_token(self, caller: Principal, name: str, expires_at: datetime | None = None) -> Issued:
+        """For the caller. The value is shown this once."""
+        if expires_at is not None and expires_at <= instant(self._clock):
+            raise InvalidInputError("expiresAt is in the past.")
+        async with self._database.transaction() as tx:
+            return self._new_token(tx, caller.user_id, name, expires_at)
+
+    async def list_tokens(self, caller: Principal, page: PageRequest) -> Listing[ApiToken]:
+        """The caller's own that work or did until they expired."""
+        rows = select(ApiToken).where(ApiToken.user_id == caller.user_id, ApiToken.revoked_at.is_(None))
+        async with self._database.reading() as session:
+            return await newest_first(session, rows, ApiToken.id, page)
+
+    async def get_token(self, caller: Principal, token_id: str) -> ApiToken:
+        async with self._database.reading() as session:
+            return await _own_token(session, caller, token_id)
+
+    async def revoke_token(self, caller: Principal, token_id: str) -> None:
+        """An administrator may revoke anybody's. Again: NotFoundError."""
+        async with self._database.transaction() as tx:
+            token = await _own_token(tx.session, caller, token_id)
+            token.revoked_at = instant(self._clock)
+            tx.emit("token.revoked", owner_id=token.user_id, tokenId=token.id, name=token.name)
+
+    async def _count(self) -> int:
+        async with self._database.reading() as session:
+            return int(await session.scalar(select(func.count()).select_from(User)) or 0)
+
+    def _new_user(self, tx: Transaction, name: str, role: str, hashed: str | None) -> User:
+        user = User(id=ordered_id("usr_"), name=name, role=role, password=hashed, created_at=instant(self._clock))
+        tx.add(user)
+        tx.emit("user.created", owner_id=user.id, userId=user.id, name=name, role=role)
+        return user
+
+    def _new_token(self, tx: Transaction, user_id: str, name: str, expires_at: datetime | None) -> Issued:
+        value = new_token()
+        token = ApiToken(
+            id=ordered_id("tok_"),
+            user_id=user_id,
+            name=name,
+            hash=digest(value.reveal()),
+            hint=value.reveal()[:HINT_LENGTH],
+            created_at=instant(self._clock),
+            expires_at=expires_at,
+        )
+        tx.add(token)
+        tx.emit("token.created", owner_id=user_id, tokenId=token.id, name=name)
+        return Issued(token.id, value, expires_at)
+
+    def _change(
+        self, user: User, name: str | None, role: str | None, disabled: bool | None, hashed: Any
+    ) -> Sequence[str]:
+        changed: list[str] = []
+        if name is not None and name != user.name:
+            user.name = name
+            changed.append("name")
+        if role is not None and role != user.role:
+            user.role = role
+            changed.append("role")
+        if disabled is not None and disabled != (user.disabled_at is not None):
+            user.disabled_at = instant(self._clock) if disabled else None
+            changed.append("disabled")
+        if hashed is not KEEP:
+            user.password = hashed
+            changed.append("password")
+        return changed
+
+
+async def _load(session: AsyncSession, user_id: str) -> User:
+    user = await session.get(User, user_id)
+    if user is None:
+        raise NotFoundError(f"There is no user {user_id[:60]}.")
+    return user
+
+
+async def _own_token(session: AsyncSession, caller: Principal, token_id: str) -> ApiToken:
+    token = await session.get(ApiToken, token_id)
+    if token is None or token.revoked_at is not None or not (caller.is_admin or token.user_id == caller.user_id):
+        raise NotFoundError(f"There is no token {token_id[:60]}.")
+    return token
+
+
+async def _locked_admins(session: AsyncSession) -> list[str]:
+    """Locked before anything is changed, so that of two who demote each other the second one sees the first."""
+    admins = select(User.id).where(User.role == "admin", User.disabled_at.is_(None)).order_by(User.id)
+    return list(await session.scalars(admins.with_for_update()))
+
+
+async def _hashed(password: str | None) -> str | None:
+    return None if password is None else await asyncio.to_thread(hash_password, password)
+
+
+def _check_role(role: str) -> None:
+    if role not in ROLES:
+        raise InvalidInputError("A role is admin or member.")
+
+
+@contextlib.contextmanager
+def _unique_name(name: str) -> Any:
+    try:
+        yield
+    except IntegrityError:
+        raise NameTakenError(f"Somebody is called {name[:60]!r} already.") from None

@@ -1,0 +1,33 @@
+"""Random values that open doors, and what is stored of them: their SHA-256, from which nobody gets back."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.ids import random_id
+from sandyard.kit.secret import Secret
+
+TOKEN = re.compile(r"sy_[a-z0-9]{40}")
+HINT_LENGTH = 8
+
+
+def new_token() -> Secret:
+    """`sy_` and 40 letters: 206 bits, so that no slow hash is needed."""
+    return Secret(random_id("sy_", 40))
+
+
+def new_value() -> Secret:
+    """Of a cookie or a ticket."""
+    return Secret(random_id("", 43))
+
+
+def digest(value: str) -> str:
+    """A lookup by it tells nothing by its time: whoever guesses cannot choose the hash he asks for."""
+    return hashlib.sha256(value.encode(errors="surrogatepass")).hexdigest()
+
+
+def instant(clock: Clock) -> datetime:
+    return datetime.fromtimestamp(clock.now(), UTC)

@@ -1,0 +1,49 @@
+"""WebSockets spoken to an application without a server in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI
+
+
+async def connect(app: FastAPI, url: str, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Everything the application says to a client that connects and goes away at once."""
+    said: list[dict[str, Any]] = []
+    incoming = asyncio.Queue[dict[str, Any]]()
+    incoming.put_nowait({"type": "websocket.connect"})
+    incoming.put_nowait({"type": "websocket.disconnect", "code": 1000})
+
+    async def send(message: Any) -> None:
+        said.append(dict(message))
+
+    parts = urlsplit(url)
+    given = {"host": "localhost:8700", **(headers or {})}
+    scope = {
+        "type": "websocket",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "ws",
+        "path": parts.path,
+        "raw_path": parts.path.encode(),
+        "query_string": parts.query.encode(),
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
+        "client": ("127.0.0.1", 40000),
+        "server": ("127.0.0.1", 8700),
+        "subprotocols": [],
+        "state": {},
+        "extensions": {"websocket.http.response": {}},
+    }
+    await asyncio.wait_for(app(scope, incoming.get, send), 30)
+    return said
+
+
+def denial(said: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """Status and problem of a connection that was refused."""
+    assert said[0]["type"] == "websocket.http.response.start", said
+    return said[0]["status"], json.loads(b"".join(message.get("body", b"") for message in said[1:]))

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import APIRouter, WebSocket
+
+from sandyard.platform.api.auth import AdminCaller, Caller, StreamCaller
+from tests.unit.platform.api.sockets import connect, denial
+from tests.unit.platform.world import PASSWORD, ROOT, World, client
+
+router = APIRouter()
+
+
+@router.get("/who", name="test.who")
+async def who(caller: Caller) -> str:
+    return f"{caller.name} {caller.means}"
+
+
+@router.post("/change", name="test.change")
+async def change(caller: Caller) -> str:
+    return caller.name
+
+
+@router.get("/admin", name="test.admin")
+async def admin(caller: AdminCaller) -> str:
+    return caller.name
+
+
+@router.get("/stream", name="test.stream")
+async def stream(caller: StreamCaller) -> str:
+    return f"{caller.name} {caller.means}"
+
+
+@router.websocket("/socket", name="test.socket")
+async def socket(socket: WebSocket, caller: StreamCaller) -> None:
+    await socket.accept()
+    await socket.send_text(caller.name)
+
+
+@pytest.fixture
+async def web(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(world.app(router)) as made:
+        yield made
+
+
+async def test_tokens(world: World, web: httpx.AsyncClient) -> None:
+    maria, chief = await world.person("maria"), await world.person("chief", "admin")
+    answer = await web.get("/api/v1/who", headers=maria.headers)
+    assert answer.json() == f"maria {maria.principal.means}"
+    assert (await web.post("/api/v1/change", headers=maria.headers)).json() == "maria"
+    assert (await web.get("/api/v1/admin", headers=chief.headers)).json() == "chief"
+    answer = await web.get("/api/v1/admin", headers=maria.headers)
+    assert answer.status_code == 403 and answer.json()["code"] == "forbidden"
+
+
+@pytest.mark.parametrize("given", [None, "Bearer", "Bearer sy_wrong", "Basic YTpi", "sy_x", "", "Bearer \xe4"])
+async def test_what_is_no_token_is_refused(web: httpx.AsyncClient, given: str | None) -> None:
+    headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+    for path in ("/api/v1/who", "/api/v1/admin", "/api/v1/stream"):
+        answer = await web.get(path, headers=headers)
+        assert answer.status_code == 401 and answer.json()["code"] == "unauthenticated"
+        assert answer.headers["www-authenticate"] == 'Bearer realm="sandyard"'
+
+
+async def test_a_bad_token_is_not_saved_by_a_good_cookie(world: World, web: httpx.AsyncClient) -> None:
+    maria = await world.person("maria")
+    await web.post("/api/v1/login", json={"token": maria.token})
+    assert (await web.get("/api/v1/who")).status_code == 200
+    assert (await web.get("/api/v1/who", headers={"Authorization": "Bearer sy_x"})).status_code == 401
+
+
+async def test_cookies_and_other_sites(world: World, web: httpx.AsyncClient) -> None:
+    await world.person("maria", password=PASSWORD)
+    answer = await web.post("/api/v1/login", json={"name": "maria", "password": PASSWORD})
+    assert answer.status_code == 200 and answer.json()["user"]["name"] == "maria"
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie and "secure" not in cookie
+    assert (await web.get("/api/v1/who")).json().startswith("maria cookie:lgn_")
+    answer = await web.post("/api/v1/change")
+    assert answer.status_code == 403 and answer.json()["code"] == "csrf"
+    assert (await web.post("/api/v1/change", headers={"X-Sandyard-CSRF": "1"})).status_code == 200
+    assert (await web.post("/api/v1/logout", headers={"X-Sandyard-CSRF": "1"})).status_code == 204
+    assert (await web.get("/api/v1/who")).status_code == 401
+
+
+async def test_tickets_are_for_streams_and_good_once(world: World, web: httpx.AsyncClient) -> None:
+    maria = await world.person("maria")
+
+    async def ticket() -> str:
+        answer = await web.post("/api/v1/tickets", headers=maria.headers)
+        assert answer.status_code == 201
+        return str(answer.json()["ticket"])
+
+    one = await ticket()
+    assert (await web.get(f"/api/v1/who?ticket={one}")).status_code == 401
+    assert (await web.get(f"/api/v1/stream?ticket={one}")).json() == "maria ticket"
+    assert (await web.get(f"/api/v1/stream?ticket={one}")).status_code == 401
+    two = await ticket()
+    await world.clock.advance(30)
+    assert (await web.get(f"/api/v1/stream?ticket={two}")).status_code == 401
+    assert (await web.get("/api/v1/stream", headers=maria.headers)).status_code == 200
+
+
+async def test_sockets(world: World) -> None:
+    maria, app = await world.person("maria"), world.app(router)
+    cookie = (await world.users.login(token=maria.token)).value.reveal()
+    ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
+    own = {"cookie": f"sandyard_session={cookie}"}
+    for url, headers in (
+        ("/api/v1/socket", maria.headers),
+        (f"/api/v1/socket?ticket={ticket}", {}),
+        ("/api/v1/socket", own),
+        ("/api/v1/socket", {**own, "origin": "http://localhost:8700"}),
+    ):
+        said = await connect(app, url, headers)
+        assert said[0]["type"] == "websocket.accept" and said[1]["text"] == "maria", said
+    assert denial(await connect(app, "/api/v1/socket"))[0] == 401
+    assert denial(await connect(app, f"/api/v1/socket?ticket={ticket}"))[0] == 401
+    for origin in ("http://localhost:3000", "https://evil.example", "null"):
+        status, body = denial(await connect(app, "/api/v1/socket", {**own, "origin": origin}))
+        assert status == 403 and body["code"] == "csrf"
+
+
+async def test_a_disabled_person_is_out(world: World, web: httpx.AsyncClient) -> None:
+    maria = await world.person("maria")
+    await web.post("/api/v1/login", json={"token": maria.token})
+    await world.users.update(ROOT, maria.principal.user_id, disabled=True)
+    assert (await web.get("/api/v1/who")).status_code == 401
+    assert (await web.get("/api/v1/who", headers=maria.headers)).status_code == 401

@@ -1,0 +1,252 @@
+"""Streams over HTTP: from a real server, with the real people and the real feed behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from sandyard.kit.clock import SystemClock
+from sandyard.platform.api import events as module
+from sandyard.platform.api import problems
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Setting
+from sandyard.platform.domain.events import Feed
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.service import Users
+from sandyard.platform.settings import PlatformSettings
+
+DEADLINE = 30
+
+
+class Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+@dataclass
+class Yard:
+    """A platform that has nothing but people and events."""
+
+    database: Database
+    feed: Feed
+    users: Users
+    url: str
+    server: Server
+    serving: asyncio.Task[None]
+    admin: Principal
+    token: str
+    http: httpx.AsyncClient = field(init=False)
+
+    async def emit(self, kind: str = "session.created", **ids: Any) -> int:
+        async with self.database.transaction() as tx:
+            tx.emit(kind, **ids)
+        return tx.events[0].seq
+
+    def open(self, token: str | None = None, **params: Any) -> contextlib.AbstractAsyncContextManager[Reader]:
+        return reader(self.http, token or self.token, params)
+
+
+@dataclass
+class Reader:
+    response: httpx.Response
+    lines: AsyncIterator[str]
+
+    async def block(self) -> list[str]:
+        """The lines up to the next empty one; none at the end of the stream."""
+        found: list[str] = []
+        async with asyncio.timeout(DEADLINE):
+            async for line in self.lines:
+                if not line:
+                    return found
+                found.append(line)
+        return found
+
+    async def event(self) -> dict[str, Any]:
+        while True:
+            block = await self.block()
+            assert block, "the stream ended"
+            if block[0].startswith("id: "):
+                event = json.loads(block[2].removeprefix("data: "))
+                assert block[0] == f"id: {event['seq']}"
+                assert block[1] == f"event: {event['kind']}"
+                return event
+
+
+@contextlib.asynccontextmanager
+async def reader(http: httpx.AsyncClient, token: str, params: dict[str, Any]) -> AsyncIterator[Reader]:
+    headers = {"Authorization": f"Bearer {token}"} | params.pop("headers", {})
+    async with http.stream("GET", "/events", params=params, headers=headers) as response:
+        assert response.status_code == 200, await response.aread()
+        yield Reader(response, response.aiter_lines())
+
+
+@pytest.fixture
+async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Yard]:
+    monkeypatch.setattr(module, "STANDING_SECONDS", 0.2)
+    settings, clock = PlatformSettings(heartbeat_s=0.2), SystemClock()
+    users, feed = Users(settings, database, clock), Feed(database, backlog=settings.reader_backlog)
+    first = await users.bootstrap()
+    assert first is not None
+    token = first.value.reveal()
+    admin = await users.by_token(token)
+    assert admin is not None
+    await feed.open()
+    app = FastAPI()
+    problems.install(app)
+    app.include_router(module.router)
+    app.state.services = SimpleNamespace(settings=settings, clock=clock, database=database, events=feed, users=users)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=DEADLINE))
+    serving = asyncio.create_task(server.serve([listener]))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    made = Yard(database, feed, users, url, server, serving, admin, token)
+    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE) as made.http:
+        yield made
+    feed.end()
+    server.should_exit = True
+    await serving
+    await feed.close()
+    await users.close()
+
+
+async def test_a_stream(yard: Yard) -> None:
+    async with yard.open() as stream:
+        headers = stream.response.headers
+        assert headers["content-type"].startswith("text/event-stream")
+        assert headers["x-accel-buffering"] == "no"
+        assert await stream.block() == ["retry: 2000"]
+        sent = await yard.emit("sandbox.paused", owner_id=yard.admin.user_id, sandbox_id="sbx_1", reason="idle")
+        event = await stream.event()
+        assert event.pop("at").endswith("Z")
+        assert event == {
+            "seq": sent, "kind": "sandbox.paused", "ownerId": yard.admin.user_id, "projectId": None, "taskId": None,
+            "sessionId": None, "sandboxId": "sbx_1", "data": {"reason": "idle"},
+        }  # fmt: skip
+        assert await stream.block() == [":"], "a heartbeat when nothing happens"
+
+
+async def test_taken_up_where_it_was_left(yard: Yard) -> None:
+    sent = [await yard.emit() for _ in range(4)]
+    for given in ({"after": sent[1]}, {"after": 0, "headers": {"Last-Event-ID": str(sent[1])}}):
+        async with yard.open(**given) as stream:
+            assert [(await stream.event())["seq"] for _ in range(2)] == sent[2:]
+    async with yard.open(headers={"Last-Event-ID": ""}) as stream:
+        new = await yard.emit()
+        assert (await stream.event())["seq"] == new
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", "9" * 19, "9" * 5000, "0x10", "²"])
+async def test_a_bad_number(yard: Yard, text: str) -> None:
+    headers = {"Authorization": f"Bearer {yard.token}"}
+    raw = {**headers, "Last-Event-ID": text.encode()}
+    answers = [
+        await yard.http.get("/events", headers=raw),  # type: ignore[arg-type]
+        await yard.http.get("/events", headers=headers, params={"after": text}),
+        await yard.http.get("/events/history", headers=headers, params={"after": text}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 400
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["code"] == "invalid_argument"
+
+
+async def test_filters_and_visibility(yard: Yard) -> None:
+    ada = await yard.users.create(yard.admin, "ada", "member")
+    principal = Principal(ada.id, ada.name, ada.role, "token:x")
+    token = (await yard.users.create_token(principal, "mine")).value.reveal()
+    async with yard.open(sessionId="ses_2") as admin, yard.open(token) as mine:
+        for session in ("ses_1", "ses_2"):
+            await yard.emit(session_id=session)
+        own = await yard.emit(owner_id=ada.id)
+        assert (await admin.event())["sessionId"] == "ses_2"
+        assert (await mine.event())["seq"] == own
+    answer = await yard.http.get("/events/history", headers={"Authorization": f"Bearer {token}"})
+    seen = answer.json()["items"]
+    assert {event["ownerId"] for event in seen} == {ada.id}
+    assert seen[-1]["seq"] == own
+
+
+async def test_who_may_come_in(yard: Yard) -> None:
+    for path in ("/events", "/events/history"):
+        assert (await yard.http.get(path)).status_code == 401
+        assert (await yard.http.get(path, headers={"Authorization": "Bearer sy_wrong"})).status_code == 401
+    ticket = (await yard.users.create_ticket(yard.admin)).value.reveal()
+    async with yard.http.stream("GET", "/events", params={"ticket": ticket}) as response:
+        assert response.status_code == 200
+    assert (await yard.http.get("/events", params={"ticket": ticket})).status_code == 401
+
+
+async def test_history_in_pages(yard: Yard) -> None:
+    sent = [await yard.emit(number=number, session_id="ses_1") for number in range(5)]
+    seen, cursor, pages = [], None, 0
+    while cursor or not pages:
+        params = {"limit": 2, "sessionId": "ses_1"} | ({"cursor": cursor} if cursor else {})
+        answer = await yard.http.get(
+            "/events/history", headers={"Authorization": f"Bearer {yard.token}"}, params=params
+        )
+        seen += [event["seq"] for event in answer.json()["items"]]
+        cursor, pages = answer.json()["nextCursor"], pages + 1
+    assert seen == sent
+    assert pages == 3
+
+
+async def test_a_revoked_token_ends_its_stream(yard: Yard) -> None:
+    other = await yard.users.create_token(yard.admin, "second")
+    async with yard.open(other.value.reveal()) as stream, yard.open() as stays:
+        await yard.users.revoke_token(yard.admin, other.id)
+        while await stream.block():
+            pass
+        await yard.emit("user.waved")
+        while (await stays.event())["kind"] != "user.waved":
+            pass
+
+
+async def test_a_disabled_person_is_out(yard: Yard) -> None:
+    ada = await yard.users.create(yard.admin, "ada", "member")
+    ticket = (await yard.users.create_ticket(Principal(ada.id, "ada", "member", "cookie:x"))).value.reveal()
+    async with yard.http.stream("GET", "/events", params={"ticket": ticket}) as response:
+        await yard.users.delete(yard.admin, ada.id)
+        async with asyncio.timeout(DEADLINE):
+            async for _ in response.aiter_lines():
+                pass
+
+
+async def test_what_was_forgotten_is_said(yard: Yard) -> None:
+    await yard.emit()
+    async with yard.database.transaction() as tx:
+        tx.add(Setting(name="events_trimmed", value="1000"))
+    async with yard.open(after=0) as stream:
+        await stream.block()
+        assert await stream.block() == ["event: events.trimmed", 'data: {"upTo":1000}']
+
+
+async def test_a_server_that_stops_does_not_wait_for_streams(yard: Yard) -> None:
+    async with yard.open() as stream, yard.open() as other:
+        await stream.block()
+        yard.feed.end()
+        yard.server.should_exit = True
+        async with asyncio.timeout(DEADLINE / 2):
+            await yard.serving
+            for each in (stream, other):
+                while await each.block():
+                    pass
+
+
+async def test_a_reader_who_leaves_is_forgotten(yard: Yard) -> None:
+    async with yard.open() as stream:
+        await stream.block()
+    async with asyncio.timeout(DEADLINE):
+        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or yard.feed._waiting:
+            await asyncio.sleep(0.01)

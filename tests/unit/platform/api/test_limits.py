@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fastapi import APIRouter
+
+from sandyard.kit.clock import ManualClock
+from sandyard.platform.api.limits import _MANY, Limits, limited
+from sandyard.platform.api.problems import TooManyRequestsError
+from sandyard.platform.settings import PlatformSettings
+from tests.unit.platform.world import client, opened
+
+
+async def test_a_bucket_is_refilled_evenly() -> None:
+    clock = ManualClock()
+    limits = Limits(PlatformSettings(creates_per_minute=6), clock)
+    for _ in range(6):
+        limits.take("create", "maria")
+    with pytest.raises(TooManyRequestsError) as refused:
+        limits.take("create", "maria")
+    assert refused.value.retry_after == pytest.approx(10) and "6 things a minute" in refused.value.message
+    limits.take("create", "otto")
+    limits.take("execute", "maria")
+    await clock.advance(10)
+    limits.take("create", "maria")
+    with pytest.raises(TooManyRequestsError):
+        limits.take("create", "maria")
+    await clock.advance(3600)
+    for _ in range(6):
+        limits.take("create", "maria")
+    with pytest.raises(TooManyRequestsError):
+        limits.take("create", "maria")
+
+
+async def test_memory_is_bounded() -> None:
+    clock = ManualClock()
+    limits = Limits(PlatformSettings(), clock)
+    for number in range(_MANY * 2):
+        limits.take("login", str(number))
+    assert len(limits._buckets) <= _MANY
+    await clock.advance(60)
+    for number in range(_MANY):
+        limits.take("login", f"again {number}")
+    assert len(limits._buckets) <= _MANY
+
+
+async def test_each_person_has_their_own(tmp_path: Path) -> None:
+    router = APIRouter()
+
+    @router.post("/create", name="test.create", dependencies=[limited("create")])
+    async def create() -> str:
+        return "made"
+
+    async with opened(tmp_path, creates_per_minute=2, logins_per_minute=2) as world:
+        app = world.app(router)
+        maria, otto = await world.person("maria"), await world.person("otto")
+        async with client(app, maria) as web:
+            assert [(await web.post("/api/v1/create")).status_code for _ in range(3)] == [200, 200, 429]
+            answer = await web.post("/api/v1/create")
+            assert answer.json()["code"] == "rate_limited" and answer.headers["retry-after"] == "30"
+            assert "try again in 30 s" in answer.json()["detail"]
+            await world.clock.advance(30)
+            assert (await web.post("/api/v1/create")).status_code == 200
+        async with client(app, otto) as web:
+            assert (await web.post("/api/v1/create")).status_code == 200
+        async with client(app) as web:
+            assert (await web.post("/api/v1/create")).status_code == 401
+            wrong = {"name": "maria", "password": "wrong password"}
+            assert [(await web.post("/api/v1/login", json=wrong)).status_code for _ in range(3)] == [401, 401, 429]
+        async with client(app, peer="127.0.0.9") as web:
+            assert (await web.post("/api/v1/login", json={"token": maria.token})).status_code == 200

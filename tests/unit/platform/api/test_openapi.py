@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from sandyard.platform.api.openapi import TAGS
+from tests.unit.platform.world import World, client
+
+OPEN = {"service_health", "service_ready", "login_create"}
+
+
+@pytest.fixture
+async def document(world: World) -> dict[str, Any]:
+    async with client(world.app()) as web:
+        answer = await web.get("/api/v1/openapi.json")
+        assert answer.status_code == 200
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(path, method, one) for path, methods in document["paths"].items() for method, one in methods.items()]
+
+
+def test_every_route_says_who_may_and_what_can_go_wrong(document: dict[str, Any]) -> None:
+    assert document["info"]["title"] == "Sandyard"
+    assert set(document["components"]["securitySchemes"]) == {"token", "cookie"}
+    for path, method, operation in operations(document):
+        where = f"{method} {path}"
+        assert operation["tags"][0] in TAGS, where
+        assert re.fullmatch(r"[a-z]+_[a-z_]+", operation["operationId"]), where
+        assert bool(operation.get("security")) == (operation["operationId"] not in OPEN), where
+        assert "422" not in operation["responses"], where
+        for code in ("400", "500", "default", *(["401", "403"] if operation.get("security") else [])):
+            content = operation["responses"][code]["content"]
+            assert content["application/problem+json"]["schema"]["$ref"].endswith("/Problem"), where
+        if "{" in path:
+            assert "404" in operation["responses"], where
+    ids = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(ids) == len(set(ids))
+
+
+def test_bodies_have_examples(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert "HTTPValidationError" not in schemas
+    for path, method, operation in operations(document):
+        body = operation.get("requestBody")
+        if body is not None and "application/json" in body["content"]:
+            schema = schemas[body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]]
+            assert schema["examples"], f"{method} {path}"
+
+
+def test_references_lead_somewhere(document: dict[str, Any]) -> None:
+    for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)):
+        assert name in document["components"]["schemas"], name

@@ -1,0 +1,252 @@
+"""A walk along every route there is: nobody comes in without a login, and a stranger learns nothing, not even what exists.
+
+Routes are taken from the application, so that a new one is walked by itself. What it needs to be called with comes from
+its OpenAPI entry; a new kind of id has to be added to `Belongings`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from sqlalchemy import text
+
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.secret import Secret
+from sandyard.platform.api.app import build
+from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.db.base import Base
+from sandyard.platform.db.models import Command, Sandbox, Session, Terminal
+from sandyard.platform.domain.services import Services
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+from tests.unit.platform.api.sockets import connect, denial
+from tests.unit.platform.world import ROOT, Person, client
+
+OPEN = {"openapi", "service.health", "service.ready", "login.create"}
+LOCAL = {"service.metrics"}  # open to this machine; walked from another one
+OWN_NAMESPACE = {"secret.put", "secret.delete"}  # the name is the caller's own, whoever else uses it
+SECRET = "very-own-words-of-the-owner"
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """One of everything, by the name of the parameter in a path. All of it is the owner's."""
+
+    user_id: str
+    token_id: str
+    project_id: str
+    session_id: str
+    sandbox_id: str
+    command_id: str
+    terminal_id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    method: str  # or WS
+    path: str
+    operation: dict[str, Any]
+    schemas: dict[str, Any]
+
+    @property
+    def ids(self) -> list[str]:
+        return re.findall(r"{(\w+)}", self.path)
+
+    def url(self, ids: dict[str, str]) -> str:
+        unknown = set(self.ids) - set(ids)
+        assert not unknown, f"{self.name} has an id this walk does not know: add {unknown} to Belongings"
+        return self.path.format(**ids)
+
+    @property
+    def query(self) -> dict[str, str]:
+        wanted = [one for one in self.operation.get("parameters", []) if one["in"] == "query" and one.get("required")]
+        return {one["name"]: str(one.get("examples", ["/tmp/x"])[0]) for one in wanted}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        content = self.operation.get("requestBody", {}).get("content", {})
+        if "application/json" in content:
+            reference = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+            example = dict(self.schemas[reference]["examples"][0])
+            return {"json": {key: value for key, value in example.items() if not key.endswith("Id")}}
+        return {"content": b"x"} if content else {}
+
+
+class Walk:
+    def __init__(self, services: Services, app: FastAPI) -> None:
+        self.services, self.app = services, app
+        self.owner: Person
+        self.stranger: Person
+        self.there: dict[str, str]
+
+    async def prepare(self) -> None:
+        self.owner, self.stranger = await self._person("owner"), await self._person("stranger")
+        principal, now = self.owner.principal, datetime.now(UTC)
+        project = await self.services.projects.create(principal, SECRET)
+        await self.services.secrets.put(principal, "OWNERS_KEY", Secret(SECRET))
+        session_id, sandbox_id = ordered_id("ses_"), ordered_id("sbx_")
+        command_id, terminal_id = ordered_id("cmd_"), ordered_id("trm_")
+        mine: dict[str, Any] = {"owner_id": principal.user_id, "project_id": project.id, "template": "base"}
+        async with self.services.database.transaction() as tx:
+            tx.add(Session(id=session_id, title=SECRET, sandbox_id=sandbox_id, created_at=now, updated_at=now, **mine))
+            await tx.session.flush()
+            tx.add(
+                Sandbox(
+                    id=sandbox_id,
+                    session_id=session_id,
+                    idempotency_key=sandbox_id,
+                    engine_id="engines-own-id",
+                    status="paused",
+                    error=SECRET,
+                    idle_seconds=300,
+                    created_at=now,
+                    **mine,
+                )
+            )
+            await tx.session.flush()
+            command = {"command": SECRET, "background": False, "timeout_s": 5.0, "status": "exited", "exit_code": 0}
+            tx.add(Command(id=command_id, sandbox_id=sandbox_id, started_at=now, finished_at=now, **command))
+            tx.add(Terminal(id=terminal_id, sandbox_id=sandbox_id, pid=42, created_at=now))
+        token_id = principal.means.removeprefix("token:")
+        made = Belongings(
+            principal.user_id, token_id, project.id, session_id, sandbox_id, command_id, terminal_id, "OWNERS_KEY"
+        )
+        self.there = {one.name: getattr(made, one.name) for one in fields(made)}
+
+    @property
+    def nowhere(self) -> dict[str, str]:
+        """Ids of the same form that are nobody's."""
+        return {name: "NOBODYS_KEY" if name == "name" else value[:-6] + "zzzzzz" for name, value in self.there.items()}
+
+    def steps(self) -> Iterator[Step]:
+        document = self.app.openapi()
+        for route in iter_route_contexts(self.app.routes):
+            for method in sorted(getattr(route, "methods", None) or {"WS"}):
+                operation = document["paths"].get(route.path, {}).get(method.lower(), {})
+                yield Step(str(route.name), method, str(route.path), operation, document["components"]["schemas"])
+
+    async def call(self, step: Step, ids: dict[str, str], person: Person | None) -> tuple[int, str]:
+        """Status and body, without what differs from call to call."""
+        if step.method == "WS":
+            said = await connect(self.app, step.url(ids), person.headers if person else {})
+            status, problem = denial(said)
+            return status, _plain(json.dumps(problem), ids)
+        # from another machine: this one's may do more
+        async with client(self.app, person, peer="10.0.0.7") as web:
+            answer = await web.request(step.method, step.url(ids), params=step.query, timeout=60, **step.body)
+        if answer.status_code >= 400:
+            assert answer.headers["content-type"] == "application/problem+json" or not answer.content, step
+        return answer.status_code, _plain(answer.text, ids)
+
+    async def stored(self) -> dict[str, list[Any]]:
+        """All rows that a stranger must not change."""
+        changing = {"audit", "tickets", "logins"}
+        async with self.services.database.reading() as session:
+            return {
+                table.name: [
+                    row
+                    for row in (await session.execute(table.select())).mappings()
+                    if self.stranger.principal.user_id not in [str(value) for value in row.values()]
+                ]
+                for table in Base.metadata.sorted_tables
+                if table.name not in changing
+            }
+
+    async def _person(self, name: str) -> Person:
+        user = await self.services.users.create(ROOT, name, "member")
+        principal = Principal(user.id, name, "member", "test")
+        issued = await self.services.users.create_token(principal, "walk")
+        return Person(Principal(user.id, name, "member", f"token:{issued.id}"), issued.value.reveal())
+
+
+def _plain(body: str, ids: dict[str, str]) -> str:
+    for value in ids.values():
+        body = body.replace(value, "ID")
+    return re.sub(r'"requestId": ?"[^"]*"', "", body)
+
+
+@pytest.fixture
+async def walk(tmp_path: Path) -> AsyncIterator[Walk]:
+    settings = PlatformSettings.load({}, data_dir=tmp_path, creates_per_minute=10_000)
+    async with opened(settings) as services:
+        made = Walk(services, build(services, ROUTERS))
+        await made.prepare()
+        yield made
+
+
+async def test_anonymous(walk: Walk) -> None:
+    before = await walk.stored()
+    walked = 0
+    for step in walk.steps():
+        if step.name in OPEN:
+            continue
+        status, body = await walk.call(step, walk.there, None)
+        assert status == 401, (step.name, status, body)
+        assert SECRET not in body and "owner" not in body, step.name
+        walked += 1
+    assert walked > 25
+    assert await walk.stored() == before
+
+
+async def test_stranger(walk: Walk) -> None:
+    """What is there is answered exactly like what is not."""
+    before = await walk.stored()
+    walked = 0
+    for step in walk.steps():
+        if not step.ids:
+            continue
+        there = await walk.call(step, walk.there, walk.stranger)
+        nowhere = await walk.call(step, walk.nowhere, walk.stranger)
+        if step.name in OWN_NAMESPACE:
+            assert there[0] == nowhere[0] < 300, step.name
+        else:
+            admins_only = step.name.startswith("user.")
+            assert there[0] == (403 if admins_only else 404), (step.name, there)
+            assert there == nowhere, step.name
+        assert SECRET not in there[1], step.name
+        walked += 1
+    assert walked > 10
+    after = await walk.stored()
+    for table, rows in before.items():
+        assert after[table] == rows, table
+
+
+async def test_lists_show_a_stranger_nothing(walk: Walk) -> None:
+    async with client(walk.app, walk.stranger) as web:
+        for step in walk.steps():
+            if step.method == "GET" and not step.ids and "/api/v1/" in step.path and step.name != "event.stream":
+                answer = await web.get(step.path, params=step.query)
+                assert SECRET not in answer.text and walk.owner.principal.user_id not in answer.text, step.name
+
+
+async def test_owner(walk: Walk) -> None:
+    """The owner reads what is theirs. No engine is configured here: what needs one says so."""
+    for step in walk.steps():
+        if step.method == "GET" and step.ids:
+            status, body = await walk.call(step, walk.there, walk.owner)
+            assert status not in (401, 403, 404, 500), (step.name, status, body)
+
+
+async def test_an_id_that_cannot_be_is_not_found(walk: Walk) -> None:
+    async with client(walk.app, walk.owner) as web:
+        for step in walk.steps():
+            if step.method == "GET" and step.ids and not step.name.startswith("user."):
+                for odd in ("%F0%9F%90%99", "x" * 3000, "..%2f..%2fetc", "'; DROP TABLE users; --"):
+                    answer: httpx.Response = await web.get(
+                        re.sub(r"{\w+}", lambda _, odd=odd: odd, step.path), params=step.query
+                    )
+                    assert answer.status_code in (400, 404), (step.name, odd, answer.text)
+    async with walk.services.database.reading() as session:
+        assert await session.scalar(text("SELECT count(*) FROM users")) == 2

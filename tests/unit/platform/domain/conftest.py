@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.platform.world import World, opened
+
+
+@pytest.fixture
+async def world(tmp_path: Path, database_url: str) -> AsyncIterator[World]:
+    """On SQLite and on PostgreSQL."""
+    async with opened(tmp_path, database_url=database_url) as made:
+        yield made

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pydantic import ValidationError
+
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.projects.model import ProjectSettings, check_pattern
+from tests.unit.platform.world import ROOT, World
+
+
+async def test_who_sees_and_changes_what(world: World) -> None:
+    maria, otto, eve = [await world.person(name) for name in ("maria", "otto", "eve")]
+    project = await world.projects.create(maria.principal, "website")
+    await world.projects.add_member(maria.principal, project.id, otto.principal.user_id)
+    await world.projects.add_member(maria.principal, project.id, otto.principal.user_id)
+    for sees in (maria.principal, otto.principal, ROOT):
+        assert (await world.projects.get(sees, project.id)).name == "website"
+        assert [one.id for one in (await world.projects.list(sees, PageRequest())).items] == [project.id]
+        assert [user.name for user in await world.projects.members(sees, project.id)] == ["otto"]
+    assert (await world.projects.list(eve.principal, PageRequest())).items == []
+    for hidden in (
+        world.projects.get(eve.principal, project.id),
+        world.projects.update(eve.principal, project.id, name="mine"),
+        world.projects.delete(eve.principal, project.id),
+        world.projects.members(eve.principal, project.id),
+        world.projects.add_member(eve.principal, project.id, eve.principal.user_id),
+        world.projects.remove_member(eve.principal, project.id, eve.principal.user_id),
+    ):
+        with pytest.raises(NotFoundError):
+            await hidden
+    for refused in (
+        world.projects.update(otto.principal, project.id, name="mine"),
+        world.projects.delete(otto.principal, project.id),
+        world.projects.add_member(otto.principal, project.id, eve.principal.user_id),
+        world.projects.require_change(otto.principal, project.id),
+    ):
+        with pytest.raises(ForbiddenError):
+            await refused
+    await world.projects.remove_member(otto.principal, project.id, otto.principal.user_id)
+    with pytest.raises(NotFoundError):
+        await world.projects.get(otto.principal, project.id)
+
+
+async def test_changes_are_told(world: World) -> None:
+    maria, otto = await world.person("maria"), await world.person("otto")
+    project = await world.projects.create(maria.principal, "website", repository="https://example.org/w.git")
+    before = project.updated_at
+    await world.clock.advance(5)
+    settings = ProjectSettings(idle_seconds=60, template="node")
+    changed = await world.projects.update(maria.principal, project.id, base_branch="main", settings=settings)
+    assert changed.repository == "https://example.org/w.git" and changed.base_branch == "main"
+    assert changed.template == "node" and changed.settings["idleSeconds"] == 60 and changed.updated_at > before
+    cleared = await world.projects.update(maria.principal, project.id, repository=None, archived=True)
+    assert cleared.repository is None and cleared.archived_at is not None
+    assert (await world.projects.list(maria.principal, PageRequest())).items == []
+    assert len((await world.projects.list(maria.principal, PageRequest(), archived=True)).items) == 1
+    await world.projects.add_member(maria.principal, project.id, otto.principal.user_id)
+    await world.projects.remove_member(maria.principal, project.id, otto.principal.user_id)
+    await world.projects.delete(maria.principal, project.id)
+    told = [event for event in await world.events() if event.kind.startswith("project.")]
+    assert [event.kind for event in told] == [
+        "project.created",
+        "project.updated",
+        "project.updated",
+        "project.member_added",
+        "project.member_removed",
+        "project.deleted",
+    ]
+    assert {(event.owner_id, event.project_id) for event in told} == {(maria.principal.user_id, project.id)}
+
+
+async def test_members_must_exist(world: World) -> None:
+    maria, otto = await world.person("maria"), await world.person("otto")
+    project = await world.projects.create(maria.principal, "website")
+    with pytest.raises(NotFoundError):
+        await world.projects.add_member(maria.principal, project.id, "usr_nobody")
+    with pytest.raises(InvalidInputError):
+        await world.projects.add_member(maria.principal, project.id, maria.principal.user_id)
+    await asyncio.gather(
+        *(world.projects.add_member(maria.principal, project.id, otto.principal.user_id) for _ in range(5))
+    )
+    assert len(await world.projects.members(maria.principal, project.id)) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"commandPolicy": {"allow": ["("]}},
+        {"commandPolicy": {"deny": ["x" * 301]}},
+        {"commandPolicy": {"deny": [""]}},
+        {"commandPolicy": {"deny": ["a"] * 101}},
+        {"commandPolicy": {"block": []}},
+        {"idleSeconds": 1},
+        {"idleSeconds": "soon"},
+        {"template": "../x y"},
+        {"tempalte": "base"},
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ProjectSettings.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\bsudo\b", r"^git (push|pull)\b", r"rm\s+-rf\s+/", r"^npm( ci)?$", "[a-z]+.*x?", "(ab)+"]
+)
+def test_common_patterns_pass(pattern: str) -> None:
+    assert check_pattern(pattern) == pattern

@@ -1,0 +1,62 @@
+"""One engine for all tests here, and a sandbox for each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+from tenacity import wait_none
+
+from sandyard.kit.ids import random_id
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.sandboxes.e2b import Breaker, EngineConfig, EngineSandbox, SandboxEngine
+from tests.protocol.engine import Engine
+
+NewSandbox = Callable[..., Awaitable[EngineSandbox]]
+
+
+@pytest.fixture(scope="session")
+def process() -> Iterator[Engine]:
+    """The engine's process."""
+    engine = Engine(settings={"POOL_SIZE": "2", "METRICS_INTERVAL_S": "0.2", "DEFAULT_DISK_MB": "256"})
+    engine.start()
+    yield engine
+    left = engine.stop()
+    assert not left, f"the engine left behind: {left}"
+
+
+@pytest.fixture
+def config(process: Engine) -> EngineConfig:
+    return EngineConfig(
+        api_key=Secret(process.key), api_url=process.url, sandbox_url=process.url, create_timeout_s=30.0
+    )
+
+
+@pytest.fixture
+async def engine(config: EngineConfig) -> AsyncIterator[SandboxEngine]:
+    engine = SandboxEngine(config, backoff=wait_none(), breaker=Breaker(cooldown_s=1))
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def new_sandbox(engine: SandboxEngine) -> AsyncIterator[NewSandbox]:
+    made: list[str] = []
+    numbers = itertools.count()
+
+    async def create(**given: object) -> EngineSandbox:
+        options = {"template": "base", "timeout_s": 600, "metadata": {}, "envs": {}} | given
+        key = options.pop("idempotency_key", None) or f"{random_id('key_')}_{next(numbers)}"
+        sandbox = await engine.create(idempotency_key=key, **options)  # type: ignore[arg-type]
+        made.append(sandbox.id)
+        return sandbox
+
+    yield create
+    for sandbox_id in made:
+        await engine.kill(sandbox_id)
+
+
+@pytest.fixture
+async def sandbox(new_sandbox: NewSandbox) -> EngineSandbox:
+    return await new_sandbox()

@@ -1,0 +1,57 @@
+"""A command read to its end, and waiting for what must come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from sandyard.kit.ids import random_id
+from sandyard.platform.domain.sandboxes.e2b import CommandSpec, Ended, Output, SandboxEngine, Started, Stream
+
+
+@dataclass
+class Seen:
+    """What a reader saw. Every piece of output must begin where the last one ended."""
+
+    started: Started | None = None
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    ended: Ended | None = None
+
+    def add(self, event: Started | Output | Ended) -> None:
+        assert self.ended is None, "nothing comes after the end"
+        if isinstance(event, Started):
+            assert self.started is None
+            self.started = event
+        elif isinstance(event, Ended):
+            self.ended = event
+        else:
+            whole = self.stdout if event.stream is Stream.STDOUT else self.stderr
+            assert event.offset == len(whole), "nothing is lost, nothing comes twice"
+            whole += event.data
+
+    async def read(self, events: AsyncIterator[Started | Output | Ended]) -> Seen:
+        async for event in events:
+            self.add(event)
+        return self
+
+
+def spec(command: str, **options: object) -> CommandSpec:
+    return CommandSpec(id=random_id("cmd_"), command=command, **options)  # type: ignore[arg-type]
+
+
+async def run(engine: SandboxEngine, sandbox_id: str, command: str | CommandSpec, **options: object) -> Seen:
+    given = command if isinstance(command, CommandSpec) else spec(command, **options)
+    return await Seen().read(engine.commands.start(sandbox_id, given))
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if await found if isinstance(found, Awaitable) else found:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it did not happen within {seconds} s")

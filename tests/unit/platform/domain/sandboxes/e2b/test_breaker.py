@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandyard.kit.clock import ManualClock
+from sandyard.platform.domain.sandboxes.e2b import (
+    Breaker,
+    BreakerOpenError,
+    BreakerState,
+    EngineBusyError,
+    EngineError,
+    EngineInvalidError,
+    EngineUnreachableError,
+)
+
+
+async def attempt(breaker: Breaker, error: EngineError | None = None, *, counts: bool = True) -> None:
+    async with breaker.guard(counts=counts):
+        if error is not None:
+            raise error
+
+
+async def fail(breaker: Breaker, times: int = 1, error: EngineError | None = None, *, counts: bool = True) -> None:
+    for _ in range(times):
+        with pytest.raises(EngineError):
+            await attempt(breaker, error or EngineUnreachableError("It is away."), counts=counts)
+
+
+async def test_opens_after_five_failures_in_a_row_and_says_why() -> None:
+    clock = ManualClock()
+    breaker = Breaker(clock)
+    await fail(breaker, 4)
+    await attempt(breaker)
+    await fail(breaker, 4)
+    assert breaker.state is BreakerState.CLOSED
+    await fail(breaker)
+    assert breaker.state is BreakerState.OPEN
+    assert (breaker.reason, breaker.opened_at) == ("It is away.", clock.now())
+    with pytest.raises(BreakerOpenError, match=r"5 times in a row .* It is away\.") as refused:
+        await attempt(breaker)
+    assert (refused.value.code, refused.value.status) == ("engine_unreachable", 503)
+
+
+async def test_one_probe_after_the_cooldown() -> None:
+    clock = ManualClock()
+    breaker = Breaker(clock)
+    await fail(breaker, 5)
+    await clock.advance(9.9)
+    assert breaker.state is BreakerState.OPEN
+    await clock.advance(0.1)
+    assert breaker.state is BreakerState.HALF_OPEN
+
+    probing, answer = asyncio.Event(), asyncio.Event()
+
+    async def probe() -> None:
+        async with breaker.guard():
+            probing.set()
+            await answer.wait()
+
+    task = asyncio.create_task(probe())
+    await probing.wait()
+    assert breaker.state is BreakerState.HALF_OPEN
+    with pytest.raises(BreakerOpenError):
+        await attempt(breaker)
+    answer.set()
+    await task
+    assert breaker.state is BreakerState.CLOSED
+    assert breaker.reason is None
+    assert breaker.opened_at is None
+
+
+async def test_a_failed_probe_opens_it_again() -> None:
+    clock = ManualClock()
+    breaker = Breaker(clock)
+    await fail(breaker, 5)
+    await clock.advance(10)
+    await fail(breaker)
+    assert breaker.state is BreakerState.OPEN
+    with pytest.raises(BreakerOpenError):
+        await attempt(breaker)
+
+
+async def test_a_cancelled_probe_leaves_the_way_free_for_another() -> None:
+    clock = ManualClock()
+    breaker = Breaker(clock)
+    await fail(breaker, 5)
+    await clock.advance(10)
+
+    async def probe() -> None:
+        async with breaker.guard():
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(probe())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await attempt(breaker)
+    assert breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize("error", [EngineInvalidError(), EngineBusyError()])
+async def test_an_answer_is_no_failure(error: EngineError) -> None:
+    breaker = Breaker(ManualClock())
+    await fail(breaker, 4)
+    await fail(breaker, 10, error)
+    await fail(breaker, 4)
+    assert breaker.state is BreakerState.CLOSED
+
+
+async def test_a_single_sandbox_that_is_out_of_reach_opens_nothing() -> None:
+    breaker = Breaker(ManualClock())
+    await fail(breaker, 10, counts=False)
+    assert breaker.state is BreakerState.CLOSED

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+from tenacity import wait_fixed
+
+from sandyard.kit.clock import ManualClock
+from sandyard.platform.domain.sandboxes.e2b import (
+    BreakerOpenError,
+    EngineAuthError,
+    EngineBusyError,
+    EngineError,
+    EngineInvalidError,
+    EngineNotConfiguredError,
+    EngineQuotaError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+)
+from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF, retrying
+
+
+class Flaky:
+    """Fails with these errors, one after the other, then answers."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.calls = 0
+
+    async def __call__(self) -> str:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+class Still:
+    """A clock that never waits and remembers for how long it should have."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+async def test_three_attempts_with_pauses_of_1_to_10_seconds() -> None:
+    clock, call = Still(), Flaky(EngineUnreachableError(), EngineTimeoutError())
+    assert await retrying("info", call, clock=clock, idempotent=True) == "done"
+    assert call.calls == 3
+    assert len(clock.slept) == 2
+    assert all(1 <= pause <= 10 for pause in clock.slept)
+    assert clock.slept[0] <= 2
+
+    call = Flaky(*[EngineUnreachableError(f"Failure {number}.") for number in range(5)])
+    with pytest.raises(EngineUnreachableError, match=r"Failure 2\."):
+        await retrying("info", call, clock=clock, idempotent=True)
+    assert call.calls == 3
+
+
+def test_the_pauses_grow_up_to_their_bound_and_differ() -> None:
+    def pauses(attempt: int) -> list[float]:
+        return [BACKOFF(SimpleNamespace(attempt_number=attempt)) for _ in range(50)]  # type: ignore[arg-type]
+
+    assert max(pauses(1)) <= 2 <= min(pauses(2)) <= 4 <= min(pauses(3))
+    assert max(pauses(20)) <= 10
+    assert len(set(pauses(1))) > 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineQuotaError(),
+        EngineAuthError(),
+        EngineInvalidError(),
+        EngineNotConfiguredError(),
+        BreakerOpenError(),
+        ValueError(),
+    ],
+)
+async def test_what_will_not_change_is_answered_at_once(error: Exception) -> None:
+    clock, call = Still(), Flaky(error)
+    with pytest.raises(type(error)):
+        await retrying("create", call, clock=clock, idempotent=True)
+    assert (call.calls, clock.slept) == (1, [])
+
+
+async def test_what_must_not_happen_twice_is_repeated_only_if_nothing_happened() -> None:
+    async def attempts(error: EngineError) -> int:
+        call = Flaky(error)
+        with contextlib.suppress(EngineError):
+            await retrying("fork", call, clock=Still(), idempotent=False)
+        return call.calls
+
+    assert await attempts(EngineTimeoutError()) == 1
+    assert await attempts(EngineUnreachableError()) == 1
+    assert await attempts(EngineUnreachableError(unsent=True)) == 2
+    assert await attempts(EngineBusyError(unsent=True)) == 2
+
+
+async def test_it_waits_by_the_given_clock() -> None:
+    clock, call = ManualClock(), Flaky(EngineUnreachableError())
+    task = asyncio.create_task(retrying("info", call, clock=clock, idempotent=True, wait=wait_fixed(7)))
+    await clock.advance(6.9)
+    assert call.calls == 1
+    await clock.advance(0.2)
+    assert await task == "done"

@@ -1,0 +1,62 @@
+"""An engine that is not there."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tenacity import wait_none
+
+from sandyard.kit.clock import ManualClock
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.sandboxes.e2b import (
+    BreakerOpenError,
+    BreakerState,
+    EngineConfig,
+    EngineError,
+    EngineUnreachableError,
+    SandboxEngine,
+)
+from tests.protocol.engine import free_port
+
+from .reading import run
+
+
+def nowhere(**options: float) -> EngineConfig:
+    url = f"http://127.0.0.1:{free_port()}"
+    return EngineConfig(api_key=Secret("e2b_" + "a" * 40), api_url=url, sandbox_url=url, **options)
+
+
+async def test_a_closed_port_opens_the_breaker_and_then_nobody_waits() -> None:
+    clock = ManualClock()
+    engine = SandboxEngine(nowhere(), clock, backoff=wait_none())
+    for _ in range(2):
+        with pytest.raises(EngineUnreachableError, match="E2B_API_URL"):
+            await engine.list()
+    assert engine.breaker.state is BreakerState.OPEN
+    assert engine.breaker.opened_at == clock.now()
+    before = time.monotonic()
+    for attempt in (engine.list(), engine.info("i1"), engine.kill("i1"), engine.stat("i1", "/"), engine.fork("i1", 9)):
+        with pytest.raises(BreakerOpenError):
+            await attempt
+    assert time.monotonic() - before < 1
+    await clock.advance(10)
+    assert engine.breaker.state is BreakerState.HALF_OPEN
+    with pytest.raises(EngineUnreachableError):
+        await engine.list()
+    assert engine.breaker.state is BreakerState.OPEN
+
+
+async def test_create_gives_up_in_time_and_says_why() -> None:
+    engine = SandboxEngine(nowhere(create_timeout_s=2.0))
+    before = time.monotonic()
+    with pytest.raises(EngineUnreachableError, match="cannot be reached"):
+        await engine.create(template="base", timeout_s=60, metadata={}, envs={}, idempotency_key="k")
+    assert time.monotonic() - before < 4
+
+
+async def test_a_command_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandyard.platform.domain.sandboxes.e2b.commands.START_PATIENCE_S", 0.5)
+    engine = SandboxEngine(nowhere(), backoff=wait_none())
+    with pytest.raises(EngineError):
+        await run(engine, "i1", "true")

@@ -1,0 +1,32 @@
+"""Which commands a project allows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandyard.platform.domain.sandboxes.model import CommandRefusedError
+from sandyard.platform.domain.sandboxes.policy import CommandPolicy
+
+
+def test_without_a_policy_everything_is_allowed() -> None:
+    CommandPolicy.of({}).check("rm -rf /")
+
+
+def test_what_is_denied_is_named() -> None:
+    policy = CommandPolicy.of({"commandPolicy": {"deny": [r"\bgit\s+push\b"]}})
+    policy.check("git status")
+    with pytest.raises(CommandRefusedError, match="git"):
+        policy.check("cd x && git  push origin")
+
+
+def test_an_allow_list_refuses_the_rest_and_deny_wins() -> None:
+    policy = CommandPolicy(allow=(r"^pytest\b", r"^make "), deny=("--pdb",))
+    policy.check("pytest -q")
+    for command in ("ls", "pytest --pdb"):
+        with pytest.raises(CommandRefusedError):
+            policy.check(command)
+
+
+def test_no_pattern_takes_ages() -> None:
+    """In a backtracking engine this would not end in a lifetime."""
+    CommandPolicy(deny=("(a+)+$", ".*.*.*.*x$")).check("a" * 100_000 + "b")

@@ -1,0 +1,121 @@
+"""What a command says is kept, counted and told, once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Command, Event, Sandbox, User
+from sandyard.platform.domain.sandboxes.model import CommandStatus, utc_now
+from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
+from sandyard.platform.domain.sandboxes.recorder import INLINE_BYTES, Recorder
+from sandyard.platform.domain.sandboxes.rows import new_row
+
+
+@pytest.fixture
+async def rows(database: Database) -> tuple[Sandbox, Command]:
+    user = User(id=ordered_id("usr_"), name="a", role="admin", created_at=utc_now())
+    sandbox = new_row(user.id, template="base", idle_seconds=300)
+    command = Command(
+        id=ordered_id("cmd_"),
+        sandbox_id=sandbox.id,
+        command="x",
+        background=False,
+        timeout_s=1,
+        status="running",
+        stdout_bytes=0,
+        stderr_bytes=0,
+        started_at=utc_now(),
+    )
+    async with database.transaction() as tx:
+        tx.add(user)
+        await tx.session.flush()
+        tx.add(sandbox)
+        await tx.session.flush()
+        tx.add(command)
+    return sandbox, command
+
+
+async def events(database: Database) -> list[Event]:
+    async with database.reading() as session:
+        return list((await session.execute(select(Event).order_by(Event.seq))).scalars())
+
+
+async def test_output_is_kept_and_told(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
+    sandbox, command = rows
+    files = OutputFiles(tmp_path)
+    recorder = Recorder(database, files, sandbox, command)
+    await recorder.begin()
+    news = recorder.news()
+    await recorder.add(STDOUT, 0, b"hello ")
+    await recorder.add(STDOUT, 6, b"world")
+    await recorder.add(STDERR, 0, b"\xff\xfe")
+    await asyncio.wait_for(news, 10)
+    await recorder.add(STDOUT, 0, b"hello world!")  # a reader that begins again
+    await recorder.add(STDERR, 2, b"x" * (INLINE_BYTES + 1))
+    await recorder.finish(CommandStatus.EXITED, exit_code=3, duration_s=1.5)
+
+    assert await files.read(command.id, STDOUT, 0, 100) == b"hello world!"
+    assert await files.read(command.id, STDOUT, 6, 5) == b"world"
+    async with database.reading() as session:
+        row = await session.get(Command, command.id)
+    assert row is not None
+    assert (row.status, row.exit_code, row.stdout_bytes, row.stderr_bytes) == ("exited", 3, 12, INLINE_BYTES + 3)
+    told = await events(database)
+    assert [event.kind for event in told if event.kind != "command.output"] == ["command.finished"]
+    pieces = [piece for event in told if event.kind == "command.output" for piece in event.data["output"]]
+    assert "".join(piece["text"] for piece in pieces if piece["stream"] == STDOUT) == "hello world!"
+    binary, large = [piece for piece in pieces if piece["stream"] == STDERR]
+    assert binary["base64"] == "//4="
+    assert "text" not in large, "more than an event carries is only pointed at"
+    assert (large["offset"], large["end"]) == (2, INLINE_BYTES + 3)
+    assert {event.sandbox_id for event in told} == {sandbox.id}
+
+
+async def test_what_a_crash_left_uncounted_is_cut_off(
+    database: Database, rows: tuple[Sandbox, Command], tmp_path: Path
+) -> None:
+    sandbox, command = rows
+    files = OutputFiles(tmp_path)
+    await Recorder(database, files, sandbox, command).begin()
+    await files.write(command.id, STDOUT, 0, b"written, but never counted")
+    again = Recorder(database, files, sandbox, command)
+    await again.begin()
+    assert again.offsets == (0, 0)
+    await again.add(STDOUT, 0, b"abc")
+    await again.finish(CommandStatus.EXITED, exit_code=0)
+    assert await files.read(command.id, STDOUT, 0, 100) == b"abc"
+
+
+async def test_of_a_removed_command_nothing_is_left(tmp_path: Path) -> None:
+    files = OutputFiles(tmp_path)
+    await files.begin("cmd_1", {})
+    await files.write("cmd_1", STDOUT, 0, b"abc")
+    await files.remove("cmd_1")
+    assert await files.read("cmd_1", STDOUT, 0, 10) == b""
+    await files.remove("cmd_1")
+
+
+async def test_an_end_in_the_middle_of_a_flush_writes_nothing_twice(
+    database: Database, rows: tuple[Sandbox, Command], tmp_path: Path
+) -> None:
+    sandbox, command = rows
+    files = OutputFiles(tmp_path)
+    recorder = Recorder(database, files, sandbox, command)
+    await recorder.begin()
+    expected = b""
+    for number in range(30):
+        piece = f"{number:04}".encode()
+        await recorder.add(STDOUT, len(expected), piece)
+        expected += piece
+        recorder._flush_now()  # as the timer does, at any moment
+        await asyncio.sleep(0)
+    await recorder.finish(CommandStatus.EXITED, exit_code=0)
+    assert await files.read(command.id, STDOUT, 0, 1000) == expected
+    told = [piece for event in await events(database) for piece in event.data.get("output", ())]
+    assert "".join(piece["text"] for piece in told) == expected.decode()

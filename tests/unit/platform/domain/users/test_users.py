@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, text
+
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.platform.db.models import ApiToken, Login, Ticket, User
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.users.model import LastAdminError, NameTakenError, Principal, WrongLoginError
+from sandyard.platform.domain.users.passwords import check_password, hash_password
+from sandyard.platform.domain.users.tokens import instant
+from tests.unit.platform.world import PASSWORD, ROOT, World
+
+
+async def test_bootstrap_makes_one_admin_once(world: World) -> None:
+    made = await asyncio.gather(*(world.users.bootstrap() for _ in range(5)))
+    issued = [one for one in made if one is not None]
+    assert len(issued) == 1 and re.fullmatch(r"sy_[a-z0-9]{40}", issued[0].value.reveal())
+    found = await world.users.by_token(issued[0].value.reveal())
+    assert found is not None and found.is_admin and found.name == "admin" and found.means == f"token:{issued[0].id}"
+    assert await world.users.bootstrap() is None
+
+
+async def test_nothing_secret_is_stored_or_told(world: World) -> None:
+    maria = await world.person("maria", password=PASSWORD)
+    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
+    async with world.database.reading() as session:
+        tables = [str(table) for table in ("users", "api_tokens", "logins", "tickets", "events")]
+        stored = repr([(await session.execute(text(f"SELECT * FROM {table}"))).all() for table in tables])
+    for secret in (PASSWORD, maria.token, cookie, ticket):
+        assert secret not in stored
+    kinds = [event.kind for event in await world.events()]
+    assert kinds == ["user.created", "token.created"]
+
+
+async def test_members_administer_nobody(world: World) -> None:
+    maria, otto = await world.person("maria"), await world.person("otto")
+    for refused in (
+        world.users.list(maria.principal, PageRequest()),
+        world.users.create(maria.principal, "eve", "admin"),
+        world.users.get(maria.principal, otto.principal.user_id),
+        world.users.update(maria.principal, maria.principal.user_id, role="admin"),
+        world.users.delete(maria.principal, otto.principal.user_id),
+    ):
+        with pytest.raises(ForbiddenError):
+            await refused
+    assert (await world.users.get(maria.principal, maria.principal.user_id)).name == "maria"
+
+
+async def test_names_are_unique_and_roles_known(world: World) -> None:
+    maria, otto = await world.person("maria"), await world.person("otto")
+    with pytest.raises(NameTakenError):
+        await world.users.create(ROOT, "maria", "member")
+    with pytest.raises(NameTakenError):
+        await world.users.update(ROOT, otto.principal.user_id, name="maria")
+    with pytest.raises(InvalidInputError):
+        await world.users.create(ROOT, "x", "owner")
+    with pytest.raises(NotFoundError):
+        await world.users.update(ROOT, "usr_nobody", name="x")
+    assert (await world.users.get(ROOT, maria.principal.user_id)).name == "maria"
+
+
+async def test_the_last_admin_stays(world: World) -> None:
+    first, second = await world.person("first", "admin"), await world.person("second", "admin")
+    await world.users.delete(ROOT, second.principal.user_id)
+    for change in ({"disabled": True}, {"role": "member"}):
+        with pytest.raises(LastAdminError):
+            await world.users.update(ROOT, first.principal.user_id, **change)
+    await world.users.update(ROOT, first.principal.user_id, name="chief", disabled=False, role="admin")
+    await world.users.update(ROOT, second.principal.user_id, disabled=False)
+    outcomes = await asyncio.gather(
+        world.users.update(ROOT, first.principal.user_id, role="member"),
+        world.users.update(ROOT, second.principal.user_id, disabled=True),
+        return_exceptions=True,
+    )
+    assert sorted(type(one).__name__ for one in outcomes) == ["LastAdminError", "User"]
+
+
+async def test_who_is_disabled_is_out_at_once(world: World) -> None:
+    maria = await world.person("maria", password=PASSWORD)
+    cookie = (await world.users.login(token=maria.token)).value.reveal()
+    ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
+    assert await world.users.by_token(maria.token) and await world.users.by_cookie(cookie)
+    await world.users.update(ROOT, maria.principal.user_id, disabled=True)
+    assert await world.users.by_token(maria.token) is None
+    assert await world.users.by_cookie(cookie) is None
+    assert await world.users.by_ticket(ticket) is None
+    with pytest.raises(WrongLoginError):
+        await world.users.login(name="maria", password=PASSWORD)
+    await world.users.update(ROOT, maria.principal.user_id, disabled=False)
+    assert await world.users.by_token(maria.token)
+    assert await world.users.by_cookie(cookie) is None, "a login that ended stays ended"
+
+
+async def test_a_new_password_ends_logins(world: World) -> None:
+    maria = await world.person("maria", password=PASSWORD)
+    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    await world.users.update(ROOT, maria.principal.user_id, password="another long one")
+    assert await world.users.by_cookie(cookie) is None
+    with pytest.raises(WrongLoginError):
+        await world.users.login(name="maria", password=PASSWORD)
+    await world.users.login(name="maria", password="another long one")
+    await world.users.update(ROOT, maria.principal.user_id, password=None)
+    with pytest.raises(WrongLoginError):
+        await world.users.login(name="maria", password="another long one")
+
+
+async def test_tokens_expire_and_are_revoked(world: World) -> None:
+    maria, otto = await world.person("maria"), await world.person("otto")
+    until = instant(world.clock) + timedelta(hours=1)
+    short = await world.users.create_token(maria.principal, "short", until)
+    with pytest.raises(InvalidInputError):
+        await world.users.create_token(maria.principal, "past", instant(world.clock))
+    assert await world.users.by_token(short.value.reveal())
+    await world.clock.advance(3600)
+    assert await world.users.by_token(short.value.reveal()) is None
+    own = maria.principal.means.removeprefix("token:")
+    with pytest.raises(NotFoundError):
+        await world.users.revoke_token(otto.principal, own)
+    await world.users.revoke_token(maria.principal, own)
+    assert await world.users.by_token(maria.token) is None
+    with pytest.raises(NotFoundError):
+        await world.users.revoke_token(maria.principal, own)
+    listed = await world.users.list_tokens(maria.principal, PageRequest())
+    assert [token.name for token in listed.items] == ["short"]
+
+
+@pytest.mark.parametrize("value", ["", "sy_", "sy_" + "a" * 39, "sy_" + "A" * 40, "x" * 10_000, "sy_\udc80", "sy_\0"])
+async def test_what_is_no_token_opens_nothing(world: World, value: str) -> None:
+    assert await world.users.by_token(value) is None
+    assert await world.users.by_cookie(value) is None
+    assert await world.users.by_ticket(value) is None
+
+
+async def test_last_use_is_written_once_a_minute(world: World) -> None:
+    maria = await world.person("maria")
+
+    async def last_used() -> object:
+        await world.users._tasks.wait(10)
+        async with world.database.reading() as session:
+            return await session.scalar(select(ApiToken.last_used_at))
+
+    await asyncio.gather(*(world.users.by_token(maria.token) for _ in range(10)))
+    first = await last_used()
+    assert first == instant(world.clock)
+    await world.clock.advance(59)
+    await world.users.by_token(maria.token)
+    assert await last_used() == first
+    await world.clock.advance(1)
+    await world.users.by_token(maria.token)
+    assert await last_used() == instant(world.clock)
+
+
+async def test_tickets_open_once_and_soon(world: World) -> None:
+    maria = await world.person("maria")
+    ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
+    found = await asyncio.gather(*(world.users.by_ticket(ticket) for _ in range(5)))
+    assert sorted(one is not None for one in found) == [False] * 4 + [True]
+    late = (await world.users.create_ticket(maria.principal)).value.reveal()
+    await world.clock.advance(30)
+    assert await world.users.by_ticket(late) is None
+
+
+async def test_expired_rows_are_swept(world: World) -> None:
+    maria = await world.person("maria")
+    await world.users.create_ticket(maria.principal)
+    cookie = (await world.users.login(token=maria.token)).value.reveal()
+    await world.clock.advance(31)
+    assert await world.users.sweep() == 1
+    assert await world.users.by_cookie(cookie)
+    await world.clock.advance(world.settings.login_days * 86400)
+    assert await world.users.by_cookie(cookie) is None
+    assert await world.users.sweep() == 1
+    async with world.database.reading() as session:
+        for table in (Login, Ticket):
+            assert await session.scalar(select(func.count()).select_from(table)) == 0
+
+
+async def test_logout_ends_one_login(world: World) -> None:
+    maria = await world.person("maria")
+    first, second = [(await world.users.login(token=maria.token)).value.reveal() for _ in range(2)]
+    await world.users.logout(first)
+    await world.users.logout(first)
+    assert await world.users.by_cookie(first) is None and await world.users.by_cookie(second)
+
+
+async def test_people_come_in_pages(world: World) -> None:
+    names = [f"p{number}" for number in range(7)]
+    for name in names:
+        await world.users.create(ROOT, name, "member")
+    seen: list[User] = []
+    page = PageRequest(3)
+    while True:
+        listing = await world.users.list(ROOT, page)
+        seen += listing.items
+        if listing.next_cursor is None:
+            break
+        page = PageRequest(3, listing.next_cursor)
+    assert sorted(user.name for user in seen) == names
+    assert [user.id for user in seen] == sorted((user.id for user in seen), reverse=True)
+
+
+def test_passwords_have_their_own_salt() -> None:
+    one, two = hash_password(PASSWORD), hash_password(PASSWORD)
+    assert one != two and one.startswith("scrypt$16384$8$1$") and len(one) < 300
+    assert check_password(PASSWORD, one) and check_password(PASSWORD, two)
+    assert not check_password(PASSWORD + "!", one) and not check_password(PASSWORD, None)
+    for bad in ("short", "x" * 1001):
+        with pytest.raises(InvalidInputError):
+            hash_password(bad)
+
+
+def test_who_does_not_exist_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same work, counted rather than timed."""
+    stored, work, real = hash_password(PASSWORD), [], hashlib.scrypt
+
+    def counted(password: bytes, **parameters: Any) -> bytes:
+        work.append((password, parameters["n"], parameters["r"], parameters["p"], len(parameters["salt"])))
+        return real(password, **parameters)
+
+    monkeypatch.setattr(hashlib, "scrypt", counted)
+    assert not check_password("wrong password", stored) and not check_password("wrong password", None)
+    assert len(work) == 2 and work[0] == work[1]
+
+
+async def test_principal_of_a_ticket_is_the_person(world: World) -> None:
+    maria = await world.person("maria")
+    ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
+    found = await world.users.by_ticket(ticket)
+    assert found == Principal(maria.principal.user_id, "maria", "member", "ticket")

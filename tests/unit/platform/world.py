@@ -1,0 +1,118 @@
+"""A platform's people and frame on a real SQLite file, without sandboxes; time is the test's to move."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import APIRouter, FastAPI
+from sqlalchemy import select
+
+from sandyard.kit.clock import ManualClock
+from sandyard.platform.api.app import build
+from sandyard.platform.db import migrate
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Event
+from sandyard.platform.domain.audit.service import Audit
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
+from sandyard.platform.domain.secrets.service import Secrets
+from sandyard.platform.domain.secrets.vault import Vault
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.service import Users
+from sandyard.platform.settings import PlatformSettings
+
+PASSWORD = "correct horse battery"
+
+
+@dataclass
+class World:
+    settings: PlatformSettings
+    clock: ManualClock
+    database: Database
+    users: Users
+    audit: Audit
+    projects: Projects
+    secrets: Secrets
+    vault: Vault
+    engine: SandboxEngine
+
+    async def person(self, name: str, role: str = "member", password: str | None = None) -> Person:
+        """Somebody with a token, made by the first administrator."""
+        user = await self.users.create(ROOT, name, role, password)
+        issued = await self.users.create_token(Principal(user.id, name, role, "test"), "test")
+        return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
+
+    async def events(self) -> list[Event]:
+        async with self.database.reading() as session:
+            return list(await session.scalars(select(Event).order_by(Event.seq)))
+
+    def app(self, *routers: APIRouter) -> FastAPI:
+        return build(self, routers)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Person:
+    principal: Principal
+    token: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
+
+
+ROOT = Principal("usr_root", "root", "admin", "test")
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
+    configured = PlatformSettings.load({}, data_dir=folder, **settings)
+    clock = ManualClock()
+    database = Database(configured.database)
+    await database.open()
+    await migrate.upgrade(database)
+    projects, vault = Projects(database, clock), Vault(folder / "secret.key")
+    world = World(
+        settings=configured,
+        clock=clock,
+        database=database,
+        users=Users(configured, database, clock),
+        audit=Audit(database, clock),
+        projects=projects,
+        secrets=Secrets(database, projects, vault, clock),
+        vault=vault,
+        engine=SandboxEngine(EngineConfig(configured.e2b_api_key), clock),
+    )
+    try:
+        yield world
+    finally:
+        await world.users.close()
+        await world.audit.close()
+        await database.close()
+
+
+@contextlib.asynccontextmanager
+async def client(
+    app: FastAPI, person: Person | None = None, *, peer: str = "127.0.0.1", base: str = "http://localhost:8700"
+) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, client=(peer, 40000))
+    headers = person.headers if person else {}
+    async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as made:
+        yield made
+
+
+async def everything(pages: httpx.AsyncClient, path: str, **query: Any) -> Iterable[dict[str, Any]]:
+    """All items of a list, page by page."""
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        answer = await pages.get(path, params={**query, **({"cursor": cursor} if cursor else {})})
+        assert answer.status_code == 200, answer.text
+        found += answer.json()["items"]
+        cursor = answer.json()["nextCursor"]
+        if cursor is None:
+            return found
