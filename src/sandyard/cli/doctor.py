@@ -8,22 +8,13 @@ import platform
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from sandyard.cli.doctor_platform import platform as _platform
+from sandyard.cli.findings import Finding
 from sandyard.kit.errors import SandyardError
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`vital`: without it there are no sandboxes at all."""
-
-    name: str
-    ok: bool
-    detail: str
-    vital: bool = False
 
 
 @click.command()
@@ -31,17 +22,27 @@ def doctor() -> None:
     """Say what this machine can do, and what is missing for more.
 
     A driver is opened for a moment on an empty directory, and closed again: what it then says it can do, it has tried.
-    The exit code is 1 when sandboxes cannot run here.
+    The exit code is 1 when sandboxes cannot run here, or the platform could not start as it is configured.
     """
-    healthy = True
-    for title, findings in (("Machine", _machine()), ("Sandboxes", _sandboxes()), ("Templates", _templates())):
-        click.echo(title)
-        for finding in findings:
-            healthy = healthy and (finding.ok or not finding.vital)
-            mark = click.style("ok     ", fg="green") if finding.ok else click.style("missing", fg="yellow")
-            click.echo(f"  {mark}  {finding.name}: {finding.detail}")
+    healthy = _tell("Machine", _machine())
+    healthy = _tell("Sandboxes", _sandboxes()) and healthy
+    _tell("Templates", _templates())
+    configured = _tell("Platform", _platform())
+    if not configured:
+        click.echo("The platform cannot start yet.")
     click.echo("Sandboxes can run here." if healthy else "Sandboxes cannot run here yet.")
-    sys.exit(0 if healthy else 1)
+    sys.exit(0 if healthy and configured else 1)
+
+
+def _tell(title: str, findings: Iterator[Finding]) -> bool:
+    """Say it; True when nothing vital is missing."""
+    healthy = True
+    click.echo(title)
+    for finding in findings:
+        healthy = healthy and (finding.ok or not finding.vital)
+        mark = click.style("ok     ", fg="green") if finding.ok else click.style("missing", fg="yellow")
+        click.echo(f"  {mark}  {finding.name}: {finding.detail}")
+    return healthy
 
 
 def _machine() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard import __version__
+from sandyard.cli.up import lifeline
 from sandyard.engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def engine(access_log: bool, api_keys: tuple[str, ...], **options: Any) -> None:
     Every option, and more, can be set as SANDYARD_<NAME>; options win. SIGTERM stops the engine and leaves its
     sandboxes running: the next engine with the same data directory goes on with them.
     """
+    lifeline.hold()
     settings = EngineSettings.load(api_keys=api_keys or None, **options)
     from sandyard.engine.app import run  # noqa: PLC0415 - a quarter of a second that a wrong option need not wait for
 

@@ -4,32 +4,53 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sandyard import __version__
 from sandyard.kit.errors import SandyardError
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 COMMANDS = {
+    "up": ("sandyard.cli.up.command", "up"),
+    "doctor": ("sandyard.cli.doctor", "doctor"),
+    "login": ("sandyard.cli.login", "login"),
+    "logout": ("sandyard.cli.login", "logout"),
+    "session": ("sandyard.cli.sessions", "session"),
+    "sandbox": ("sandyard.cli.sandboxes.group", "sandbox"),
+    "events": ("sandyard.cli.events", "events"),
+    "api-key": ("sandyard.cli.api_keys", "api_key"),
     "engine": ("sandyard.cli.engine", "engine"),
     "keys": ("sandyard.cli.keys", "keys"),
-    "doctor": ("sandyard.cli.doctor", "doctor"),
     "template": ("sandyard.engine.templates.commands", "template"),
+    "completion": ("sandyard.cli.completion", "completion"),
+    "platform": ("sandyard.cli.platform", "platform"),
 }
 HELP = {
-    "engine": "Serve sandboxes to E2B clients.",
-    "keys": "Make, list and revoke API keys.",
+    "up": "Start the engine and the platform, and keep them running.",
     "doctor": "Say what this machine can do, and what is missing for more.",
+    "login": "Log in to a server, and remember it.",
+    "logout": "Forget the login, and end its token if `login` made it.",
+    "session": "Sessions: one agent working, with a sandbox of its own.",
+    "sandbox": "Sandboxes: run commands, copy files, pause, fork.",
+    "events": "What happened, and what happens right now.",
+    "api-key": "Tokens for the platform's API.",
+    "engine": "Serve sandboxes to E2B clients.",
+    "keys": "Make, list and revoke API keys of the engine.",
     "template": "Build and list the root file systems that sandboxes start from.",
+    "completion": "Print what makes a shell complete commands and ids.",
 }
+"""Commands that are not here are started by others than people."""
 
 
 class Commands(click.Group):
     """A group whose commands are loaded by name, and whose errors are one sentence and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(HELP)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -41,14 +62,21 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, HELP[name]) for name in COMMANDS])
+            formatter.write_dl(list(HELP.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does it, but without loading every command to ask it what it is for."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only a shell asks
+
+        names = [CompletionItem(name, help=text) for name, text in HELP.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except SandyardError as error:
             click.echo(f"sandyard: {error.message}", err=True)
-            sys.exit(1)
+            sys.exit(getattr(error, "exit_code", 1))
         except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             click.echo(f"sandyard: {error.strerror}: {error.filename}", err=True)
             sys.exit(1)

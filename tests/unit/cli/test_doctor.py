@@ -11,6 +11,7 @@ from sandyard.cli.main import cli
 from sandyard.engine import app
 from sandyard.engine.contract import Capabilities
 from sandyard.kit.errors import ForbiddenError
+from tests.unit.cli.server import Reply, serving
 
 LIMITS = frozenset(("memory", "cpu", "pids", "disk"))
 
@@ -54,3 +55,60 @@ def test_a_machine_without_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 1
     assert "missing  driver: User namespaces are turned off" in said
     assert said.endswith("Sandboxes cannot run here yet.\n")
+
+
+def section(said: str) -> str:
+    return said.partition("Platform\n")[2]
+
+
+ABLE = Capabilities(True, True, "cow", LIMITS, True)
+
+
+def test_the_platform_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SANDYARD_DATA_DIR", str(tmp_path / "data"))
+    code, said = examine(monkeypatch, ABLE)
+    assert code == 0
+    assert "ok       engine: E2B_API_KEY is not set: `sandyard up` brings its own engine" in section(said)
+    assert f"ok       database: sqlite:///{tmp_path}/data/platform.db will be made" in section(said)
+    assert not (tmp_path / "data").exists(), "looking makes nothing"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(200, "answers and takes the key"), (401, "refuses the key"), (404, "does not speak E2B"), (302, "answers 302")],
+)
+def test_an_engine_elsewhere(status: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as engine:
+        engine.reply = lambda request: Reply(status, b"[]")  # type: ignore[method-assign]
+        monkeypatch.setenv("E2B_API_URL", engine.url)
+        monkeypatch.setenv("E2B_API_KEY", "e2b_secret")
+        code, said = examine(monkeypatch, ABLE)
+    assert code == 0
+    assert words in section(said)
+    assert "e2b_secret" not in said
+
+
+def test_what_is_configured_wrongly_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("E2B_API_URL", "http://127.0.0.1:1")
+    assert "missing  E2B_API_KEY: not set" in examine(monkeypatch, ABLE)[1]
+    monkeypatch.setenv("E2B_API_KEY", "e2b_secret")
+    assert "missing  engine: nothing answers at http://127.0.0.1:1: Connection refused" in examine(monkeypatch, ABLE)[1]
+    monkeypatch.setenv("E2B_API_URL", "http://[")
+    assert "missing  engine: " in examine(monkeypatch, ABLE)[1]
+    monkeypatch.delenv("E2B_API_URL")
+    monkeypatch.delenv("E2B_API_KEY")
+    for url, words in {
+        "mysql://x/y": "mysql is not known here",
+        "no url": "is not a URL",
+        "postgresql://me:pass@127.0.0.1:1/x": "postgresql://me:***@127.0.0.1:1/x: ",
+        "sqlite:////dev/null/platform.db": "cannot be made in /dev/null",
+    }.items():
+        monkeypatch.setenv("SANDYARD_DATABASE_URL", url)
+        _, said = examine(monkeypatch, ABLE)
+        assert words in section(said)
+        assert "Traceback" not in said
+    monkeypatch.setenv("SANDYARD_PORT", "many")
+    code, said = examine(monkeypatch, ABLE)
+    assert code == 1
+    assert "missing  settings: The setting 'port' is not valid" in said
+    assert "The platform cannot start yet." in said

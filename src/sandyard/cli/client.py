@@ -1,0 +1,175 @@
+"""The server's API over HTTP: JSON in and out, and whatever goes wrong as one sentence with an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from sandyard import __version__
+from sandyard.cli.config import Login
+from sandyard.cli.errors import ApiError, NoAnswerError, NotLoggedInError
+
+API = "/api/v1"
+PAGE = 200
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 330.0
+"""A command that is waited for may take 300 s by itself."""
+
+Json = Any
+Content = bytes | Iterable[bytes] | AsyncIterable[bytes]
+
+
+class Client:
+    """One login's view of the API. Paths are those below /api/v1. Raises ApiError and NoAnswerError, nothing of httpx."""
+
+    def __init__(self, login: Login, *, patience: float = ANSWER_SECONDS) -> None:
+        self.login = login
+        headers = {"User-Agent": f"sandyard-cli/{__version__}", "Accept": "application/json"}
+        if login.token is not None:
+            headers["Authorization"] = f"Bearer {login.token.reveal()}"
+        timeout = httpx.Timeout(patience, connect=min(patience, CONNECT_SECONDS))
+        # a proxy in the environment is for what lies outside of this machine
+        self._http = httpx.Client(base_url=login.url, headers=headers, timeout=timeout, trust_env=not login.local)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def get(self, path: str, /, **params: object) -> Json:
+        return self.request("GET", path, params=params)
+
+    def post(self, path: str, body: Json = None, /, **params: object) -> Json:
+        return self.request("POST", path, body=body, params=params)
+
+    def patch(self, path: str, body: Json) -> Json:
+        return self.request("PATCH", path, body=body)
+
+    def delete(self, path: str, /, **params: object) -> Json:
+        return self.request("DELETE", path, params=params)
+
+    def put(self, path: str, content: Content, /, **params: object) -> Json:
+        """Send bytes as they are, streamed."""
+        return self.request("PUT", path, content=content, params=params)
+
+    def pages(self, path: str, limit: int, /, **params: object) -> dict[str, Json]:
+        """Up to `limit` items of a list, in as few requests as that takes, in the shape of a single answer."""
+        items: list[Json] = []
+        cursor: str | None = None
+        while True:
+            page = self.get(path, limit=min(PAGE, limit - len(items)), cursor=cursor, **params)
+            items += page["items"]
+            cursor = page.get("nextCursor")
+            if cursor is None or len(items) >= limit or not page["items"]:
+                return {**page, "items": items, "nextCursor": cursor}
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Json = None,
+        content: Content | None = None,
+        params: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Json:
+        """The JSON of the answer; None when it has none."""
+        sent = {"json": body} if body is not None else {"content": content}
+        if content is not None:
+            headers = {"Content-Type": "application/octet-stream", **(headers or {})}
+        with self._reaching():
+            answer = self._http.request(method, API + path, params=_given(params), headers=headers, **sent)
+        self._check(answer)
+        if not answer.content:
+            return None
+        try:
+            return answer.json()
+        except ValueError:
+            raise NoAnswerError(f"What answers at {self.login.url} is not a Sandyard server.") from None
+
+    @contextlib.contextmanager
+    def stream(
+        self,
+        path: str,
+        *,
+        params: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        silence: float | None = None,
+    ) -> Iterator[httpx.Response]:
+        """GET whose body is read as it comes. NoAnswerError also when the line drops or is silent for `silence` seconds."""
+        timeout = httpx.Timeout(silence or ANSWER_SECONDS, connect=CONNECT_SECONDS)
+        with (
+            self._reaching(),
+            self._http.stream("GET", API + path, params=_given(params), headers=headers, timeout=timeout) as answer,
+        ):
+            if answer.is_error:
+                answer.read()
+            self._check(answer)
+            yield answer
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            hint = " `sandyard up` starts a server." if self.login.local else ""
+            raise NoAnswerError(f"There is no server at {self.login.url}: {_reason(error)}.{hint}") from None
+        except httpx.TransportError as error:
+            raise NoAnswerError(f"The server at {self.login.url} does not answer: {_reason(error)}.") from None
+
+    def _check(self, answer: httpx.Response) -> None:
+        if not answer.is_error and not answer.is_redirect:
+            return
+        if answer.status_code == 401 and self.login.token is None:
+            raise NotLoggedInError(f"Nobody is logged in at {self.login.url}: `sandyard login` does that.")
+        message, code = _problem(answer)
+        raise ApiError(message, answer.status_code, code)
+
+
+def _problem(answer: httpx.Response) -> tuple[str, str | None]:
+    """The sentence and the code of an error, also when something in between has answered in the server's place."""
+    try:
+        problem = answer.json()
+        sentence = problem.get("detail") or problem.get("title")
+        wrong = [_field(error) for error in problem.get("errors") or []]
+        code = problem.get("code")
+    except (ValueError, AttributeError):
+        sentence, wrong, code = None, [], None
+    if not sentence:
+        sentence = f"The server at {answer.url.host} answered {answer.status_code} {answer.reason_phrase}"
+    if wrong := [text for text in wrong if text not in sentence]:
+        sentence = f"{sentence.rstrip('.')}: {'; '.join(wrong)}"
+    sentence = " ".join(sentence.split())
+    return (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."), code
+
+
+def _field(error: Json) -> str:
+    """One of problem+json's `errors`, in words."""
+    if not isinstance(error, dict):
+        return str(error)
+    where = error.get("field") or error.get("pointer") or error.get("path") or error.get("loc") or ""
+    name = ".".join(str(part) for part in where) if isinstance(where, list) else str(where)
+    what = str(error.get("message") or error.get("detail") or error.get("msg") or "is not valid")
+    return f"{name}: {what}" if name else what
+
+
+def _given(params: Mapping[str, object] | None) -> dict[str, str]:
+    spelled = {True: "true", False: "false"}
+    return {
+        name: spelled[value] if isinstance(value, bool) else str(value)
+        for name, value in (params or {}).items()
+        if value is not None
+    }
+
+
+def _reason(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return "it took too long"
+    text = str(error).strip().rstrip(".")
+    return text.partition("] ")[2] or text or type(error).__name__

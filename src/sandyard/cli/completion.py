@@ -1,0 +1,71 @@
+"""`sandyard completion`: the line for a shell's start file, and the ids it then completes. Offline, it completes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+PATIENCE_SECONDS = 1.5
+WHERE = {
+    "bash": '# in ~/.bashrc:  eval "$(sandyard completion bash)"',
+    "zsh": '# in ~/.zshrc:  eval "$(sandyard completion zsh)"',
+    "fish": "# sandyard completion fish > ~/.config/fish/completions/sandyard.fish",
+}
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(WHERE)))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print what makes SHELL complete commands, options and ids.
+
+    In ~/.bashrc: eval "$(sandyard completion bash)". For fish, write it to ~/.config/fish/completions/sandyard.fish.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(context.find_root().command, {}, "sandyard", "_SANDYARD_COMPLETE").source()
+    click.echo(f"{WHERE[shell]}\n{script}")
+
+
+def sandbox_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Of sandboxes; of sessions as soon as somebody types `ses`."""
+    if incomplete.startswith("ses"):
+        return session_ids(context, parameter, incomplete)
+    return _ids("/sandboxes", incomplete, lambda item: f"{item.get('status')} {item.get('template') or ''}".strip())
+
+
+def session_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _ids("/sessions", incomplete, lambda item: item.get("title") or "")
+
+
+def token_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _ids("/tokens", incomplete, lambda item: item.get("name") or "")
+
+
+def copy_ends(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files of this machine, or `sbx_…:`."""
+    if ":" in incomplete:
+        return []
+    return [
+        *(CompletionItem(f"{item.value}:", help=item.help) for item in sandbox_ids(context, parameter, incomplete)),
+        CompletionItem(incomplete, type="file"),
+    ]
+
+
+def _ids(path: str, incomplete: str, describe: Any) -> list[CompletionItem]:
+    from sandyard.cli.connection import connect  # noqa: PLC0415 - slow to load
+    from sandyard.cli.output import printable  # noqa: PLC0415
+    from sandyard.kit.errors import SandyardError  # noqa: PLC0415
+
+    try:
+        with connect(patience=PATIENCE_SECONDS) as client:
+            items = client.get(path, limit=200)["items"]
+        return [
+            CompletionItem(item["id"], help=printable(describe(item)))
+            for item in items
+            if item["id"].startswith(incomplete)
+        ]
+    except (SandyardError, OSError, KeyError, TypeError, AttributeError):
+        return []

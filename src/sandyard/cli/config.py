@@ -1,0 +1,106 @@
+"""Where the server is and who is asking: from the environment, or from what `sandyard login` stored.
+
+`SANDYARD_URL` and `SANDYARD_TOKEN` win over the file. A stored token is only ever sent to the address it was stored with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sandyard.cli.errors import CommandError
+from sandyard.kit.secret import Secret
+
+DEFAULT_URL = "http://127.0.0.1:8700"
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """`token_id` is set when the token was made by `sandyard login` itself, which then also ends it."""
+
+    url: str = DEFAULT_URL
+    token: Secret | None = None
+    token_id: str | None = None
+
+    @property
+    def local(self) -> bool:
+        return urlsplit(self.url).hostname in LOOPBACK
+
+    @property
+    def bare(self) -> bool:
+        """True when the token would cross a network unencrypted."""
+        return urlsplit(self.url).scheme == "http" and not self.local
+
+
+def path(environ: Mapping[str, str] | None = None) -> Path:
+    environ = os.environ if environ is None else environ
+    home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(home) / "sandyard" / "config.json"
+
+
+def load(environ: Mapping[str, str] | None = None) -> Login:
+    """Raises CommandError when the file is there and cannot be understood."""
+    environ = os.environ if environ is None else environ
+    stored = _read(path(environ))
+    url = environ.get("SANDYARD_URL")
+    address = checked_url(url) if url else stored.url
+    if token := environ.get("SANDYARD_TOKEN", "").strip():
+        return Login(address, Secret(token))
+    return stored if address == stored.url else Login(address)
+
+
+def save(login: Login, environ: Mapping[str, str] | None = None) -> Path:
+    """Replace the file at once, readable by its owner only."""
+    file = path(environ)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    content = {"url": login.url, "token": login.token.reveal() if login.token else None, "tokenId": login.token_id}
+    fresh = file.with_name(f".config-{os.getpid()}.json")
+    fresh.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            json.dump(content, stream, indent=2)
+            stream.write("\n")
+        fresh.replace(file)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return file
+
+
+def forget(environ: Mapping[str, str] | None = None) -> Login:
+    """Remove the token from the file, keep the address. Answers what was stored; idempotent."""
+    stored = _read(path(environ))
+    if stored.token is not None:
+        save(Login(stored.url), environ)
+    return stored
+
+
+def checked_url(text: str) -> str:
+    """`text` without a trailing slash. CommandError when it is no http address."""
+    text = text.strip()
+    if "://" not in text:
+        text = f"http://{text}"
+    try:
+        parts = urlsplit(text)
+        known = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        known = False
+    if not known or parts.query or parts.fragment or parts.username:
+        raise CommandError(f"{text!r} is not an address of a server. It looks like http://127.0.0.1:8700.")
+    return text.rstrip("/")
+
+
+def _read(file: Path) -> Login:
+    try:
+        content: Any = json.loads(file.read_text())
+        token = content.get("token")
+        return Login(checked_url(content["url"]), Secret(token) if token else None, content.get("tokenId"))
+    except FileNotFoundError:
+        return Login()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommandError(f"{file} cannot be understood. Remove it and log in again: `sandyard login`.") from error

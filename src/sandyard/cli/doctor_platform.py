@@ -1,0 +1,116 @@
+"""What `sandyard doctor` says of the platform: is it configured, is its engine there, is its database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandyard.cli.config import Login
+from sandyard.cli.findings import Finding
+from sandyard.kit.errors import SandyardError
+
+if TYPE_CHECKING:
+    from sandyard.platform.settings import PlatformSettings
+
+PATIENCE_SECONDS = 5.0
+CLOUD_DOMAIN = "e2b.app"
+
+
+def platform() -> Iterator[Finding]:
+    """Never raises for what is configured wrongly: that is what it is there to say."""
+    from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415 - slow to load
+
+    try:
+        settings = PlatformSettings.load()
+    except SandyardError as error:
+        yield Finding("settings", False, error.message, vital=True)
+        return
+    yield from _engine(settings)
+    yield _database(settings)
+
+
+def _engine(settings: PlatformSettings) -> Iterator[Finding]:
+    key, url = settings.e2b_api_key, settings.e2b_api_url
+    if key is None:
+        if url is None:
+            yield Finding("engine", True, "E2B_API_KEY is not set: `sandyard up` brings its own engine")
+        else:
+            yield Finding("E2B_API_KEY", False, f"not set, and the engine at {url} asks for one")
+        return
+    cloud = url is None
+    where = url or f"https://api.{settings.e2b_domain or CLOUD_DOMAIN}"
+    target = "E2B Cloud" if cloud else "an engine"
+    yield Finding("E2B_API_KEY", True, f"set: `sandyard up --engine none` uses {target} at {where}")
+    yield _reached(where, key.reveal())
+
+
+def _reached(url: str, key: str) -> Finding:
+    """Asks for a list of one sandbox: it needs a valid key and changes nothing."""
+    import httpx  # noqa: PLC0415 - slow to load
+
+    try:
+        answer = httpx.get(
+            f"{url.rstrip('/')}/v2/sandboxes",
+            params={"limit": 1},
+            headers={"X-API-KEY": key},
+            timeout=PATIENCE_SECONDS,
+            trust_env=not Login(url).local,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        reason = str(error).strip().rstrip(".").partition("] ")[2] or str(error).strip() or type(error).__name__
+        return Finding("engine", False, f"nothing answers at {url}: {reason}")
+    if answer.status_code in {401, 403}:
+        return Finding("engine", False, f"{url} refuses the key in E2B_API_KEY")
+    if answer.status_code != 200:
+        return Finding("engine", False, f"{url} answers {answer.status_code}: it does not speak E2B, or is not well")
+    return Finding("engine", True, f"{url} answers and takes the key")
+
+
+def _database(settings: PlatformSettings) -> Finding:
+    from sandyard.platform.db.database import Database  # noqa: PLC0415 - slow to load
+
+    name = "database"
+    try:
+        database = Database(settings.database)
+    except SandyardError as error:
+        return Finding(name, False, error.message, vital=True)
+    shown = database.url.render_as_string(hide_password=True).replace("+aiosqlite", "").replace("+asyncpg", "")
+    if database.is_sqlite:
+        return _file(Path(database.url.database or ""), shown)
+    try:
+        asyncio.run(_ask(database))
+    except TimeoutError:
+        return Finding(name, False, f"{shown} does not answer within {PATIENCE_SECONDS:.0f} s")
+    except SandyardError as error:
+        cause = error.__cause__ and getattr(error.__cause__, "orig", error.__cause__)
+        return Finding(name, False, f"{shown}: {' '.join(str(cause or error.message).split())}")
+    except Exception as error:  # whatever a driver raises is a sentence here
+        return Finding(name, False, f"{shown}: {' '.join(str(error).split()) or type(error).__name__}")
+    return Finding(name, True, f"{shown} answers")
+
+
+async def _ask(database: object) -> None:
+    from sandyard.platform.db.database import Database  # noqa: PLC0415 - slow to load
+
+    assert isinstance(database, Database)
+    await database.open()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await database.check()
+    finally:
+        await database.close()
+
+
+def _file(path: Path, shown: str) -> Finding:
+    """Looks, and makes nothing."""
+    if path.exists():
+        ok = path.is_file() and os.access(path, os.R_OK | os.W_OK)
+        return Finding("database", ok, f"{shown} is there" if ok else f"{path} cannot be read and written")
+    nearest = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
+    ok = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    return Finding(
+        "database", ok, f"{shown} will be made at the first start" if ok else f"{path} cannot be made in {nearest}"
+    )

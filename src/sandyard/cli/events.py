@@ -1,0 +1,97 @@
+"""`sandyard events`: what happened, and what happens right now."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from sandyard.cli.completion import sandbox_ids, session_ids
+from sandyard.cli.connection import connect
+from sandyard.cli.options import limit_option
+from sandyard.cli.output import as_json, output_option, print_json, printable
+from sandyard.cli.sse import follow
+
+TRIMMED = "events.trimmed"
+SUBJECTS = ("sandboxId", "sessionId", "taskId", "projectId")
+
+
+@click.command()
+@click.option("--session", "session_id", shell_complete=session_ids, help="Only what concerns this session.")
+@click.option("--sandbox", "sandbox_id", shell_complete=sandbox_ids, help="Only what concerns this sandbox.")
+@click.option("--task", "task_id", help="Only what concerns this task.")
+@click.option("--project", "project_id", help="Only what concerns this project.")
+@click.option("--after", type=click.IntRange(0), help="Only what came after the event of this number.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@limit_option(100)
+@output_option
+def events(
+    *,
+    session_id: str | None,
+    sandbox_id: str | None,
+    task_id: str | None,
+    project_id: str | None,
+    after: int | None,
+    following: bool,
+    limit: int,
+    output: str | None,
+) -> None:
+    """Show events, oldest first, or follow them live.
+
+    --follow starts now, or after --after; it survives dropped connections and restarts of the server without missing or
+    repeating an event. As JSON, it prints one event a line.
+    """
+    params = {"sessionId": session_id, "sandboxId": sandbox_id, "taskId": task_id, "projectId": project_id}
+    with connect() as client:
+        if following:
+            _follow(client, params, after, as_json(output))
+            return
+        page = _history(client, params, after, limit)
+    if as_json(output):
+        print_json(page)
+        return
+    for event in page["items"]:
+        click.echo(line(event))
+
+
+def _follow(client: Any, params: dict[str, str | None], after: int | None, json_lines: bool) -> None:
+    start = None if after is None else str(after)
+    seen = follow(client, "/events", params, after=start, dropped=lambda reason: click.echo(f"… {reason}", err=True))
+    try:
+        for message in seen:
+            event = json.loads(message.data)
+            if message.kind == TRIMMED:
+                click.echo(f"… events up to number {event['upTo']} are no longer kept.", err=True)
+            elif "seq" in event:
+                print_json(event, compact=True) if json_lines else click.echo(line(event))
+    except KeyboardInterrupt:
+        return
+
+
+def _history(client: Any, params: dict[str, str | None], after: int | None, limit: int) -> Any:
+    """Pages of up to 200, joined to one answer."""
+    items: list[Any] = []
+    while True:
+        page = client.get("/events/history", after=after, limit=min(200, limit - len(items)), **params)
+        items += page["items"]
+        if len(items) >= limit or not page.get("nextCursor") or not page["items"]:
+            return {**page, "items": items}
+        after = page["items"][-1]["seq"]
+
+
+def line(event: dict[str, Any]) -> str:
+    """`1042  10:31:07  sandbox.paused  sbx_…  reason=idle`"""
+    when = str(event.get("at") or "")[11:19]
+    subject = next((str(event[name]) for name in SUBJECTS if event.get(name)), "")
+    data = event.get("data") or {}
+    details = " ".join(
+        f"{name}={_short(value)}" for name, value in data.items() if value is not None and name not in SUBJECTS
+    )
+    kind = click.style(f"{event['kind']:<20}", fg="red" if event["kind"].endswith(".error") else "cyan")
+    return f"{event.get('seq', ''):>6}  {when}  {kind}  {subject:<24}  {details}".rstrip()
+
+
+def _short(value: Any) -> str:
+    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -1,0 +1,37 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def env_option(function: F) -> F:
+    return click.option(
+        "-e", "--env", "envs", multiple=True, metavar="NAME=VALUE", callback=_pairs, help="Set a variable. Repeatable."
+    )(function)
+
+
+def limit_option(default: int = 50) -> Callable[[F], F]:
+    return click.option(
+        "--limit", type=click.IntRange(1), default=default, show_default=True, help="Show at most this many."
+    )
+
+
+def given(**values: object) -> dict[str, object]:
+    """The body of a request: what was given, and nothing for what was not."""
+    return {name: value for name, value in values.items() if value not in (None, {}, ())}
+
+
+def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
+        pairs[name] = value
+    return pairs

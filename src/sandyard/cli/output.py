@@ -1,0 +1,143 @@
+"""What a command shows: tables for people, the API's own JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+Json = Any
+
+GAP, WIDEST = 2, 1000
+STATUS_STYLES = {
+    "running": "green",
+    "provisioning": "cyan",
+    "starting": "cyan",
+    "paused": "yellow",
+    "error": "red",
+    "lost": "red",
+    "timed_out": "red",
+    "killed": "yellow",
+    "destroyed": "dim",
+    "exited": "green",
+}
+
+
+def output_option(function: F) -> F:
+    """`-o json|table`; without it, a table on a terminal and JSON in a pipe."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json"]),
+        help="What to print.  [default: table on a terminal, else json]",
+    )(function)
+
+
+def as_json(output: str | None) -> bool:
+    return output == "json" or (output is None and not sys.stdout.isatty())
+
+
+def print_json(data: Json, *, compact: bool = False) -> None:
+    import json  # noqa: PLC0415 - help does not need it
+
+    click.echo(json.dumps(data, ensure_ascii=False, indent=None if compact else 2))
+
+
+def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, nothing: str) -> None:
+    """`columns`: heading → field, dotted for a field of a field; one that is empty in all of them is left out.
+
+    `nothing`: what to say to a person when there is none.
+    """
+    if as_json(output):
+        print_json(page)
+        return
+    items: Sequence[Json] = page["items"]
+    if not items:
+        click.echo(nothing, err=True)
+        return
+    from rich.table import Table  # noqa: PLC0415 - slow to load
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    shown = {heading: field for heading, field in columns.items() if any(_value(item, field) for item in items)}
+    for heading, field in shown.items():
+        whole = max(len(str(_value(item, field) or "")) for item in items) if field.lower().endswith("id") else None
+        table.add_column(heading, min_width=whole, overflow="ellipsis")  # what is cut off cannot be copied
+    for item in items:
+        table.add_row(*(_cell(field, _value(item, field)) for field in shown.values()))
+    screen = console()
+    needed = screen.measure(table, options=screen.options.update(max_width=WIDEST)).minimum
+    screen.width = max(screen.width, needed + GAP * len(shown))
+    screen.print(table)
+    if page.get("nextCursor"):
+        click.echo("There are more: --limit shows them.", err=True)
+
+
+def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
+    """One thing, a line for each field that it has."""
+    if as_json(output):
+        print_json(item)
+        return
+    from rich.table import Table  # noqa: PLC0415 - slow to load
+
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for heading, field in fields.items():
+        if (value := _value(item, field)) is not None:
+            table.add_row(heading, _cell(field, value))
+    console().print(table)
+
+
+def console(*, err: bool = False) -> Console:
+    from rich.console import Console  # noqa: PLC0415 - slow to load
+
+    return Console(stderr=err, highlight=False, markup=False, emoji=False)
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without anything that would steer a terminal."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(shown.split())
+
+
+def ago(stamp: str, now: datetime | None = None) -> str:
+    """An RFC 3339 time as people say it: `3 min ago`."""
+    try:
+        then = datetime.fromisoformat(stamp)
+    except ValueError:
+        return stamp
+    seconds = int(((now or datetime.now(UTC)) - then.astimezone(UTC)).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago" if seconds >= 2 else "now"
+
+
+def _value(item: Json, field: str) -> Json:
+    for name in field.split("."):
+        item = item.get(name) if isinstance(item, dict) else None
+    return item
+
+
+def _cell(field: str, value: Json) -> Any:
+    from rich.text import Text  # noqa: PLC0415 - slow to load
+
+    if value is None:
+        return Text("")
+    if field.endswith("At") and isinstance(value, str):
+        return Text(ago(value))
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, (dict, list)):
+        import json  # noqa: PLC0415 - help does not need it
+
+        return Text(printable(json.dumps(value, ensure_ascii=False)))
+    text = printable(str(value))
+    return Text(text, style=STATUS_STYLES.get(text, "") if field.endswith("status") else "")

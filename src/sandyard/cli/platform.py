@@ -1,0 +1,37 @@
+"""`sandyard platform`: the platform alone, as `sandyard up` starts it. Settings come from the environment."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from sandyard.cli.up import lifeline
+
+if TYPE_CHECKING:
+    from sandyard.platform.app import Ready
+
+
+@click.command(hidden=True)
+def platform() -> None:
+    """Serve the platform until SIGTERM. Settings are SANDYARD_<NAME> and E2B_… variables."""
+    lifeline.hold()
+    from sandyard.platform.app import run  # noqa: PLC0415 - slow to load
+    from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415
+
+    run(PlatformSettings.load(), announce)
+
+
+def announce(ready: Ready) -> None:
+    """On standard output, and read by `sandyard up`: what a person must be told."""
+    if ready.admin_token is not None:
+        click.echo(f"admin token: {ready.admin_token.reveal()}")
+        click.echo("It was made just now and is not shown again; `sandyard api-key create` makes more.")
+    for warning in ready.warnings:
+        click.echo(f"Warning: {warning}")
+    if ready.exposed:
+        click.echo(
+            f"Warning: {ready.url} may be reached from other machines, and tokens cross the network unencrypted."
+        )
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""`sandyard sandbox`: a module for each verb that is more than one request."""

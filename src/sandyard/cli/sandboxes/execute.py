@@ -1,0 +1,152 @@
+"""`sandyard sandbox exec`: a command there that feels like a command here."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import sandbox_ids
+from sandyard.cli.connection import connect, sandbox_of, segment
+from sandyard.cli.errors import FAILED, NoAnswerError
+from sandyard.cli.options import env_option, given
+from sandyard.cli.output import print_json
+from sandyard.cli.sse import follow
+from sandyard.kit.errors import SandyardError
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+TIMED_OUT, KILLED, INTERRUPTED = 124, 137, 130
+GIVE_UP_SECONDS = 120.0
+"""How long a server may be away while its command goes on."""
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
+@click.argument("command", nargs=-1, required=True)
+@click.option("--cwd", help="The directory to run it in.")
+@env_option
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds it may take.  [default: 300]")
+@click.option("-d", "--detach", is_flag=True, help="Print its id and leave it running.")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Wait, and print the API's JSON.")
+def execute(
+    *,
+    sandbox_id: str,
+    command: tuple[str, ...],
+    cwd: str | None,
+    envs: dict[str, str],
+    timeout: float | None,
+    detach: bool,
+    output: str | None,
+) -> None:
+    """Run COMMAND in a sandbox; its output appears as it comes, and its exit code is this command's.
+
+    A single argument is a line for the sandbox's shell; several are a command and its arguments, as they are. Options come
+    before SANDBOX. Ctrl-C kills the command. Exit codes: the command's own, 124 on timeout, 137 when it was killed, 130
+    after Ctrl-C.
+    """
+    if command[0] == "--":
+        command = command[1:]
+    if not command:
+        raise click.UsageError("There is no command to run.")
+    line = command[0] if len(command) == 1 else shlex.join(command)
+    body = given(command=line, cwd=cwd, envs=envs, timeout=timeout)
+    with connect(patience=(timeout or 300) + 60) as client:
+        path = f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}"
+        if output == "json" and not detach:
+            sys.exit(_wait(client, path, body))
+        started = client.post(f"{path}/execute", body | {"background": True})
+        if detach:
+            print_json(started) if output == "json" else click.echo(started["id"])
+            return
+        sys.exit(_attend(client, started["id"]))
+
+
+def _wait(client: Client, path: str, body: dict[str, object]) -> int:
+    """The answer says everything, at the end; until then the newest command of these words is the one that runs."""
+    try:
+        done = client.post(f"{path}/execute", body)
+    except KeyboardInterrupt:
+        for command in client.get(f"{path}/commands", limit=10)["items"]:
+            if command["command"] == body["command"] and command["status"] in {"starting", "running"}:
+                _kill(client, command["id"])
+                break
+        return INTERRUPTED
+    print_json(done)
+    return exit_code(done)
+
+
+def _attend(client: Client, number: str) -> int:
+    """Show a command's output until it ends; the exit code for this process."""
+    interrupted = False
+    offsets = {"stdout": 0, "stderr": 0}
+    while True:
+        try:
+            ended = copy_output(client, number, offsets)
+            break
+        except KeyboardInterrupt:
+            if interrupted:  # twice: whoever sits there will not wait
+                return INTERRUPTED
+            interrupted = True
+            _kill(client, number)
+        except BrokenPipeError:  # nobody reads on
+            _kill(client, number)
+            raise
+        except NoAnswerError as error:
+            raise NoAnswerError(f"{error.message} The command {number} goes on without us.") from None
+    if interrupted and ended["status"] == "killed":
+        return INTERRUPTED
+    return exit_code(ended)
+
+
+def copy_output(client: Client, number: str, offsets: dict[str, int]) -> Any:
+    """Write what a command writes, from `offsets` on, which are kept up to date, until it ends. The command then.
+
+    Survives dropped connections and restarts of the server.
+    """
+    path = f"/commands/{segment(number)}/stream"
+    for event in follow(client, path, offsets, give_up=GIVE_UP_SECONDS):
+        said: Any = json.loads(event.data)
+        if event.kind == "end":
+            return said
+        if event.kind == "output":
+            data = base64.b64decode(said["data"])
+            _write(said["stream"], data)
+            offsets[said["stream"]] = said["offset"] + len(data)
+    raise AssertionError("follow never ends by itself")
+
+
+def exit_code(command: Any) -> int:
+    """Never a made-up one: an end that nobody saw is said and is a failure."""
+    status, code, number = command["status"], command.get("exitCode"), command.get("id") or command["commandId"]
+    if status == "timed_out":
+        click.echo(f"sandyard: The command took too long and was ended ({number}).", err=True)
+        return TIMED_OUT
+    if status == "killed":
+        return KILLED
+    if status == "exited" and code is not None:
+        return int(code) if 0 <= code <= 255 else FAILED
+    if status == "exited" and command.get("signal"):
+        return 128 + int(command["signal"])
+    told = {"lost": "was lost with its sandbox", "not_started": "did not start"}.get(status, f"is {status}")
+    reason = f": {command['error'].rstrip('.')}" if command.get("error") else ""
+    click.echo(f"sandyard: The command {told}{reason} ({number}).", err=True)
+    return FAILED
+
+
+def _write(stream: str, data: bytes) -> None:
+    """As they are: what a command writes need not be text."""
+    target = sys.stderr if stream == "stderr" else sys.stdout
+    target.buffer.write(data)
+    target.buffer.flush()
+
+
+def _kill(client: Client, number: str) -> None:
+    with contextlib.suppress(SandyardError):
+        client.post(f"/commands/{segment(number)}/kill")

@@ -1,0 +1,189 @@
+"""Bytes between this machine and a sandbox, always streamed: no file is ever held in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import click
+
+from sandyard.cli.connection import segment
+from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.sandboxes import archive
+from sandyard.kit.ids import random_id
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+    from sandyard.cli.sandboxes.progress import Progress
+
+CHUNK = 1 << 18
+TAR_SECONDS = 600
+Kind = Literal["file", "dir"]
+
+
+class Files:
+    """The files of one sandbox."""
+
+    def __init__(self, client: Client, sandbox_id: str, progress: Progress) -> None:
+        self._client = client
+        self._base = f"/sandboxes/{segment(sandbox_id)}"
+        self._progress = progress
+        self._tar: bool | None = None
+
+    def kind(self, path: str) -> Kind | None:
+        """What is at `path`: None when nothing is."""
+        path = posixpath.normpath(path)
+        if path in {"/", "."}:
+            return "dir"
+        try:
+            entries = self._list(posixpath.dirname(path) or ".")
+        except ApiError as error:
+            if error.http_status == 404:
+                return None
+            raise
+        found = next((entry for entry in entries if entry["name"] == posixpath.basename(path)), None)
+        if found is None or found["kind"] != "symlink":
+            return found and _kind(found)
+        try:
+            self._list(path)
+        except ApiError as error:
+            if error.http_status >= 500:
+                raise
+            return "file"
+        return "dir"
+
+    def put(self, source: Path, target: str) -> None:
+        with source.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            self._progress.begin(source.name, size)
+            self._client.put(f"{self._base}/files", self._counted(_chunks(stream)), path=target)
+
+    def put_stream(self, stream: IO[bytes], target: str) -> None:
+        self._progress.begin("-", None)
+        self._client.put(f"{self._base}/files", self._counted(_chunks(stream)), path=target)
+
+    def get(self, source: str, target: Path) -> None:
+        """Into a file beside `target` that takes its place when it is complete."""
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}-")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                self.get_stream(source, stream)
+            Path(name).chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def get_stream(self, source: str, stream: IO[bytes]) -> None:
+        with self._download(source) as chunks:
+            for chunk in chunks:
+                stream.write(chunk)
+        stream.flush()
+
+    def put_tree(self, source: Path, target: str) -> None:
+        """The content of a directory becomes that of `target`, which is made; files that are there are replaced."""
+        if self._has_tar():
+            with self._temporary() as name:
+                self._progress.begin(source.name, archive.size(source))
+                self._client.put(f"{self._base}/files", self._counted(archive.pack(source)), path=name)
+                folder = shlex.quote(target)
+                self._run(f"mkdir -p -- {folder} && tar -xf {name} -C {folder} --no-same-owner")
+            return
+        for folder, _, names in os.walk(source):
+            for name in sorted(names):
+                file = Path(folder) / name
+                if file.is_file():
+                    self.put(file, posixpath.join(target, file.relative_to(source).as_posix()))
+
+    def get_tree(self, source: str, target: Path) -> None:
+        if self._has_tar():
+            with self._temporary() as name:
+                self._run(f"tar -cf {name} -C {shlex.quote(source)} .")
+                with self._download(name, shown=posixpath.basename(source)) as chunks:
+                    archive.unpack(chunks, target)
+            return
+        self._get_files(source, target)
+
+    def _get_files(self, source: str, target: Path) -> None:
+        target.mkdir(exist_ok=True)
+        for entry in self._list(source):
+            name = entry["name"]
+            if name in {"", ".", ".."} or "/" in name or "\0" in name:
+                raise CommandError(f"The sandbox has a file with the name {name!r}, which cannot be copied.")
+            if entry["kind"] not in {"file", "dir"}:
+                continue
+            if _kind(entry) == "dir":
+                self._get_files(posixpath.join(source, name), target / name)
+            else:
+                self.get(posixpath.join(source, name), target / name)
+
+    def _list(self, path: str) -> list[Any]:
+        answer = self._client.get(f"{self._base}/files/list", path=path, depth=1)
+        entries: list[Any] = answer["items"]
+        return entries
+
+    @contextlib.contextmanager
+    def _download(self, path: str, shown: str | None = None) -> Iterator[Iterator[bytes]]:
+        with self._client.stream(f"{self._base}/files", params={"path": path}) as answer:
+            length = answer.headers.get("content-length", "")
+            self._progress.begin(shown or posixpath.basename(path), int(length) if length.isdigit() else None)
+            yield self._counted(answer.iter_bytes(CHUNK))
+
+    def _counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+            self._progress.advance(len(chunk))
+
+    def _has_tar(self) -> bool:
+        if self._tar is None:
+            try:
+                self._tar = self._execute("command -v tar")["exitCode"] == 0
+            except ApiError as error:
+                if error.http_status != 403:  # the project's policy: then one file after the other
+                    raise
+                self._tar = False
+            if not self._tar:
+                click.echo(
+                    "There is no tar in the sandbox: file by file, without modes, links and empty ones.", err=True
+                )
+        return self._tar
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Iterator[str]:
+        """A name in the sandbox for a file that is gone afterwards."""
+        name = f"/tmp/{random_id('sandyard-cp-')}.tar"  # noqa: S108 - the sandbox's, and nobody can guess it
+        try:
+            yield name
+        finally:
+            with contextlib.suppress(ApiError):
+                self._client.delete(f"{self._base}/files", path=name)
+
+    def _run(self, command: str) -> None:
+        done = self._execute(command)
+        if done["exitCode"] != 0:
+            said = " ".join((done.get("stderr") or done["status"]).split())
+            raise CommandError(f"It could not be copied: {said[:500].rstrip('.')}.")
+
+    def _execute(self, command: str) -> Any:
+        return self._client.post(f"{self._base}/execute", {"command": command, "timeout": TAR_SECONDS})
+
+
+def _kind(entry: Any) -> Kind:
+    return "dir" if entry["kind"] == "dir" else "file"
+
+
+def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    while chunk := stream.read(CHUNK):
+        yield chunk
+
+
+def _umask() -> int:
+    now = os.umask(0o077)
+    os.umask(now)
+    return now

@@ -1,0 +1,125 @@
+"""`sandyard sandbox`: make, list, pause, resume, fork, kill. A sandbox may be named by its own id or its session's."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from sandyard.cli.completion import sandbox_ids
+from sandyard.cli.connection import connect, sandbox_of, segment
+from sandyard.cli.options import env_option, given, limit_option
+from sandyard.cli.output import output_option, show_list, show_one
+from sandyard.cli.sandboxes.copy import cp
+from sandyard.cli.sandboxes.execute import execute
+from sandyard.cli.sandboxes.logs import logs
+from sandyard.cli.sandboxes.shell import shell
+from sandyard.cli.sandboxes.waiting import until_settled
+from sandyard.kit.errors import SandyardError
+
+STATUSES = ["provisioning", "running", "paused", "error", "destroyed"]
+COLUMNS = {
+    "ID": "id",
+    "STATUS": "status",
+    "TEMPLATE": "template",
+    "SESSION": "sessionId",
+    "COMMANDS": "commandCount",
+    "CREATED": "createdAt",
+}
+FIELDS = {
+    "id": "id",
+    "status": "status",
+    "error": "error",
+    "template": "template",
+    "session": "sessionId",
+    "agent": "agentId",
+    "task": "taskId",
+    "commands": "commandCount",
+    "created": "createdAt",
+    "paused": "pausedAt",
+    "destroyed": "destroyedAt",
+}
+sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
+
+
+@click.group()
+def sandbox() -> None:
+    """Sandboxes: run commands, copy files, pause, fork. Wherever SANDBOX is asked for, a session's id does as well."""
+
+
+@sandbox.command()
+@click.option("--template", help="The root file system it starts from.")
+@env_option
+@click.option("--idle-seconds", type=click.IntRange(5), help="Unused this long, it is paused.  [default: 300]")
+@click.option("--agent", "agent_id", help="Who it is for.")
+@click.option("--task", "task_id", help="What it is for.")
+@output_option
+def create(
+    *,
+    template: str | None,
+    envs: dict[str, str],
+    idle_seconds: int | None,
+    agent_id: str | None,
+    task_id: str | None,
+    output: str | None,
+) -> None:
+    """Make a sandbox, and return when it runs."""
+    body = given(template=template, envs=envs, idleSeconds=idle_seconds, agentId=agent_id, taskId=task_id)
+    with connect() as client:
+        made = client.post("/sandboxes", body)
+        if made["status"] == "provisioning":
+            made = until_settled(client, made["id"])
+    show_one(made, FIELDS, output)
+
+
+@sandbox.command("list")
+@click.option("--all", "everyone", is_flag=True, help="Also those of others that you may see.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only those; destroyed ones are shown no other way.")
+@limit_option()
+@output_option
+def list_sandboxes(everyone: bool, status: str | None, limit: int, output: str | None) -> None:
+    """Sandboxes, newest first."""
+    with connect() as client:
+        page = client.pages("/sandboxes", limit, all=True if everyone else None, status=status)
+    columns = {"OWNER": "ownerId"} if everyone else {}
+    show_list(page, COLUMNS | columns, output, nothing="There is no sandbox. `sandyard sandbox create` makes one.")
+
+
+@sandbox.command()
+@sandbox_argument
+@output_option
+def show(sandbox_id: str, output: str | None) -> None:
+    """One sandbox. Looking does not wake it."""
+    with connect() as client:
+        show_one(client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}"), FIELDS, output)
+
+
+@sandbox.command()
+@click.argument("sandbox_ids", metavar="SANDBOX...", nargs=-1, required=True, shell_complete=sandbox_ids)
+def kill(sandbox_ids: tuple[str, ...]) -> None:
+    """End sandboxes, with everything in them. Those that have ended already are no error."""
+    code = 0
+    with connect() as client:
+        for name in sandbox_ids:
+            try:
+                client.delete(f"/sandboxes/{segment(sandbox_of(client, name))}")
+            except SandyardError as error:
+                click.echo(f"sandyard: {error.message}", err=True)
+                code = code or getattr(error, "exit_code", 1)
+    sys.exit(code)
+
+
+def _verb(name: str, help_text: str) -> None:
+    @sandbox.command(name, help=help_text)
+    @sandbox_argument
+    @output_option
+    def verb(sandbox_id: str, output: str | None) -> None:
+        with connect() as client:
+            show_one(client.post(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/{name}"), FIELDS, output)
+
+
+_verb("pause", "Pause a sandbox: processes and memory stay as they are. The next use wakes it.")
+_verb("resume", "Wake a sandbox.")
+_verb("fork", "Make another sandbox that goes on from where this one is.")
+for command in (execute, shell, cp, logs):
+    sandbox.add_command(command)

@@ -1,0 +1,85 @@
+"""`sandyard sandbox logs`: which commands ran in a sandbox, and what they wrote."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import sandbox_ids
+from sandyard.cli.connection import connect, sandbox_of, segment
+from sandyard.cli.options import limit_option
+from sandyard.cli.output import ago, print_json, printable
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+CHUNK = 256 * 1024
+
+
+@click.command()
+@click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
+@click.option("--command", "number", metavar="CMD", help="Only this command's output, all of it.")
+@limit_option(20)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
+    """Show the last commands of a sandbox and their output, oldest first. Looking does not wake it.
+
+    As JSON: the commands as the API lists them, newest first; `GET /commands/{id}/output` has what they wrote.
+    """
+    with connect() as client:
+        if number is not None:
+            found = client.get(f"/commands/{segment(number)}")
+            if output == "json":
+                print_json(found)
+            else:
+                _write(client, found)
+            return
+        page = client.pages(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/commands", limit)
+        if output == "json":
+            print_json(page)
+            return
+        for command in reversed(page["items"]):
+            click.echo(click.style(header(command), bold=True))
+            sys.stdout.flush()
+            _write(client, command)
+
+
+def header(command: Any) -> str:
+    """`$ make test  (exited 0, 2.3 s, 5 min ago, cmd_…)`"""
+    ended = command.get("status", "")
+    if command.get("exitCode") is not None:
+        ended += f" {command['exitCode']}"
+    facts = [ended]
+    if command.get("durationMs") is not None:
+        facts.append(f"{command['durationMs'] / 1000:.1f} s")
+    if command.get("startedAt"):
+        facts.append(ago(command["startedAt"]))
+    facts.append(command["id"])
+    return f"$ {printable(command.get('command') or '')}  ({', '.join(fact for fact in facts if fact)})"
+
+
+def _write(client: Client, command: Any) -> None:
+    for stream, target in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        last = b""
+        for data in pages(client, command["id"], stream):
+            target.buffer.write(data)
+            last = data
+        if last and not last.endswith(b"\n"):
+            target.buffer.write(b"\n")
+        target.buffer.flush()
+
+
+def pages(client: Client, number: str, stream: str) -> Iterator[bytes]:
+    """Everything a command wrote on one stream so far, a page at a time."""
+    offset = 0
+    while True:
+        page = client.get(f"/commands/{segment(number)}/output", stream=stream, offset=offset, limit=CHUNK)
+        text = page.get("text")
+        yield text.encode() if text is not None else base64.b64decode(page.get("base64") or "")
+        if page["end"] <= offset or page["end"] >= page["total"]:
+            return
+        offset = page["end"]

@@ -1,0 +1,54 @@
+"""A progress bar on a terminal's standard error; elsewhere, nothing."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import rich.progress
+
+
+class Progress:
+    def __init__(self, *, shown: bool) -> None:
+        self._bar: rich.progress.Progress | None = _bar() if shown else None
+        self._task: rich.progress.TaskID | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, name: str, total: int | None) -> None:
+        """The bar appears with the first transfer. `total` in bytes, None when nobody knows."""
+        if self._bar is not None:
+            self._bar.start()
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(name, total=total)
+
+    def advance(self, count: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task, count)
+
+
+def _bar() -> rich.progress.Progress:
+    from rich.progress import (  # noqa: PLC0415 - slow to load
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    from sandyard.cli.output import console  # noqa: PLC0415
+
+    name = TextColumn("{task.description}", markup=False)
+    return Bar(
+        name, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=console(err=True)
+    )

@@ -1,0 +1,154 @@
+"""The other side of a shell's WebSocket: what is typed goes out, what is written comes in, and a drop is mended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as connect_websocket
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, WebSocketException
+
+from sandyard.cli.config import Login
+from sandyard.cli.connection import segment
+from sandyard.cli.errors import ApiError, NoAnswerError
+
+FIRST_PAUSE, LONGEST_PAUSE, GIVE_UP_SECONDS = 0.5, 5.0, 300.0
+INTERRUPT = b"\x03"
+CLEAR = b"\x1b[H\x1b[2J"
+REPLAY_SECONDS = 0.5
+REFUSED = 4400
+"""A connection that the server ends with a reason: 4000 and the status it would have answered."""
+TYPED_AHEAD = 64 * 1024
+"""Bytes kept while there is no connection."""
+
+
+class Terminal:
+    """One shell. `run` returns its exit code; until then `type` and `resized` may be called at any time."""
+
+    def __init__(
+        self,
+        login: Login,
+        sandbox_id: str,
+        terminal: str | None,
+        *,
+        write: Callable[[bytes], None],
+        size: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._login = login
+        self._sandbox_id = sandbox_id
+        self._id = terminal
+        self._write = write
+        self._size = size
+        self._outbox: asyncio.Queue[str | bytes] = asyncio.Queue()
+        self._connected = False
+        self._given_up = asyncio.Event()
+        self._exit_code: int | None = None
+        self._replayed_by: float | None = None
+
+    def type(self, data: bytes) -> None:
+        if not self._connected and INTERRUPT in data:
+            self._given_up.set()
+        elif self._connected or self._outbox.qsize() < TYPED_AHEAD:
+            self._outbox.put_nowait(data)
+
+    def resized(self) -> None:
+        columns, rows = self._size()
+        self._outbox.put_nowait(json.dumps({"type": "resize", "cols": columns, "rows": rows}))
+
+    async def run(self) -> int:
+        """Until the shell ends. NoAnswerError when the server stays away, ApiError when it refuses."""
+        pause, lost_at = FIRST_PAUSE, None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with self._open() as socket:
+                    self._connected, pause, lost_at = True, FIRST_PAUSE, None
+                    await self._converse(socket)
+                reason = "the connection was closed"
+            except InvalidStatus as error:
+                refusal = _refusal(error)
+                if self._id is None or not refusal.passing:
+                    raise refusal from None
+                reason = refusal.message
+            except ConnectionClosed as error:
+                if error.rcvd is not None and REFUSED <= error.rcvd.code < REFUSED + 200:
+                    raise ApiError(error.rcvd.reason or "The server refused.", error.rcvd.code - 4000) from None
+                reason = str(error)
+            except (OSError, TimeoutError, WebSocketException, InvalidHandshake) as error:
+                reason = str(error) or type(error).__name__
+            self._connected = False
+            if self._exit_code is not None:
+                return self._exit_code
+            if self._id is None:
+                raise NoAnswerError(f"There is no shell: {reason.rstrip('.')}.")
+            lost_at = lost_at or loop.time()
+            if self._given_up.is_set() or loop.time() - lost_at > GIVE_UP_SECONDS:
+                raise NoAnswerError(f"The connection is lost; the shell goes on as --terminal {self._id}.")
+            self._write(b"\r\n[the connection dropped; looking for the shell again, Ctrl-C gives up]\r\n")
+            try:
+                async with asyncio.timeout(pause):
+                    await self._given_up.wait()
+            except TimeoutError:
+                pause = min(LONGEST_PAUSE, pause * 2)
+
+    def _open(self) -> connect_websocket:
+        columns, rows = self._size()
+        query: dict[str, Any] = {"cols": columns, "rows": rows} | ({"terminal": self._id} if self._id else {})
+        base = "ws" + self._login.url.removeprefix("http")
+        address = f"{base}/api/v1/sandboxes/{segment(self._sandbox_id)}/terminal?{urlencode(query)}"
+        token = self._login.token
+        headers = {"Authorization": f"Bearer {token.reveal()}"} if token else {}
+        proxy: Literal[True] | None = None if self._login.local else True
+        return connect_websocket(address, additional_headers=headers, proxy=proxy, max_size=None, open_timeout=30)
+
+    async def _converse(self, socket: ClientConnection) -> None:
+        sender = asyncio.create_task(self._send(socket))
+        try:
+            async for message in socket:
+                if isinstance(message, bytes):
+                    self._show(message)
+                else:
+                    self._hear(json.loads(message))
+                if self._exit_code is not None:
+                    return
+        finally:
+            sender.cancel()
+
+    def _hear(self, message: Any) -> None:
+        match message.get("type"):
+            case "opened":
+                again, self._id = self._id is not None, message["terminal"]
+                self._replayed_by = asyncio.get_running_loop().time() + REPLAY_SECONDS if again else None
+            case "closed" if message.get("ended"):
+                self._exit_code = message.get("exitCode") or 0
+
+    def _show(self, data: bytes) -> None:
+        """What comes first after a return is all that was kept of the shell: it takes the place of what is shown."""
+        if self._replayed_by is not None:
+            if asyncio.get_running_loop().time() < self._replayed_by:
+                self._write(CLEAR)
+            self._replayed_by = None
+        self._write(data)
+
+    async def _send(self, socket: ClientConnection) -> None:
+        while True:
+            message = await self._outbox.get()
+            try:
+                await socket.send(message)
+            except ConnectionClosed:
+                if isinstance(message, bytes):
+                    self._outbox.put_nowait(message)
+                return
+
+
+def _refusal(error: InvalidStatus) -> ApiError:
+    status = error.response.status_code
+    try:
+        detail = json.loads(error.response.body or b"{}").get("detail")
+    except (ValueError, AttributeError):
+        detail = None
+    return ApiError(detail or f"The server refused a terminal: {status}.", status)

@@ -1,0 +1,29 @@
+"""Waiting for a sandbox that is being made."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from sandyard.cli.connection import segment
+from sandyard.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+PATIENCE_SECONDS, PAUSE_SECONDS = 60.0, 0.1
+
+
+def until_settled(client: Client, sandbox_id: str, patience: float = PATIENCE_SECONDS) -> Any:
+    """The sandbox as soon as it is made. CommandError says why, when it will not be."""
+    deadline = time.monotonic() + patience
+    while True:
+        sandbox = client.get(f"/sandboxes/{segment(sandbox_id)}")
+        if sandbox["status"] in {"running", "paused"}:
+            return sandbox
+        if sandbox["status"] != "provisioning":
+            reason = sandbox.get("error") or f"it is {sandbox['status']}"
+            raise CommandError(f"Sandbox {sandbox_id} was not made: {str(reason).rstrip('.')}.")
+        if time.monotonic() > deadline:
+            raise CommandError(f"Sandbox {sandbox_id} is still being made after {patience:.0f} s.")
+        time.sleep(PAUSE_SECONDS)

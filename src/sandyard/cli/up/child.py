@@ -1,0 +1,162 @@
+"""One process that is kept running: started, waited for, started again when it dies, stopped when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandyard.cli.errors import CommandError
+from sandyard.cli.up import lifeline
+from sandyard.cli.up.health import answers
+
+FIRST_PAUSE, LONGEST_PAUSE, SETTLED_SECONDS = 0.5, 10.0, 60.0
+"""A process that dies is started again after growing pauses; one that has lived for a minute starts over with them."""
+PATIENCE_SECONDS, REMINDER_SECONDS = 660.0, 15.0
+"""An engine may have a template to unpack before it serves."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Child:
+    """`url` with `expected` as its status is how it says that it is ready. `heard` gets each line of its output."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    url: str
+    expected: int
+    lock: int
+    say: Say
+    heard: Callable[[str], None] = lambda line: None
+    user: pwd.struct_passwd | None = None
+    process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _pipe: int = field(default=-1, init=False)
+    _reading: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def first(self) -> None:
+        """Start it and return when it is ready. CommandError when it ends before: that would not get better."""
+        await self._start()
+        if not await self._ready(time.monotonic()):
+            assert self._reading is not None
+            await asyncio.wait((self._reading,), timeout=1)  # a process it has left may hold the other end
+            raise CommandError(f"The {self.name} did not start: {self._ending()}. What it said is above.")
+
+    async def keep(self) -> None:
+        """Start it again whenever it ends. Never returns; cancel it before `stop`."""
+        pause, since = FIRST_PAUSE, time.monotonic()
+        while True:
+            assert self.process is not None
+            await self.process.wait()
+            if time.monotonic() - since > SETTLED_SECONDS:
+                pause = FIRST_PAUSE
+            self.say(f"The {self.name} ended: {self._ending()}. It is started again in {pause:g} s.")
+            await asyncio.sleep(pause)
+            pause, since = min(LONGEST_PAUSE, pause * 2), time.monotonic()
+            try:
+                await self._start()
+                await self._ready(since)
+            except CommandError as error:
+                self.say(error.message)
+
+    async def stop(self, at_once: asyncio.Event) -> None:
+        """SIGTERM; SIGKILL after 20 s, or as soon as `at_once` is set. Returns when it is gone."""
+        process = self.process
+        if process is not None and process.returncode is None:
+            self.say(f"Stopping the {self.name}.")
+            _send(process, signal.SIGTERM)
+            gone, hurry = asyncio.ensure_future(process.wait()), asyncio.ensure_future(at_once.wait())
+            await asyncio.wait((gone, hurry), timeout=lifeline.STOP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+            if not gone.done():
+                self.say(f"The {self.name} does not stop; it is killed.")
+                _send(process, signal.SIGKILL)
+            await gone
+        self._let_go()
+
+    async def _start(self) -> None:
+        self._let_go()
+        reader, self._pipe = os.pipe()
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                env={**self.environment, lifeline.VARIABLE: lifeline.spell(reader, self.lock)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                pass_fds=(reader, self.lock),
+                start_new_session=True,  # Ctrl-C is for the supervisor, which stops them in order
+                **self._identity(),
+            )
+        except OSError as error:
+            who = f" as {self.user.pw_name}" if self.user is not None else ""
+            raise CommandError(f"The {self.name} cannot be started{who}: {error.strerror}: {error.filename}.") from None
+        finally:
+            os.close(reader)
+        assert self.process.stdout is not None
+        self._reading = asyncio.create_task(self._listen(self.process.stdout))
+
+    async def _ready(self, since: float) -> bool:
+        """True when it serves; False when it has ended, or was killed because it took too long."""
+        assert self.process is not None
+        reminder = since + REMINDER_SECONDS
+        while self.process.returncode is None:
+            if await answers(self.url, self.expected) and self.process.returncode is None:
+                self.say(f"{self.name:<8}  ready  {time.monotonic() - since:.1f} s")
+                return True
+            now = time.monotonic()
+            if now > since + PATIENCE_SECONDS:
+                _send(self.process, signal.SIGKILL)
+                break
+            if now > reminder:
+                self.say(f"{self.name:<8}  still starting, {now - since:.0f} s")
+                reminder += REMINDER_SECONDS
+            await asyncio.sleep(0.05)
+        await self.process.wait()
+        return False
+
+    async def _listen(self, stream: asyncio.StreamReader) -> None:
+        while line := await _line(stream):
+            self.heard(line.decode(errors="replace").rstrip("\n"))
+
+    def _identity(self) -> dict[str, Any]:
+        if self.user is None:
+            return {}
+        groups = os.getgrouplist(self.user.pw_name, self.user.pw_gid)
+        return {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": groups}
+
+    def _ending(self) -> str:
+        assert self.process is not None
+        code = self.process.returncode or 0
+        if code >= 0:
+            return f"exit code {code}"
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+        return f"killed by signal {-code}"
+
+    def _let_go(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """The next line, or as much of it as anybody would print."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.readexactly(error.consumed)
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

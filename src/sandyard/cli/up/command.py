@@ -1,0 +1,164 @@
+"""`sandyard up`: its options, and what each of the two processes is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from sandyard.cli.errors import CommandError
+from sandyard.cli.up.child import Child
+from sandyard.cli.up.health import address, reserve
+from sandyard.cli.up.state import State, default_data_dir
+from sandyard.cli.up.supervisor import supervise
+
+LOOPBACK = "127.0.0.1"
+TOKEN_LINE = "admin token:"  # noqa: S105 - how the platform begins the line that says it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to start, and where."""
+
+    host: str
+    port: int
+    engine: bool
+    engine_port: int
+    engine_options: tuple[str, ...]
+    user: pwd.struct_passwd | None
+    log_level: str | None
+
+
+@click.command()
+@click.option("--host", default=LOOPBACK, show_default=True, help="Address the platform listens on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8700, show_default=True, help="Its port; 0: a free one.")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="What outlives a restart lies here.")
+@click.option(
+    "--engine",
+    type=click.Choice(["embedded", "none"]),
+    envvar="SANDYARD_ENGINE",
+    default="embedded",
+    show_default=True,
+    help="none: sandboxes are E2B Cloud's (E2B_API_KEY) or another endpoint's (E2B_API_URL).",
+)
+@click.option(
+    "--engine-port", type=click.IntRange(0, 65535), help="The engine's port, on loopback.  [default: the next one]"
+)
+@click.option("--pool-size", type=click.IntRange(0), help="Sandboxes the engine keeps ready; 0 keeps none.")
+@click.option("--driver", type=click.Choice(["auto", "namespace", "fake"]), help="Where the engine runs sandboxes.")
+@click.option("--platform-user", help="Run the platform as this user; only as root.  [default: the same user]")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of both.  [default: info]")
+def up(
+    *,
+    host: str,
+    port: int,
+    data_dir: Path | None,
+    engine: str,
+    engine_port: int | None,
+    pool_size: int | None,
+    driver: str | None,
+    platform_user: str | None,
+    log_level: str | None,
+) -> None:
+    """Start the engine and the platform, and keep them running until SIGTERM or Ctrl-C.
+
+    One that dies is started again. The engine needs root for all that it can do; the platform never does: give it a user
+    of its own with --platform-user. Everything else is set by SANDYARD_<NAME> variables. When this ends, however it ends,
+    both processes end; sandboxes go on, and the next start finds them.
+    """
+    user = _user(platform_user)
+    state = State(data_dir or _configured() or default_data_dir())
+    state.take()
+    port = reserve(host, port, "--port")
+    embedded = engine == "embedded"
+    if engine_port is None:
+        engine_port = port + 1 if port < 65535 else 0
+    if embedded:
+        engine_port = reserve(LOOPBACK, engine_port, "--engine-port")
+    options = [*(("--pool-size", str(pool_size)) if pool_size is not None else ())]
+    options += ["--driver", driver] if driver is not None else []
+    plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level)
+    _warn(embedded)
+    asyncio.run(supervise(children(plan, state), lambda: _announce(plan, state)))
+    click.echo("Stopped.")
+
+
+def children(plan: Plan, state: State) -> list[Child]:
+    """The engine first: the platform has use for it as soon as it starts."""
+    if plan.user is not None:
+        state.give_platform_to(plan.user)
+    python = [sys.executable, "-m", "sandyard"]
+    common = {name: value for name, value in os.environ.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
+    if plan.log_level is not None:
+        common["SANDYARD_LOG_LEVEL"] = plan.log_level
+    platform = common | {
+        "SANDYARD_HOST": plan.host,
+        "SANDYARD_PORT": str(plan.port),
+        "SANDYARD_DATA_DIR": str(state.platform),
+    }
+    if plan.user is not None:
+        platform |= {"HOME": plan.user.pw_dir, "USER": plan.user.pw_name, "LOGNAME": plan.user.pw_name}
+    started = []
+    if plan.engine:
+        key, url = state.key().reveal(), address(LOOPBACK, plan.engine_port)
+        platform = {name: value for name, value in platform.items() if not name.startswith("E2B_")}
+        platform |= {"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+        command = [*python, "engine", "--host", LOOPBACK, "--port", str(plan.engine_port)]
+        command += ["--data-dir", str(state.engine), *plan.engine_options]
+        given = os.environ.get("SANDYARD_API_KEYS")
+        engine = common | {"SANDYARD_API_KEYS": f"{given},{key}" if given else key}
+        started.append(Child("engine", command, engine, f"{url}/health", 204, state.lock, _say))
+    # without sandboxes it is never ready, and still says so to whoever asks
+    sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
+    ready = f"{address(plan.host, plan.port)}{sound}"
+    started.append(Child("platform", [*python, "platform"], platform, ready, 200, state.lock, _say, _hear, plan.user))
+    return started
+
+
+def _announce(plan: Plan, state: State) -> None:
+    where = address(plan.host, plan.port)
+    _say(f"Sandyard is at {where}; its data is in {state.path}.")
+    _say(f"To use it from a terminal: sandyard login {where}")
+    if plan.engine:
+        _say(
+            f"E2B clients: E2B_API_URL and E2B_SANDBOX_URL={address(LOOPBACK, plan.engine_port)}, a key is in engine.key."
+        )
+
+
+def _hear(line: str) -> None:
+    """What the platform says on its standard output: the admin token, on the first start."""
+    _say(line)
+
+
+def _say(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def _warn(embedded: bool) -> None:
+    key, url = os.environ.get("E2B_API_KEY"), os.environ.get("E2B_API_URL")
+    if embedded and (key or url):
+        click.echo("E2B_API_KEY and E2B_API_URL are set and not used: --engine none is for that.", err=True)
+    if not embedded and not key:
+        click.echo("Warning: there are no sandboxes: --engine none, and E2B_API_KEY is not set.", err=True)
+
+
+def _user(name: str | None) -> pwd.struct_passwd | None:
+    if name is None:
+        return None
+    if os.geteuid() != 0:
+        raise CommandError("--platform-user is for root: only root can start a process as another user.")
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise CommandError(f"There is no user {name!r} on this machine.") from None
+
+
+def _configured() -> Path | None:
+    text = os.environ.get("SANDYARD_DATA_DIR")
+    return Path(text) if text else None

@@ -1,0 +1,58 @@
+"""Whether a process serves: one GET, without a library that takes longer to load than the answer takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from urllib.parse import urlsplit
+
+from sandyard.cli.errors import CommandError
+
+PATIENCE_SECONDS = 2.0
+
+
+async def answers(url: str, expected: int) -> bool:
+    """True when a GET of `url` is answered with that status within 2 s."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await status_of(url) == expected
+    except (OSError, TimeoutError, ValueError):
+        return False
+
+
+async def status_of(url: str) -> int:
+    """Raises OSError when nobody answers, ValueError when it is not HTTP."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        request = f"GET {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        version, _, rest = (await reader.readline()).decode("latin-1").partition(" ")
+        if not version.startswith("HTTP/"):
+            raise ValueError("not HTTP")
+        return int(rest[:3])
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def reserve(host: str, port: int, option: str) -> int:
+    """The port if it is free, a free one for 0. CommandError when it is taken or the address is not this machine's."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise CommandError(
+            f"Port {port} on {host} cannot be had: {error.strerror}. Choose another with {option}."
+        ) from None
+
+
+def address(host: str, port: int) -> str:
+    """Where a client on this machine finds what listens there."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{name}:{port}"

@@ -1,0 +1,43 @@
+"""How a child ends with its supervisor, however that ends: a pipe that nobody writes to, whose end is heard at once.
+
+A child also keeps the supervisor's lock open: whoever starts anew on that directory waits until the last one is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+VARIABLE = "SANDYARD_LIFELINE"
+STOP_SECONDS = 20.0
+"""How long a process may take to stop before it is killed."""
+
+
+def spell(pipe: int, lock: int) -> str:
+    """What the supervisor sets `VARIABLE` to. Both descriptors are handed over to the child as they are."""
+    return f"{pipe},{lock}"
+
+
+def hold() -> None:
+    """Called by a child as its first deed. Does nothing in a process that has no supervisor.
+
+    When the supervisor is gone, this process is asked to stop (SIGTERM), and killed when it has not after 20 s. Its own
+    children inherit nothing of this.
+    """
+    text = os.environ.pop(VARIABLE, None)
+    if text is None:
+        return
+    pipe, lock = (int(part) for part in text.split(","))
+    for descriptor in (pipe, lock):
+        os.set_inheritable(descriptor, False)
+    threading.Thread(target=_listen, args=(pipe,), name="lifeline", daemon=True).start()
+
+
+def _listen(pipe: int) -> None:
+    while os.read(pipe, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)

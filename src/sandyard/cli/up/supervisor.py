@@ -1,0 +1,51 @@
+"""Children in order: each is started when the one before is ready, all are kept running, and stopped in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+
+from sandyard.cli.up.child import Child
+
+
+async def supervise(children: Sequence[Child], ready: Callable[[], None]) -> None:
+    """Until SIGTERM, SIGINT or SIGHUP; a second one kills what has not stopped yet.
+
+    CommandError when one does not start the first time. No child is left, whichever way this ends.
+    """
+    stopping, at_once = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (at_once if stopping.is_set() else stopping).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    running = asyncio.create_task(_run(children, ready))
+    asked = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((running, asked), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        running.cancel()
+        asked.cancel()
+        await asyncio.gather(running, asked, return_exceptions=True)
+        stopping.set()
+        for child in reversed(children):
+            await child.stop(at_once)
+
+
+async def _run(children: Sequence[Child], ready: Callable[[], None]) -> None:
+    keeping: list[asyncio.Task[None]] = []
+    try:
+        for child in children:
+            await child.first()
+            keeping.append(asyncio.create_task(child.keep()))
+        ready()
+        await asyncio.gather(*keeping)
+    finally:
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)

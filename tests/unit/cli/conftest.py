@@ -1,0 +1,50 @@
+"""No test of the CLI sees the login of whoever runs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.real import Yard, read
+from tests.unit.cli.server import Server, serving
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nobody is logged in; the folder where that would be stored."""
+    for name in [*os.environ]:
+        if name.startswith(("SANDYARD_", "E2B_")) and name != "SANDYARD_TEST_DIR":
+            monkeypatch.delenv(name)
+    folder = tmp_path / "config"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """One that answers as told, with somebody logged in."""
+    with serving() as running:
+        monkeypatch.setenv("SANDYARD_URL", running.url)
+        monkeypatch.setenv("SANDYARD_TOKEN", "sy_test")
+        yield running
+
+
+@pytest.fixture(scope="session")
+def yard() -> Iterator[Yard]:
+    """The real thing, for all tests that change nothing of each other's. Any of them may kill a part of it."""
+    if os.geteuid() != 0:
+        pytest.skip("sandboxes with all their means need root")
+    running = Yard(settings={"SANDYARD_LOGINS_PER_MINUTE": "1000"})
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def box(yard: Yard) -> str:
+    """A sandbox that runs."""
+    made = read(yard, "sandbox", "create")
+    assert made["status"] == "running"
+    return str(made["id"])

@@ -1,0 +1,65 @@
+"""Directories as streams of tar; what comes out of a sandbox is not trusted."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandyard.cli.errors import CommandError
+from sandyard.cli.sandboxes import archive
+
+
+def pieces(data: bytes, size: int = 777) -> Iterator[bytes]:
+    return iter([data[at : at + size] for at in range(0, len(data), size)])
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "a" / "empty").mkdir(parents=True)
+    (source / "a" / "file").write_bytes(os.urandom(300_000))
+    (source / "link").symlink_to("a/file")
+    os.mkfifo(source / "pipe")
+    data = b"".join(archive.pack(source))
+    assert abs(len(data) - archive.size(source)) <= archive.CHUNK
+    archive.unpack(pieces(data), tmp_path / "target")
+    assert (tmp_path / "target" / "link").read_bytes() == (source / "a" / "file").read_bytes()
+    assert (tmp_path / "target" / "a" / "empty").is_dir()
+    assert not (tmp_path / "target" / "pipe").exists()
+
+
+def test_a_reader_that_stops_leaves_no_writer(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(3_000_000))
+    reading = archive.pack(tmp_path)
+    next(reading)
+    reading.close()  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_read_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(archive.pack(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])
+def test_nothing_lands_outside(name: str, tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = 2
+        tar.addfile(entry, io.BytesIO(b"no"))
+    target = tmp_path / "target"
+    try:
+        archive.unpack(pieces(made.getvalue()), target)
+    except CommandError as error:
+        assert "outside" in error.message
+    assert not (tmp_path / "outside").exists()
+    assert not Path("/etc/outside").exists()
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="not a tar archive"):
+        archive.unpack(pieces(b"hello" * 1000), tmp_path / "target")

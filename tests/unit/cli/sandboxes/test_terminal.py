@@ -1,0 +1,133 @@
+"""The WebSocket of a shell: drops, refusals and the end, as a server says them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import pytest
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.http11 import Request, Response
+
+from sandyard.cli.config import Login
+from sandyard.cli.errors import ApiError, NoAnswerError
+from sandyard.cli.sandboxes import terminal as terminal_module
+from sandyard.cli.sandboxes.terminal import CLEAR, Terminal
+from sandyard.kit.secret import Secret
+
+Talk = Callable[[ServerConnection], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal_module, "FIRST_PAUSE", 0.01)
+
+
+def shell_at(server: Server, shown: list[bytes], terminal: str | None = None) -> Terminal:
+    port = next(iter(server.sockets)).getsockname()[1]
+    login = Login(f"http://127.0.0.1:{port}", Secret("sy_test"))
+    return Terminal(login, "sbx_1", terminal, write=shown.append, size=lambda: (100, 30))
+
+
+def control(**message: object) -> str:
+    return json.dumps(message)
+
+
+async def test_typed_shown_and_ended() -> None:
+    asked: list[str] = []
+
+    async def talk(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        asked.append(socket.request.path)
+        assert socket.request.headers["Authorization"] == "Bearer sy_test"
+        await socket.send(control(type="opened", terminal="trm_1"))
+        assert await socket.recv() == b"ls\r"
+        assert json.loads(await socket.recv()) == {"type": "resize", "cols": 100, "rows": 30}
+        await socket.send(b"file\r\n")
+        await socket.send(control(type="closed", ended=True))
+
+    async with serve(talk, "127.0.0.1", 0) as server:
+        shown: list[bytes] = []
+        shell = shell_at(server, shown)
+        shell.type(b"ls\r")
+        shell.resized()
+        async with asyncio.timeout(20):
+            assert await shell.run() == 0
+    assert shown == [b"file\r\n"]
+    assert asked == ["/api/v1/sandboxes/sbx_1/terminal?cols=100&rows=30"]
+
+
+async def test_a_drop_is_mended_and_what_was_kept_is_shown_once() -> None:
+    asked: list[str] = []
+
+    async def talk(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        asked.append(socket.request.path)
+        await socket.send(control(type="opened", terminal="trm_1"))
+        if len(asked) == 1:
+            await socket.send(b"before")
+            socket.transport.abort()
+            return
+        await socket.send(b"before and after")
+        await socket.send(control(type="closed", ended=len(asked) == 3))
+
+    async with serve(talk, "127.0.0.1", 0) as server:
+        shown: list[bytes] = []
+        async with asyncio.timeout(20):
+            assert await shell_at(server, shown).run() == 0
+    assert [path.partition("&terminal=")[2] for path in asked] == ["", "trm_1", "trm_1"]
+    text = b"".join(shown)
+    assert text.startswith(b"before\r\n[the connection dropped")
+    assert text.endswith(CLEAR + b"before and after")
+
+
+async def test_ctrl_c_gives_up_a_lost_shell() -> None:
+    async def talk(socket: ServerConnection) -> None:
+        await socket.send(control(type="opened", terminal="trm_1"))
+
+    async with serve(talk, "127.0.0.1", 0) as server:
+        shown: list[bytes] = []
+        shell = shell_at(server, shown)
+        running = asyncio.create_task(shell.run())
+        async with asyncio.timeout(20):
+            while not any(b"dropped" in piece for piece in shown):
+                await asyncio.sleep(0.01)
+            server.close()
+            while not running.done():
+                shell.type(b"\x03")
+                await asyncio.sleep(0.01)
+    with pytest.raises(NoAnswerError, match="--terminal trm_1"):
+        await running
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(401, 4), (404, 3), (410, 3), (503, 5)])
+async def test_a_refusal_is_a_sentence(status: int, exit_code: int) -> None:
+    def refuse(socket: ServerConnection, request: Request) -> Response:
+        return socket.respond(HTTPStatus(status), json.dumps({"detail": "That is not possible."}))
+
+    async def talk(socket: ServerConnection) -> None:
+        raise AssertionError
+
+    async with serve(talk, "127.0.0.1", 0, process_request=refuse) as server:
+        with pytest.raises(ApiError, match="not possible") as raised:
+            await shell_at(server, []).run()
+    assert raised.value.exit_code == exit_code
+
+
+async def test_a_sandbox_that_ends_under_a_shell() -> None:
+    async def talk(socket: ServerConnection) -> None:
+        await socket.send(control(type="opened", terminal="trm_1"))
+        await socket.close(4410, "The sandbox was destroyed.")
+
+    async with serve(talk, "127.0.0.1", 0) as server:
+        with pytest.raises(ApiError, match="destroyed") as raised:
+            await shell_at(server, []).run()
+    assert raised.value.exit_code == 3
+
+
+async def test_nobody_there() -> None:
+    login = Login("http://127.0.0.1:1", None)
+    with pytest.raises(NoAnswerError):
+        await Terminal(login, "sbx_1", None, write=print, size=lambda: (80, 24)).run()

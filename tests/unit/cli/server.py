@@ -1,0 +1,118 @@
+"""A server that answers what a test tells it to: for drops, broken answers and proxies' errors, which the real one does not make
+on demand. Everything else is tested against the real one, by the tests that ask for `yard`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Reply:
+    """`cut`: promise more than there is, then hang up."""
+
+    status: int = 200
+    body: Any = b""
+    kind: str = "application/json"
+    cut: bool = False
+
+
+Answer = Callable[[Request], Reply]
+
+
+@dataclass
+class Server:
+    """`on("GET", "/me", Reply(…))`: replies in turn, the last one again and again. `asked`: every request it got."""
+
+    url: str = ""
+    asked: list[Request] = field(default_factory=list)
+    _replies: dict[tuple[str, str], list[Reply | Answer]] = field(default_factory=dict)
+
+    def on(self, method: str, path: str, *replies: Reply | Answer) -> None:
+        self._replies[method, f"/api/v1{path}"] = list(replies)
+
+    def reply(self, request: Request) -> Reply:
+        self.asked.append(request)
+        replies = self._replies.get((request.method, request.path))
+        if not replies:
+            return problem(404, "not_found", f"There is no {request.method} {request.path} here.")
+        reply = replies.pop(0) if len(replies) > 1 else replies[0]
+        return reply(request) if callable(reply) else reply
+
+
+def problem(status: int, code: str, detail: str) -> Reply:
+    body = {"type": f"urn:sandyard:problem:{code}", "title": "No", "status": status, "code": code, "detail": detail}
+    return Reply(status, body, "application/problem+json")
+
+
+def events(*items: tuple[str, str, Any], cut: bool = False) -> Reply:
+    """Of (id, event, data)."""
+    text = "".join(f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n" for number, kind, data in items)
+    return Reply(200, text.encode(), "text/event-stream", cut)
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    told = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            parts = urlsplit(self.path)
+            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length) if length else self._chunks()
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            reply = told.reply(Request(self.command, parts.path, query, headers, body))
+            content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+            self.send_response(reply.status)
+            self.send_header("Content-Type", reply.kind)
+            self.send_header("Content-Length", str(len(content) + (1000 if reply.cut else 0)))
+            self.end_headers()
+            self.wfile.write(content)
+            if reply.cut:
+                self.close_connection = True
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815 - the names http.server looks for
+
+        def _chunks(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return b""
+            body = b""
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return body
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    told.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield told
+    finally:
+        server.shutdown()
+        server.server_close()

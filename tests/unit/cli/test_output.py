@@ -1,0 +1,84 @@
+"""Tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from click.testing import CliRunner
+
+from sandyard.cli.main import cli
+from sandyard.cli.output import ago, printable
+from tests.unit.cli.server import Reply, Server
+
+NOW = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "said"),
+    [
+        ("2026-01-31T10:00:00.500Z", "now"),
+        ("2026-01-31T09:59:30Z", "30 s ago"),
+        ("2026-01-31T09:30:00Z", "30 min ago"),
+        ("2026-01-31T07:00:00Z", "3 h ago"),
+        ("2026-01-21T10:00:00Z", "10 d ago"),
+        ("yesterday", "yesterday"),
+    ],
+)
+def test_times(stamp: str, said: str) -> None:
+    assert ago(stamp, NOW) == said
+
+
+def test_what_others_wrote_does_not_steer_a_terminal() -> None:
+    assert printable("a\x1b[31mb\nc\u202ed") == "a [31mb c d"
+
+
+PAGE = {
+    "items": [
+        {
+            "id": "sbx_00000000000000000001",
+            "status": "running",
+            "sessionId": None,
+            "template": "[red]\x1b[31m",
+            "commandCount": 0,
+        },
+        {
+            "id": "sbx_00000000000000000002",
+            "status": "paused",
+            "sessionId": "ses_00000000000000000001",
+            "template": "base",
+        },
+    ],
+    "nextCursor": "abc",
+}
+
+
+def test_a_list(server: Server) -> None:
+    server.on("GET", "/sandboxes", Reply(200, PAGE))
+    result = CliRunner().invoke(cli, ["sandbox", "list", "--limit", "2", "-o", "table"], env={"COLUMNS": "60"})
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[0] == "ID"
+    assert "COMMANDS" not in lines[0], "a column that is empty is left out"
+    assert lines[1].startswith("sbx_00000000000000000001  running")
+    assert "[red]" in lines[1]
+    assert "ses_00000000000000000001" in lines[2], "an id is never cut"
+    assert "\x1b" not in result.stdout
+    assert "--limit" in result.stderr
+    plain = CliRunner().invoke(cli, ["sandbox", "list", "--limit", "2"])
+    assert json.loads(plain.stdout) == PAGE, "in a pipe, what the API said"
+
+
+def test_an_empty_list(server: Server) -> None:
+    server.on("GET", "/sessions", Reply(200, {"items": [], "nextCursor": None}))
+    result = CliRunner().invoke(cli, ["session", "list", "-o", "table"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "sandyard session create" in result.stderr
+
+
+def test_one_thing(server: Server) -> None:
+    box = {"id": "sbx_1", "status": "error", "error": "It\ndied.", "createdAt": "2026-01-31T07:00:00Z"}
+    server.on("GET", "/sandboxes/sbx_1", Reply(200, box))
+    said = CliRunner().invoke(cli, ["sandbox", "show", "sbx_1", "-o", "table"]).stdout
+    assert [line.split(maxsplit=1)[0] for line in said.splitlines()] == ["id", "status", "error", "created"]
+    assert "It died." in said

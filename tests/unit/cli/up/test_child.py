@@ -1,0 +1,69 @@
+"""One child of `sandyard up`: as whom it runs, and what it can't be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandyard.cli.errors import CommandError
+from sandyard.cli.up.child import Child
+
+NOWHERE = "http://127.0.0.1:1/"
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+async def test_it_runs_as_another_user(lock: int) -> None:
+    heard: list[str] = []
+    child = Child(
+        "platform",
+        ["/bin/sh", "-c", "id -u; id -G; exec sleep 1000"],
+        {"PATH": os.environ["PATH"]},
+        NOWHERE,
+        200,
+        lock,
+        heard.append,
+        heard.append,
+        pwd.getpwnam("nobody"),
+    )
+    starting = asyncio.create_task(child.first())
+    async with asyncio.timeout(30):
+        while len(heard) < 2:
+            await asyncio.sleep(0.02)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await child.stop(asyncio.Event())
+    nobody = pwd.getpwnam("nobody")
+    assert heard[:2] == [str(nobody.pw_uid), str(nobody.pw_gid)], "and none of root's groups"
+    assert child.process is not None
+    assert child.process.returncode is not None
+
+
+async def test_what_cannot_be_started(lock: int) -> None:
+    child = Child("engine", ["/no/such/program"], {}, NOWHERE, 204, lock, lambda line: None)
+    with pytest.raises(CommandError, match=r"The engine cannot be started: .*no/such/program"):
+        await child.first()
+    await child.stop(asyncio.Event())
+
+
+async def test_a_line_without_end_is_heard_in_pieces(lock: int) -> None:
+    heard: list[str] = []
+    script = "head -c 300000 /dev/zero | tr '\\0' x; echo; printf 'no end'; exit 3"
+    child = Child(
+        "engine", ["/bin/sh", "-c", script], {"PATH": os.environ["PATH"]}, NOWHERE, 204, lock, print, heard.append
+    )
+    with pytest.raises(CommandError, match="exit code 3"):
+        await child.first()
+    assert "".join(heard) == "x" * 300000 + "no end"
+    await child.stop(asyncio.Event())
