@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,9 +17,10 @@ MEMORY_MB = 256
 PIDS = 200
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    engine = Engine({"DEFAULT_DISK_MB": str(DISK_MB), "DEFAULT_MEMORY_MB": str(MEMORY_MB), "DEFAULT_PIDS": str(PIDS)})
+@contextlib.contextmanager
+def serving(**settings: str) -> Iterator[Engine]:
+    """An engine that the SDKs find through the environment. It must leave nothing behind."""
+    engine = Engine(settings)
     engine.start()
     before = {name: os.environ.get(name) for name in engine.environment}
     os.environ.update(engine.environment)
@@ -29,6 +31,12 @@ def engine() -> Iterator[Engine]:
             os.environ[name] = value
     left = engine.stop()
     assert not left, f"the engine left behind: {left}"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with serving(DEFAULT_DISK_MB=str(DISK_MB), DEFAULT_MEMORY_MB=str(MEMORY_MB), DEFAULT_PIDS=str(PIDS)) as engine:
+        yield engine
 
 
 @pytest.fixture

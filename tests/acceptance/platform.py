@@ -1,0 +1,122 @@
+"""A platform of its own for the tests: its process, port, data directory and token, and nothing left of it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.protocol.engine import ROOT, SCRATCH, Engine, free_port
+
+READY_SECONDS = 90
+PATIENCE = 90.0
+
+
+@dataclass
+class Platform:
+    """One `sandyard platform` process against an engine. `start` returns when it is ready; `stop` removes its data."""
+
+    engine: Engine
+    database_url: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of `SANDYARD_…` variables, without their prefix."""
+    port: int = field(default_factory=free_port)
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sandyard-platform-", dir=SCRATCH))
+        self.log = self.folder / "platform.log"
+        self.said = self.folder / "said"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def client(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=120)
+
+    def start(self) -> None:
+        variables = {**os.environ, **self.engine.environment}
+        variables |= {f"SANDYARD_{name}": value for name, value in self.settings.items()}
+        variables |= {"SANDYARD_PORT": str(self.port), "SANDYARD_DATA_DIR": str(self.folder / "data")}
+        if self.database_url is not None:
+            variables["SANDYARD_DATABASE_URL"] = self.database_url
+        with self.log.open("ab") as log, self.said.open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sandyard", "platform"], stdout=said, stderr=log, cwd=ROOT, env=variables
+            )
+        self._wait()
+        for line in self.said.read_text().splitlines():
+            if line.startswith("admin token:"):
+                self.token = line.split()[-1]
+
+    def _wait(self) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError(f"the platform did not start:\n{self.log.read_text()[-3000:]}")
+
+    def kill(self) -> None:
+        """At once, as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._end(signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self, number: int) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(number)
+            process.wait(60)
+
+
+@contextlib.contextmanager
+def running(engine: Engine, database_url: str | None = None, **settings: str) -> Iterator[Platform]:
+    platform = Platform(engine, database_url, settings)
+    try:
+        platform.start()
+        yield platform
+    finally:
+        platform.stop()
+
+
+def until(what: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """Wait until it is true, and give it."""
+    deadline = time.monotonic() + patience
+    while not (value := what()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so within {patience:.0f} s; last seen: {value!r}")
+        time.sleep(0.1)
+    return value
+
+
+def ok(response: httpx.Response, *statuses: int) -> Any:
+    """Its JSON, if it is one of these statuses (or any good one)."""
+    assert response.status_code in statuses if statuses else response.is_success, response.text
+    return response.json() if response.content else None
