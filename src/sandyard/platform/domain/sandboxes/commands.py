@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from typing import Any, cast
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
@@ -35,6 +35,9 @@ log = get_logger(__name__)
 MAX_COMMAND = 1_000_000
 RETRY_S = 2.0
 SILENCE_S = 15.0
+NOTED_S = 0.2
+"""A command that is over sooner is never shown as running. For what a crash leaves the two are the same."""
+FORGET_MANY, FORGET_BYTES = 20, 1 << 20
 _ENDS = {
     CommandStatus.LOST: "Its end was not seen: the sandbox was restarted under it.",
     CommandStatus.NOT_STARTED: "It was never started.",
@@ -51,7 +54,9 @@ class Commands:
         self._max_timeout_s = max_timeout_s
         self._running: dict[str, asyncio.Task[None]] = {}
         self._recorders: dict[str, Recorder] = {}
+        self._over: dict[str, list[str]] = {}  # by sandbox: commands whose journals are still there
         self._awake: dict[str, asyncio.Event] = {}  # by sandbox: set when it runs again
+        lifecycle.before_pause.append(self._forget)
         lifecycle.woken.append(self._woken)
         lifecycle.ended.append(self._ended)
 
@@ -81,9 +86,8 @@ class Commands:
             tx.emit(
                 "command.started", **about(row), commandId=command.id, command=new.command[:2000], by=principal.name
             )
-            known = await tx.session.get(Sandbox, row.id)
-            assert known is not None
-            known.command_count += 1
+            counted = update(Sandbox).where(Sandbox.id == row.id).values(command_count=Sandbox.command_count + 1)
+            await tx.session.execute(counted)
         self._spawn(command.id, self._run(row, command, new))
         return command
 
@@ -164,20 +168,18 @@ class Commands:
                 return
             except SandboxNotRunningError:
                 await self._lifecycle.seen_paused(row.id)
-                if not await self._has_begun(command.id):
+                if not recorder.begun:
                     continue  # it slept, and nobody here knew: once more, awake
             except SandyardError as error:
                 log.warning("command_stream_broke", command=command.id, reason=error.message)
-                if await self._gives_up(row, command, error):
+                if not recorder.begun and await self._never_runs(row, error):
                     await recorder.finish(CommandStatus.NOT_STARTED, error=error.message)
                     return
             break
         await self._follow(row, command.id, recorder)
 
-    async def _gives_up(self, row: Sandbox, command: Command, error: SandyardError) -> bool:
-        """A start has failed: is it certain that it never runs?"""
-        if await self._has_begun(command.id):
-            return False
+    async def _never_runs(self, row: Sandbox, error: SandyardError) -> bool:
+        """A start has failed before anything was heard of it: is it certain that it never happens?"""
         row = await self._lifecycle.rows.get(row.id)
         return row.engine_id is None or error.status < 500
 
@@ -218,14 +220,18 @@ class Commands:
 
     async def _record(self, events: AsyncIterator[Started | Output | Ended], recorder: Recorder, row: Sandbox) -> bool:
         """True when its end was seen."""
+        noting: asyncio.Task[None] | None = None
         async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
             async for event in stream:
                 if isinstance(event, Started):
-                    await self._note_started(recorder.command_id)
+                    recorder.begun = True
+                    noting = self._lifecycle.tasks.spawn(self._note_started(recorder.command_id))
                 elif isinstance(event, Output):
                     self._lifecycle.activity.touch(row.id)
                     await recorder.add(event.stream, event.offset, event.data)
                 else:
+                    if noting is not None:
+                        noting.cancel()
                     status = CommandStatus(event.reason.value)
                     await recorder.finish(
                         status,
@@ -234,25 +240,30 @@ class Commands:
                         error=_ENDS.get(status),
                         duration_s=event.duration_s,
                     )
-                    self._lifecycle.tasks.spawn(self._forget(row, recorder.command_id))
+                    self._remember_over(row, recorder)
                     return True
         return False
 
-    async def _forget(self, row: Sandbox, command_id: str) -> None:
-        """Its journal in the sandbox is all here. Not worth waking anybody for."""
-        with contextlib.suppress(SandyardError):
-            if row.engine_id is None:
-                row = await self._lifecycle.rows.get(row.id)
-            await self._lifecycle.engine.commands.forget(row.engine_id or "", command_id)
+    def _remember_over(self, row: Sandbox, recorder: Recorder) -> None:
+        """Its journal in the sandbox is all here. Removing it costs a process there, so that many go together."""
+        over = self._over.setdefault(row.id, [])
+        over.append(recorder.command_id)
+        if len(over) >= FORGET_MANY or sum(recorder.offsets) >= FORGET_BYTES:
+            self._lifecycle.tasks.spawn(self._forget(row))
+
+    async def _forget(self, row: Sandbox) -> None:
+        over = self._over.pop(row.id, [])
+        row = await self._lifecycle.rows.get(row.id)
+        if over and row.engine_id is not None and row.status == Status.RUNNING:
+            with contextlib.suppress(SandyardError):
+                await self._lifecycle.engine.commands.forget(row.engine_id, *over)
 
     async def _note_started(self, command_id: str) -> None:
+        await asyncio.sleep(NOTED_S)
         async with self._database.transaction() as tx:
             command = await tx.session.get(Command, command_id)
             if command is not None and command.status == CommandStatus.STARTING:
                 command.status = CommandStatus.RUNNING
-
-    async def _has_begun(self, command_id: str) -> bool:
-        return (await self.get(command_id)).status != CommandStatus.STARTING
 
     @contextlib.asynccontextmanager
     async def _held(self, row: Sandbox, command: Command) -> AsyncIterator[None]:

@@ -34,6 +34,7 @@ class Recorder:
         self._files = files
         self._about = about(sandbox)
         self.command_id = command.id
+        self.begun = False  # it is known to run, or to have run
         self._kept = {STDOUT: command.stdout_bytes, STDERR: command.stderr_bytes}
         self._waiting: dict[str, bytearray] = {STDOUT: bytearray(), STDERR: bytearray()}
         self._flushing = asyncio.Lock()

@@ -78,9 +78,9 @@ class Commands:
         """SIGTERM to it and its children, SIGKILL 3 s later; whoever follows it sees the end. False: it does not run."""
         return await self._ask(engine_id, "kill", command_id)
 
-    async def forget(self, engine_id: str, command_id: str) -> None:
-        """Remove its journal. Idempotent. From then on its id could be started again."""
-        await self._ask(engine_id, "forget", command_id)
+    async def forget(self, engine_id: str, *command_ids: str) -> None:
+        """Remove their journals. Idempotent. From then on their ids could be started again."""
+        await self._ask(engine_id, "forget", *command_ids)
 
     async def close(self) -> None:
         for task in list(self._closing):
@@ -151,13 +151,14 @@ class Commands:
             await handle.sandbox.files.write(path, spec.encode(), user=spec.user)
             await stream.open(handle, f"start {path}", user=spec.user, envs={})
 
-    async def _ask(self, engine_id: str, verb: str, command_id: str) -> bool:
-        _check_id(command_id)
+    async def _ask(self, engine_id: str, verb: str, *command_ids: str) -> bool:
+        for command_id in command_ids:
+            _check_id(command_id)
 
         async def ask(handle: Handle) -> bool:
             for _ in range(3):  # it may have no python3, or not the relay any more
                 stream = RelayStream(self._gate.config.api_key, self._silence)
-                await stream.open(handle, f"{verb} {command_id}", user=_OWNER, envs={})
+                await stream.open(handle, f"{verb} {' '.join(command_ids)}", user=_OWNER, envs={})
                 try:
                     async for frame in stream.frames():
                         if frame.kind == "r":

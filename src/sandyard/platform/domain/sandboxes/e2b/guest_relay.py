@@ -1,6 +1,6 @@
 """Runs inside a sandbox: starts a command, keeps its output in a journal, and tells it on as it comes.
 
-    python3 -I -S guest_relay.py MARK start [SPEC FILE] | follow ID OUT ERR | claim ID | kill ID | forget ID
+    python3 -I -S guest_relay.py MARK start [SPEC FILE] | follow ID OUT ERR | claim ID | kill ID | forget ID…
 
 Standard library only, Python 3.6 or newer, and few imports, because it starts for every command. The journal of a
 command is the directory `commands/ID`: making it is claiming the command, which happens once. In it are `lock` (held
@@ -572,8 +572,8 @@ def kill(name: str) -> None:
     say(":r " + ("yes" if pid else "no"))
 
 
-def forget(name: str) -> None:
-    for folder in folders(name):
+def forget(names: "list[str]") -> None:
+    for folder in [folder for name in names for folder in folders(name)]:
         try:
             for entry in os.listdir(folder):
                 os.unlink(os.path.join(folder, entry))
@@ -600,8 +600,10 @@ def main(arguments: "list[str]") -> None:
         start(read_spec(arguments[1:]))
     elif verb == "follow":
         follow(arguments[1], int(arguments[2]), int(arguments[3]))
+    elif verb == "forget":
+        forget(arguments[1:])
     else:
-        {"claim": claim_only, "kill": kill, "forget": forget}[verb](arguments[1])
+        {"claim": claim_only, "kill": kill}[verb](arguments[1])
 
 
 if __name__ == "__main__":

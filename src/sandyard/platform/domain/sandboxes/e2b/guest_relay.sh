@@ -1,5 +1,5 @@
 # The relay for sandboxes without python3: the same journal, the same lines (see guest_relay.py), by bash alone.
-# Arguments: MARK start ID SPEC | follow ID OUT ERR | claim ID | kill ID | forget ID
+# Arguments: MARK start ID SPEC | follow ID OUT ERR | claim ID | kill ID | forget ID…
 printf '\n:: %s\n' "$1"
 shift
 unset SANDYARD_RELAY
@@ -115,5 +115,8 @@ case $verb in
   follow) follow "$3" "$4" ;;
   claim) if claim; then : >"$folder/claimed"; echo ':r yes'; else echo ':r no'; fi ;;
   kill) if alive && ! [ -f "$folder/exit" ]; then kill -TERM "$(cat "$folder/lock")"; echo ':r yes'; else echo ':r no'; fi ;;
-  forget) rm -rf "$folder" "$spare"; echo ':r yes' ;;
+  forget)
+    shift
+    for id; do rm -rf "$base/commands/$id" "/dev/shm/.sandyard/commands/$id"; done
+    echo ':r yes' ;;
 esac
