@@ -48,7 +48,7 @@ class AuditView(Model):
     detail: dict[str, Any]
 
 
-def _query(
+async def _query(
     user_id: Annotated[str | None, Query(alias="userId", max_length=40)] = None,
     action: Annotated[str | None, Query(max_length=60, examples=["sandbox.execute"])] = None,
     target: Annotated[str | None, Query(max_length=300)] = None,

@@ -32,7 +32,7 @@ class _Bearer(SecurityBase):
     scheme_name = "token"
     model = HTTPBearer(bearerFormat="sy_…", description="An API token: `Authorization: Bearer sy_…`.")
 
-    def __call__(self, connection: HTTPConnection) -> str | None:
+    async def __call__(self, connection: HTTPConnection) -> str | None:
         """The token, "" for any other Authorization, None without one."""
         given = connection.headers.get("authorization")
         if given is None:
@@ -51,7 +51,7 @@ class _Cookie(SecurityBase):
         }
     )
 
-    def __call__(self, connection: HTTPConnection) -> str | None:
+    async def __call__(self, connection: HTTPConnection) -> str | None:
         return connection.cookies.get(COOKIE)
 
 
@@ -65,7 +65,7 @@ class _Ticket(SecurityBase):
         }
     )
 
-    def __call__(self, connection: HTTPConnection) -> str | None:
+    async def __call__(self, connection: HTTPConnection) -> str | None:
         return connection.query_params.get("ticket")
 
 

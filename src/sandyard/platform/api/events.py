@@ -109,7 +109,7 @@ class EventOut(Model):
     data: dict[str, Any]
 
 
-def _filters(
+async def _filters(
     session_id: Annotated[str | None, Query(alias="sessionId", description="Only of this session.")] = None,
     task_id: Annotated[str | None, Query(alias="taskId", description="Only of this task.")] = None,
     project_id: Annotated[str | None, Query(alias="projectId", description="Only of this project.")] = None,

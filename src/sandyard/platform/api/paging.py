@@ -29,7 +29,7 @@ class Page(Model, Generic[T]):
         return cls(items=[view(row) for row in listing.items], next_cursor=listing.next_cursor)
 
 
-def _page(
+async def _page(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")] = DEFAULT_LIMIT,
     cursor: Annotated[
         str | None, Query(pattern=CURSOR, description="`nextCursor` of the page before; leave it out to begin.")

@@ -9,9 +9,10 @@ from starlette.requests import HTTPConnection
 
 
 def part(name: str) -> Any:
-    """The service of that name in `app.state.services`, for routes and WebSockets alike."""
+    """The service of that name in `app.state.services`, for routes and WebSockets alike. Async, like all dependencies here:
+    FastAPI sends the others through a thread."""
 
-    def provide(connection: HTTPConnection) -> Any:
+    async def provide(connection: HTTPConnection) -> Any:
         return getattr(connection.app.state.services, name)
 
     return Depends(provide)

@@ -48,10 +48,12 @@ class Login(Base):
 
 
 class Ticket(Base):
-    """Opens one stream or terminal, once, within seconds."""
+    """Opens one stream or terminal, once, within seconds. `means` is what its holder had come in by: when that ends, so does what
+    the ticket has opened."""
 
     __tablename__ = "tickets"
 
     hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     user_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)
+    means: Mapped[str] = mapped_column(String(60))
     expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -80,7 +80,7 @@ class Doors:
         hashed = digest(value)
         async with self._database.transaction() as tx:
             taken = await tx.session.execute(
-                delete(Ticket).where(Ticket.hash == hashed).returning(Ticket.user_id, Ticket.expires_at)
+                delete(Ticket).where(Ticket.hash == hashed).returning(Ticket.user_id, Ticket.expires_at, Ticket.means)
             )
             row = taken.first()
             if row is None or row[1] <= instant(self._clock):
@@ -88,7 +88,7 @@ class Doors:
             user = await tx.session.get(User, row[0])
         if user is None or user.disabled_at is not None:
             return None
-        return Principal(user.id, user.name, user.role, "ticket")
+        return Principal(user.id, user.name, user.role, row[2])
 
     async def login(self, *, name: str | None = None, password: str | None = None, token: str | None = None) -> Issued:
         """A cookie's value, for a name and a password or for a token. WrongLoginError tells nothing of which was wrong,
@@ -120,7 +120,8 @@ class Doors:
         value = new_value()
         expires = instant(self._clock) + timedelta(seconds=TICKET_SECONDS)
         async with self._database.transaction() as tx:
-            tx.add(Ticket(hash=digest(value.reveal()), user_id=caller.user_id, expires_at=expires))
+            ticket = Ticket(hash=digest(value.reveal()), user_id=caller.user_id, means=caller.means, expires_at=expires)
+            tx.add(ticket)
         return Issued("", value, expires)
 
     async def sweep(self) -> int:

@@ -12,8 +12,9 @@ from sqlalchemy import func, select, text
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import ApiToken, Login, Ticket, User
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.users.model import LastAdminError, NameTakenError, Principal, WrongLoginError
+from sandyard.platform.domain.users.model import LastAdminError, NameTakenError, WrongLoginError
 from sandyard.platform.domain.users.passwords import check_password, hash_password
+from sandyard.platform.domain.users.standing import stands
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import PASSWORD, ROOT, World
 
@@ -230,8 +231,14 @@ def test_who_does_not_exist_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(work) == 2 and work[0] == work[1]
 
 
-async def test_principal_of_a_ticket_is_the_person(world: World) -> None:
+async def test_a_ticket_is_as_good_as_what_it_was_made_with(world: World) -> None:
+    """What it opens ends with the token that it came from."""
     maria = await world.person("maria")
-    ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
+    principal = await world.users.by_token(maria.token)
+    assert principal is not None
+    ticket = (await world.users.create_ticket(principal)).value.reveal()
     found = await world.users.by_ticket(ticket)
-    assert found == Principal(maria.principal.user_id, "maria", "member", "ticket")
+    assert found == principal
+    assert await stands(world.database, world.clock, found)
+    await world.users.revoke_token(principal, principal.means.partition(":")[2])
+    assert not await stands(world.database, world.clock, found)

@@ -122,6 +122,7 @@ def upgrade() -> None:  # noqa: PLR0915 - every table, once
         "tickets",
         sa.Column("hash", sa.String(length=64), nullable=False),
         sa.Column("user_id", sa.String(length=40), nullable=False),
+        sa.Column("means", sa.String(length=60), nullable=False),
         sa.Column("expires_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(["user_id"], ["users.id"], name=op.f("fk_tickets_user_id_users"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("hash", name=op.f("pk_tickets")),
