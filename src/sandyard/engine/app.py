@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
+from sandyard.kit.server import Server, local_url
 
 log = get_logger(__name__)
 
@@ -54,14 +55,6 @@ class Ready:
     exposed: bool
     new_key: Secret | None
     driver: str
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: it would end the process before the engine is closed."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log: bool = False) -> None:
@@ -98,7 +91,7 @@ async def _serve(
         gc.collect()
         gc.freeze()  # what is there by now stays: no collection has to look at it again
         serving = asyncio.create_task(server.serve([listener]))
-        ready(Ready(_url(host, port), not is_loopback(host), engine.new_key, engine.driver.name))
+        ready(Ready(local_url(host, port), not is_loopback(host), engine.new_key, engine.driver.name))
         log.info("engine_started", host=host, port=port, driver=engine.driver.name, data=str(data.path))
         stop = asyncio.create_task(stopping.wait())
         await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -186,12 +179,6 @@ def _server(gateway: Gateway, access_log: bool) -> Server:
     )
     config.ws = Tunnel.factory(gateway)  # type: ignore[assignment]  # uvicorn only calls it
     return Server(config)
-
-
-def _url(host: str, port: int) -> str:
-    """Where a client on this machine finds the engine."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{name}:{port}"
 
 
 def _domain(settings: EngineSettings, port: int) -> str | None:

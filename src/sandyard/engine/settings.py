@@ -7,15 +7,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from sandyard.engine.contract import Limits
-from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
-
-ENV_PREFIX = "SANDYARD_"
+from sandyard.kit.settings import Settings, home, known_level
 
 POOLED_BYTES = 3 << 20
 """What a ready sandbox costs."""
@@ -46,16 +44,16 @@ def default_pool_size() -> int:
     return min(128, max(4, memory // 64 // POOLED_BYTES))
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(Settings):
     """Frozen. Sizes are in MiB, times in seconds."""
 
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
+    variables: ClassVar[Mapping[str, str | None]] = {"deadlines": None}
 
     # where
     host: str = "127.0.0.1"
     port: int = Field(default=3000, ge=0, le=65535)
-    data_dir: Path = Field(default_factory=lambda: _home() / "engine")
-    templates_dir: Path = Field(default_factory=lambda: _home() / "templates")
+    data_dir: Path = Field(default_factory=lambda: home() / "engine")
+    templates_dir: Path = Field(default_factory=lambda: home() / "templates")
     domain: str | None = None  # under which previews are reachable; None: host:port
     driver: str = "auto"  # auto, namespace or fake
     api_keys: tuple[Secret, ...] = ()  # valid besides the stored ones
@@ -97,7 +95,7 @@ class EngineSettings(BaseModel):
     kill_patience_s: float = Field(default=1, ge=0)  # how long a kill waits for a verb that is under way
 
     # the engine's own log
-    log_level: str = "info"
+    log_level: Annotated[str, AfterValidator(known_level)] = "info"
     log_json: bool = False
 
     @field_validator("api_keys", mode="before")
@@ -106,13 +104,6 @@ class EngineSettings(BaseModel):
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
         return tuple(Secret(item) if isinstance(item, str) else item for item in value)
-
-    @field_validator("log_level")
-    @classmethod
-    def _known_level(cls, value: str) -> str:
-        if value.lower() not in {"debug", "info", "warning", "error"}:
-            raise ValueError("is one of debug, info, warning, error")
-        return value.lower()
 
     @property
     def default_limits(self) -> Limits:
@@ -125,27 +116,3 @@ class EngineSettings(BaseModel):
 
     def deadline(self, verb: str) -> float:
         return self.deadlines.get(verb, self.default_deadline_s)
-
-    @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> EngineSettings:
-        """`given` (options that are not None) over `SANDYARD_<NAME>` variables over defaults. InvalidInputError names
-        the bad one."""
-        environ = os.environ if environ is None else environ
-        values: dict[str, Any] = {}
-        for name in cls.model_fields:
-            text = environ.get(ENV_PREFIX + name.upper())
-            if text is not None and name != "deadlines":
-                values[name] = text
-        values |= {name: value for name, value in given.items() if value is not None}
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            wrong = error.errors(include_input=False, include_url=False)[0]
-            name = ".".join(str(part) for part in wrong["loc"])
-            raise InvalidInputError(f"The setting {name!r} is not valid: {wrong['msg']}.") from None
-
-
-def _home() -> Path:
-    if os.geteuid() == 0:
-        return Path("/var/lib/sandyard")
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sandyard"

@@ -24,6 +24,7 @@ from sandyard.kit.ids import random_id
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
+from sandyard.kit.server import Server, local_url
 from sandyard.platform.api import commands as commands_api
 from sandyard.platform.api import events as events_api
 from sandyard.platform.api import files as files_api
@@ -80,14 +81,6 @@ class Ready:
     warnings: tuple[str, ...]
 
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: it would end the process before the platform is closed."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def run(settings: PlatformSettings, ready: Callable[[Ready], None]) -> None:
     """Serve until SIGTERM or SIGINT. Raises SandyardError when it cannot start."""
     configure(settings.log_level, as_json=settings.log_json)
@@ -122,7 +115,7 @@ async def _serve(settings: PlatformSettings, listener: socket.socket, ready: Cal
         warnings = tuple(_warnings(settings))
         for warning in warnings:
             log.warning("platform_setting_missing", reason=warning)
-        ready(Ready(_url(host, port), not is_loopback(host), admin.value if admin else None, warnings))
+        ready(Ready(local_url(host, port), not is_loopback(host), admin.value if admin else None, warnings))
         log.info("platform_started", host=host, port=port, database=services.database.url.get_backend_name())
         stop = asyncio.create_task(stopping.wait())
         await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -242,8 +235,3 @@ def _server(app: FastAPI) -> Server:
             timeout_graceful_shutdown=FAREWELL_SECONDS,
         )
     )
-
-
-def _url(host: str, port: int) -> str:
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{name}:{port}"

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
-
-ENV_PREFIX = "SANDYARD_"
-_E2B = {"e2b_api_key": "E2B_API_KEY", "e2b_api_url": "E2B_API_URL", "e2b_sandbox_url": "E2B_SANDBOX_URL"} | {
-    "e2b_domain": "E2B_DOMAIN"
-}
+from sandyard.kit.settings import Settings, home, known_level
 
 
-class PlatformSettings(BaseModel):
+class PlatformSettings(Settings):
     """Frozen. Times are in seconds, sizes in bytes."""
 
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
+    variables: ClassVar[Mapping[str, str | None]] = {
+        name: name.upper() for name in ("e2b_api_key", "e2b_api_url", "e2b_sandbox_url", "e2b_domain")
+    }
 
     # where
     host: str = "127.0.0.1"
     port: int = Field(default=8700, ge=0, le=65535)
-    data_dir: Path = Field(default_factory=lambda: _home() / "platform")
+    data_dir: Path = Field(default_factory=lambda: home() / "platform")
     database_url: str | None = None  # None: SQLite in the data directory
     public_url: str | None = None  # as browsers see it; makes cookies secure when it is https
 
@@ -63,7 +59,7 @@ class PlatformSettings(BaseModel):
     events_kept_days: int = Field(default=90, ge=1)
 
     # its own log
-    log_level: str = "info"
+    log_level: Annotated[str, AfterValidator(known_level)] = "info"
     log_json: bool = False
 
     @field_validator("e2b_api_key", mode="before")
@@ -71,36 +67,6 @@ class PlatformSettings(BaseModel):
     def _wrap(cls, value: Any) -> Any:
         return Secret(value) if isinstance(value, str) and value else value or None
 
-    @field_validator("log_level")
-    @classmethod
-    def _known_level(cls, value: str) -> str:
-        if value.lower() not in {"debug", "info", "warning", "error"}:
-            raise ValueError("is one of debug, info, warning, error")
-        return value.lower()
-
     @property
     def database(self) -> str:
         return self.database_url or f"sqlite:///{self.data_dir / 'platform.db'}"
-
-    @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> PlatformSettings:
-        """`given` (options that are not None) over variables over defaults. InvalidInputError names the bad one."""
-        environ = os.environ if environ is None else environ
-        values: dict[str, Any] = {}
-        for name in cls.model_fields:
-            text = environ.get(_E2B.get(name, ENV_PREFIX + name.upper()))
-            if text:
-                values[name] = text
-        values |= {name: value for name, value in given.items() if value is not None}
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            wrong = error.errors(include_input=False, include_url=False)[0]
-            name = ".".join(str(part) for part in wrong["loc"])
-            raise InvalidInputError(f"The setting {name!r} is not valid: {wrong['msg']}.") from None
-
-
-def _home() -> Path:
-    if os.geteuid() == 0:
-        return Path("/var/lib/sandyard")
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sandyard"

@@ -119,8 +119,14 @@ class Commands:
         command, row = await self.get_for(principal, command_id)
         if CommandStatus(command.status).over:
             return command
-        await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.commands.kill(engine_id, command.id))
+        await self._lifecycle.call(row, lambda engine_id: self._end(engine_id, command.id))
         return await self.wait(command_id)
+
+    async def _end(self, engine_id: str, command_id: str) -> None:
+        """One that does not run yet never will."""
+        commands = self._lifecycle.engine.commands
+        if not await commands.kill(engine_id, command_id) and not await commands.claim(engine_id, command_id):
+            await commands.kill(engine_id, command_id)  # it has started between the two, or is over
 
     async def follow(
         self, command: Command, offsets: Mapping[str, int]
@@ -156,10 +162,13 @@ class Commands:
         spec = CommandSpec(
             id=command.id, command=new.command, cwd=new.cwd, envs=dict(new.envs), timeout_s=new.timeout_s
         )
+        asked = False
         for _ in range(2):
             try:
                 async with self._held(row, command):
-                    events = self._lifecycle.engine.commands.start(await self._lifecycle.awake(row), spec)
+                    engine_id = await self._lifecycle.awake(row)
+                    asked = True
+                    events = self._lifecycle.engine.commands.start(engine_id, spec)
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:
@@ -169,25 +178,21 @@ class Commands:
             except SandboxNotRunningError:
                 await self._lifecycle.seen_paused(row.id)
                 if not recorder.begun:
+                    asked = False
                     continue  # it slept, and nobody here knew: once more, awake
             except SandyardError as error:
                 log.warning("command_stream_broke", command=command.id, reason=error.message)
-                if not recorder.begun and await self._never_runs(row, error):
+                if not asked or (not recorder.begun and error.status < 500):  # else it is not certain
                     await recorder.finish(CommandStatus.NOT_STARTED, error=error.message)
                     return
             break
         await self._follow(row, command.id, recorder)
 
-    async def _never_runs(self, row: Sandbox, error: SandyardError) -> bool:
-        """A start has failed before anything was heard of it: is it certain that it never happens?"""
-        row = await self._lifecycle.rows.get(row.id)
-        return row.engine_id is None or error.status < 500
-
     async def _follow(self, row: Sandbox, command_id: str, recorder: Recorder) -> None:
         """Go on with one that was started, from what is known of it, until its end is seen."""
         while True:
             row = await self._lifecycle.rows.get(row.id)
-            if row.status in (Status.ERROR, Status.DESTROYED):
+            if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
                 await self._lose(recorder, row)
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
@@ -261,9 +266,8 @@ class Commands:
     async def _note_started(self, command_id: str) -> None:
         await asyncio.sleep(NOTED_S)
         async with self._database.transaction() as tx:
-            command = await tx.session.get(Command, command_id)
-            if command is not None and command.status == CommandStatus.STARTING:
-                command.status = CommandStatus.RUNNING
+            started = update(Command).where(Command.id == command_id, Command.status == CommandStatus.STARTING)
+            await tx.session.execute(started.values(status=CommandStatus.RUNNING))
 
     @contextlib.asynccontextmanager
     async def _held(self, row: Sandbox, command: Command) -> AsyncIterator[None]:

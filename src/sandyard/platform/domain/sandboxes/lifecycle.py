@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -140,7 +140,7 @@ class Lifecycle:
             )
         except SandyardError as error:
             log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
-            await self._fail(row.id, error.message, error.code)
+            await self._fail(row.id, error.message, error.code, [Status.PROVISIONING])
             raise
         return await self._adopt(row.id, made.id)
 
@@ -157,9 +157,11 @@ class Lifecycle:
                 used_at=now,
                 seen_at=now,
             )
-        except ConflictError:  # it has been destroyed or has failed meanwhile
-            await self.engine.kill(engine_id)
-            return await self.rows.get(sandbox_id)
+        except ConflictError:
+            row = await self.rows.get(sandbox_id)
+            if row.engine_id != engine_id or row.status not in LIVE:  # it has been destroyed or has failed meanwhile
+                await self.engine.kill(engine_id)
+            return row  # or another platform was faster: the same key is the same sandbox
         self.activity.touch(sandbox_id)
         log.info("sandbox_provisioned", sandbox=sandbox_id, engine_id=engine_id)
         if row.doomed_at is not None:
@@ -256,12 +258,12 @@ class Lifecycle:
             except SandboxNotFoundError:
                 await self.lost(row.id)
                 raise
-            row = await self._paused(row.id)
+            row = await self.seen_paused(row.id)  # somebody may have seen it before we could write it down
             log.info("sandbox_paused", sandbox=row.id)
             return row
 
     async def seen_paused(self, sandbox_id: str) -> Sandbox:
-        """The engine says that it is paused, and it was not us."""
+        """The engine says that it is paused: write that down, unless somebody has."""
         with contextlib.suppress(ConflictError):
             return await self._paused(sandbox_id)
         return await self.rows.get(sandbox_id)
@@ -310,13 +312,16 @@ class Lifecycle:
         await _tell(self.ended, row)
 
     async def lost(self, sandbox_id: str, reason: str | None = None) -> None:
-        """The engine no longer has it."""
-        await self._fail(sandbox_id, reason or "It has ended: the engine no longer knows it.", "sandbox_lost")
+        """The engine no longer has it. Of one that was to be destroyed that is no failure."""
+        reason = reason or "It has ended: the engine no longer knows it."
+        with contextlib.suppress(NotFoundError):
+            if (await self.rows.get(sandbox_id)).doomed_at is None:
+                await self._fail(sandbox_id, reason, "sandbox_lost", LIVE)
 
-    async def _fail(self, sandbox_id: str, reason: str, code: str) -> None:
+    async def _fail(self, sandbox_id: str, reason: str, code: str, when: Iterable[Status]) -> None:
         try:
             row = await self.rows.change(
-                sandbox_id, "sandbox.error", when=LIVE, status=Status.ERROR, error=reason, error_code=code
+                sandbox_id, "sandbox.error", when=when, status=Status.ERROR, error=reason, error_code=code
             )
         except (ConflictError, NotFoundError):
             return

@@ -11,7 +11,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox, Task
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects.service import Projects
-from sandyard.platform.domain.sandboxes.e2b import FileEntry
+from sandyard.platform.domain.sandboxes.e2b import FileEntry, SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, check_usable
 from sandyard.platform.domain.users.model import Principal
@@ -125,13 +125,18 @@ class Sandboxes:
         limit = self._settings.upload_limit
         if announced is not None and announced > limit:
             raise _too_large(limit)
-        # not to be done twice: the body is read once
-        async with self._lifecycle.using(row) as engine_id:
+        body = _Body(chunks, limit)
+
+        async def write(engine_id: str) -> int:
+            if body.begun:
+                raise SandboxNotRunningError("The sandbox was asleep, and is awake now: send the file again.")
             try:
-                size = await self._lifecycle.engine.write_file(engine_id, path, _bounded(chunks, limit))
+                return await self._lifecycle.engine.write_file(engine_id, path, body.bounded())
             except TooLargeError:
                 await self._lifecycle.engine.remove(engine_id, path)
                 raise
+
+        size = await self._lifecycle.call(row, write)
         async with self._database.transaction() as tx:
             tx.emit("file.uploaded", **about(row), path=path[:1000], size=size, by=principal.name)
         return size
@@ -171,13 +176,22 @@ def check_envs(envs: Mapping[str, str]) -> Mapping[str, str]:
     return envs
 
 
-async def _bounded(chunks: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
-    seen = 0
-    async for chunk in chunks:
-        seen += len(chunk)
-        if seen > limit:
-            raise _too_large(limit)
-        yield chunk
+class _Body:
+    """What is uploaded. It can be read once."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], limit: int) -> None:
+        self._chunks = chunks
+        self._limit = limit
+        self.begun = False
+
+    async def bounded(self) -> AsyncIterator[bytes]:
+        self.begun = True
+        seen = 0
+        async for chunk in self._chunks:
+            seen += len(chunk)
+            if seen > self._limit:
+                raise _too_large(self._limit)
+            yield chunk
 
 
 def _too_large(limit: int) -> TooLargeError:

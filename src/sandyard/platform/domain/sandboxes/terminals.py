@@ -100,8 +100,8 @@ class Terminals:
     ) -> AsyncIterator[tuple[Shell, Viewer]]:
         """Look at a shell: what was kept of it first, then what it says. The sandbox is awake meanwhile."""
         box = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        async with self._lifecycle.using(box) as engine_id:
-            shell = await self._shell(box, engine_id, terminal_id)
+        with self._lifecycle.activity.using(box.id):
+            shell = await self._lifecycle.call(box, lambda engine_id: self._shell(box, engine_id, terminal_id))
             viewer = Viewer()
             if shell.kept:
                 viewer.give(b"".join(shell.kept))
@@ -132,10 +132,10 @@ class Terminals:
 
     async def _shell(self, box: Sandbox, engine_id: str, terminal_id: str) -> Shell:
         async with self._opening:
+            row = await self._row(box, terminal_id)
             shell = self._shells.get(terminal_id)
             if shell is not None:
                 return shell
-            row = await self._row(box, terminal_id)
             if row.closed_at is not None:
                 raise NotFoundError(f"Terminal {terminal_id} has ended.")
             try:  # an earlier process opened it; the shell itself has gone on
@@ -164,6 +164,7 @@ class Terminals:
             self._shells.pop(shell.row.id, None)
             for viewer in list(shell.viewers):
                 viewer.give(None)
+            await shell.handle.detach()
 
     async def _row(self, box: Sandbox, terminal_id: str) -> Terminal:
         async with self._database.reading() as session:

@@ -83,10 +83,10 @@ class Upkeep:
             lifecycle.provision(row.id)
         elif box is None:
             await self._settle_missing(row)
-        elif box.state == EngineState.PAUSED and row.status == Status.RUNNING:
+        elif box.state == EngineState.PAUSED and row.status == Status.RUNNING and await self._still(row, box.state):
             await lifecycle.seen_paused(row.id)
-        elif box.state == EngineState.RUNNING and row.status == Status.PAUSED:
-            await self._settle_running(row)
+        elif box.state == EngineState.RUNNING and row.status == Status.PAUSED and await self._still(row, box.state):
+            await lifecycle.wake(row)
 
     async def _settle_missing(self, row: Sandbox) -> None:
         """The list did not have it; lists are pages, and it may have been made since. Its own answer counts."""
@@ -96,20 +96,27 @@ class Upkeep:
         except SandboxNotFoundError:
             await self._lifecycle.lost(row.id)
 
-    async def _settle_running(self, row: Sandbox) -> None:
-        """Paused, as far as we know, and running, as the engine says. The list may be older than our pause."""
+    async def _still(self, row: Sandbox, state: EngineState) -> bool:
+        """The engine says so now too, and nobody has changed the row: the list may be older than a pause or a wake."""
         assert row.engine_id is not None
         box = await self._lifecycle.engine.info(row.engine_id)
-        now = await self._lifecycle.rows.get(row.id)
-        if box.state == EngineState.RUNNING and now.status == Status.PAUSED and now.version == row.version:
-            await self._lifecycle.wake(now)
+        return box.state == state and (await self._lifecycle.rows.get(row.id)).version == row.version
 
     async def _finish_doomed(self) -> None:
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.doomed_at.is_not(None), Sandbox.status != Status.DESTROYED)
             doomed = list((await session.execute(query)).scalars())
         for row in doomed:
+            await self._destroy(row)
+
+    async def _destroy(self, row: Sandbox) -> bool:
+        """One that cannot be ended now keeps nobody from ending the others."""
+        try:
             await self._lifecycle.destroy(row)
+        except SandyardError as error:
+            log.warning("sandbox_not_destroyed", sandbox=row.id, reason=error.message)
+            return False
+        return True
 
     async def _settle_stranger(self, box: EngineSandbox) -> None:
         """Ours by its metadata, and no row has it: one whose row is still waiting for it is that row's, any other is
@@ -122,8 +129,12 @@ class Upkeep:
             return
         if asked is not None and asked.status == Status.PROVISIONING:
             return  # its own provisioning finds it
-        log.warning("sandbox_orphan_ended", engine_id=box.id, sandbox=box.metadata.get(ROW))
-        await lifecycle.engine.kill(box.id)
+        try:
+            await lifecycle.engine.kill(box.id)
+        except SandyardError as error:
+            log.warning("sandbox_orphan_not_ended", engine_id=box.id, reason=error.message)
+        else:
+            log.warning("sandbox_orphan_ended", engine_id=box.id, sandbox=box.metadata.get(ROW))
 
     # health and idleness -----------------------------------------------------------------------------------------------
 
@@ -142,6 +153,8 @@ class Upkeep:
                 await lifecycle.lost(row.id)
             except ConflictError:
                 await lifecycle.seen_paused(row.id)
+            except SandyardError as error:
+                log.warning("sandbox_not_checked", sandbox=row.id, reason=error.message)
             else:
                 sample = None if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
                 await lifecycle.rows.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
@@ -172,6 +185,5 @@ class Upkeep:
         for row in stale:
             if self._lifecycle.activity.idle_for(row.id) >= self._settings.stale_after_s or row.status == Status.ERROR:
                 log.info("sandbox_stale", sandbox=row.id, used_at=row.used_at)
-                await self._lifecycle.destroy(row)
-                destroyed += 1
+                destroyed += await self._destroy(row)
         return destroyed

@@ -156,11 +156,12 @@ class Sessions:
         """A new sandbox for a session whose old one has failed or was destroyed, from its last checkpoint if there is one.
         ConflictError while the old one is still good."""
         row = await self.get(principal, session_id)
-        project = await self._projects.get(principal, row.project_id) if row.project_id is not None else None
+        async with self._database.reading() as session:  # also when its owner has left the project since
+            project = await session.get(Project, row.project_id) if row.project_id is not None else None
         idle = (project.settings if project else {}).get("idleSeconds")
         sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, row.checkpoint or row.template, {}, idle))
         async with self._database.transaction() as tx:
-            known = await tx.session.get(Session, row.id)
+            known = await tx.session.get(Session, row.id, with_for_update=True)
             if known is None:
                 raise NotFoundError(f"There is no session {session_id[:60]!r}.")
             old = await tx.session.get(Sandbox, known.sandbox_id) if known.sandbox_id else None
@@ -191,7 +192,7 @@ class Sessions:
         snapshot = await self._lifecycle.engine.snapshot(engine_id)
         old: str | None = None
         async with self._database.transaction() as tx:
-            row = await tx.session.get(Session, session_id)
+            row = await tx.session.get(Session, session_id, with_for_update=True)
             if row is None:
                 old = snapshot
             else:

@@ -1,0 +1,53 @@
+"""Settings: a frozen model whose fields come from options, then from variables, then from defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sandyard.kit.errors import InvalidInputError
+
+ENV_PREFIX = "SANDYARD_"
+LEVELS = frozenset(("debug", "info", "warning", "error"))
+
+
+class Settings(BaseModel):
+    """`SANDYARD_<NAME>` is the variable of a field, unless `variables` names another one or None."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
+    variables: ClassVar[Mapping[str, str | None]] = {}
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Self:
+        """`given` (options that are not None) over variables over defaults. InvalidInputError names the bad one."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for name in cls.model_fields:
+            variable = cls.variables.get(name, ENV_PREFIX + name.upper())
+            if variable is not None and (text := environ.get(variable)):
+                values[name] = text
+        values |= {name: value for name, value in given.items() if value is not None}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            wrong = error.errors(include_input=False, include_url=False)[0]
+            name = ".".join(str(part) for part in wrong["loc"])
+            raise InvalidInputError(f"The setting {name!r} is not valid: {wrong['msg']}.") from None
+
+
+def known_level(value: str) -> str:
+    """For a field that is the least severe level to log."""
+    if value.lower() not in LEVELS:
+        raise ValueError("is one of debug, info, warning, error")
+    return value.lower()
+
+
+def home() -> Path:
+    """Where what outlives a restart lies, unless somebody says otherwise."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/sandyard")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sandyard"
