@@ -22,7 +22,7 @@ from sandyard.engine.e2b.control import api
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.dataplane.gateway import Gateway
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel
-from sandyard.engine.e2b.server import BoundedProtocol
+from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.engine.sandboxes.model import Template
 from sandyard.engine.sandboxes.service import Sandboxes
 from sandyard.engine.settings import EngineSettings
@@ -166,7 +166,7 @@ async def open_briefly(folder: Path) -> Capabilities:
 def _server(gateway: Gateway, access_log: bool) -> Server:
     config = uvicorn.Config(
         gateway,
-        http=BoundedProtocol,
+        http=EngineProtocol,
         interface="asgi3",
         lifespan="off",
         log_config=None,

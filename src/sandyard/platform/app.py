@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from sandyard.kit.ids import random_id
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
-from sandyard.kit.server import Server, local_url
+from sandyard.kit.server import BoundedProtocol, Server, local_url
 from sandyard.platform.api import commands as commands_api
 from sandyard.platform.api import events as events_api
 from sandyard.platform.api import files as files_api
@@ -81,6 +82,11 @@ class Ready:
     warnings: tuple[str, ...]
 
 
+class PlatformProtocol(BoundedProtocol):
+    def problem(self, status: int, message: str) -> tuple[bytes, dict[str, object]]:
+        return b"application/problem+json", {"status": status, "code": "bad_request", "detail": message}
+
+
 def run(settings: PlatformSettings, ready: Callable[[Ready], None]) -> None:
     """Serve until SIGTERM or SIGINT. Raises SandyardError when it cannot start."""
     configure(settings.log_level, as_json=settings.log_json)
@@ -88,6 +94,7 @@ def run(settings: PlatformSettings, ready: Callable[[Ready], None]) -> None:
     for chatty in ("httpx", "httpcore", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     raise_file_limit()
+    os.umask(0o077)  # what it writes is nobody else's
     sys.setswitchinterval(SWITCH_SECONDS)
     listener = listen(settings.host, settings.port)
     folder = OwnedFolder(settings.data_dir, "platform")
@@ -224,6 +231,7 @@ def _server(app: FastAPI) -> Server:
     return Server(
         uvicorn.Config(
             app,
+            http=PlatformProtocol,
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -17,11 +18,13 @@ from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.standing import still_allowed
 from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes import commands as domain
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand
 from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
+from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 router = APIRouter(tags=["commands"])
@@ -104,8 +107,9 @@ async def execute(
         envs=body.envs,
         background=body.background,
     )
+    note(request, text=" ".join(body.command.split())[:500])
     command = await commands.execute(caller, sandbox_id, new)
-    note(request, command=command.id, text=body.command[:500])
+    note(request, command=command.id)
     if body.background:
         view = CommandView.of(command).model_dump(mode="json", by_alias=True)
         return JSONResponse(view, 202, {"Location": f"/api/v1/commands/{command.id}"})
@@ -182,6 +186,7 @@ async def output(
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def stream_(
+    request: Request,
     caller: StreamCaller,
     commands: Commands,
     command_id: CommandId,
@@ -191,20 +196,28 @@ async def stream_(
     """Its output as it comes (SSE): `output` events with stream, offset and base64 data, then one `end`."""
     command, _ = await commands.get_for(caller, command_id)
     return StreamingResponse(
-        _events(commands, command, {STDOUT: stdout, STDERR: stderr}),
+        _events(request, caller, commands, command, {STDOUT: stdout, STDERR: stderr}),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )
 
 
-async def _events(commands: domain.Commands, command: models.Command, offsets: dict[str, int]) -> AsyncIterator[bytes]:
-    async for piece in commands.follow(command, offsets):
-        if piece is None:
-            yield b": still here\n\n"
-            continue
-        stream, offset, data = piece
-        body = {"stream": stream, "offset": offset, "data": base64.b64encode(data).decode()}
-        yield b"event: output\ndata: %s\n\n" % json.dumps(body).encode()
+async def _events(
+    request: Request, caller: Principal, commands: domain.Commands, command: models.Command, offsets: dict[str, int]
+) -> AsyncIterator[bytes]:
+    watch = asyncio.ensure_future(still_allowed(request, caller, lambda: commands.get_for(caller, command.id)))
+    try:
+        async for piece in commands.follow(command, offsets):
+            if watch.done():
+                return
+            if piece is None:
+                yield b": still here\n\n"
+                continue
+            stream, offset, data = piece
+            body = {"stream": stream, "offset": offset, "data": base64.b64encode(data).decode()}
+            yield b"event: output\ndata: %s\n\n" % json.dumps(body).encode()
+    finally:
+        watch.cancel()
     view = CommandView.of(await commands.get(command.id)).model_dump_json(by_alias=True)
     yield b"event: end\ndata: %s\n\n" % view.encode()
 

@@ -18,8 +18,9 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.settings import PlatformSettings
 
-Kind = Literal["create", "execute", "login"]
+Kind = Literal["create", "execute", "login", "address"]
 _WORDS = {"create": "create {n} things", "execute": "run {n} commands", "login": "try to sign in {n} times"}
+_WORDS["address"] = _WORDS["login"]
 _MANY = 10_000
 
 
@@ -35,6 +36,7 @@ class Limits:
             "create": settings.creates_per_minute,
             "execute": settings.executes_per_minute,
             "login": settings.logins_per_minute,
+            "address": settings.logins_per_minute * 10,
         }
         self._clock = clock
         self._buckets: dict[tuple[str, str], _Bucket] = {}
@@ -81,10 +83,16 @@ def limited(kind: Literal["create", "execute"]) -> Any:
 
 
 def login_limited() -> Any:
-    """Counts for the address."""
+    """Counts for the address, generously: a proxy is one for all. The name counts too, in `count_login`."""
 
     async def check(connection: HTTPConnection) -> None:
         limits: Limits = connection.app.state.limits
-        limits.take("login", connection.client.host if connection.client else "")
+        limits.take("address", connection.client.host if connection.client else "")
 
     return Depends(check)
+
+
+def count_login(connection: HTTPConnection, name: str) -> None:
+    """For one name from one address: nobody is locked out by what others try."""
+    limits: Limits = connection.app.state.limits
+    limits.take("login", f"{connection.client.host if connection.client else ''} {name}")

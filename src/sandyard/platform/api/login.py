@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, SecretStr, model_validator
 
 from sandyard.platform.api.auth import COOKIE, Caller, Cookie
-from sandyard.platform.api.limits import login_limited
+from sandyard.platform.api.limits import count_login, login_limited
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
@@ -60,6 +60,7 @@ class TicketView(Model):
 async def login(body: LoginRequest, request: Request, response: Response, users: Users) -> LoginAnswer:
     """Sets the cookie that a browser shows from then on."""
     note(request, target=body.name)
+    count_login(request, body.name or "")
     issued = await users.login(
         name=body.name,
         password=body.password.get_secret_value() if body.password else None,

@@ -59,12 +59,15 @@ def example(**values: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [values]})
 
 
-def _is_text(data: Any) -> bool:
+def _is_text(data: Any, depth: int = 0) -> bool:
     if isinstance(data, str):
         return "\0" not in data and (data.isascii() or not _SURROGATE.search(data))
+    if depth > _DEEPEST:
+        return False
     if isinstance(data, dict):
-        return all(_is_text(key) and _is_text(value) for key, value in data.items())
-    return not isinstance(data, list) or all(_is_text(value) for value in data)
+        return all(_is_text(key) and _is_text(value, depth + 1) for key, value in data.items())
+    return not isinstance(data, list) or all(_is_text(value, depth + 1) for value in data)
 
 
+_DEEPEST = 50
 _SURROGATE = re.compile("[\ud800-\udfff]")

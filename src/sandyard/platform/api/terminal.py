@@ -19,6 +19,7 @@ from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example, id_in_path
+from sandyard.platform.api.standing import still_allowed
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes import terminals as domain
 
@@ -75,6 +76,8 @@ async def open_(
         if terminal is not None:
             await terminals.resize(shell, cols, rows)
         typing = asyncio.ensure_future(_typed(socket, terminals, shell))
+        watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: terminals.list(caller, sandbox_id)))
+        watch.add_done_callback(lambda _: viewer.give(None))
         try:
             await _show(socket, viewer, typing)
             if socket.client_state is WebSocketState.CONNECTED and not typing.done():
@@ -82,6 +85,7 @@ async def open_(
                 await socket.close()
         finally:
             typing.cancel()
+            watch.cancel()
 
 
 async def _show(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future[None]) -> None:
@@ -119,6 +123,6 @@ def _size(text: str) -> tuple[int, int] | None:
     try:
         message = json.loads(text)
         cols, rows = int(message["cols"]), int(message["rows"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return (cols, rows) if message.get("type") == "resize" and 0 < cols <= 1000 and 0 < rows <= 1000 else None

@@ -6,6 +6,7 @@ want of a login or for being too frequent, because anybody can cause those witho
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -54,9 +55,10 @@ class Trail:
 
         try:
             await self._app(scope, receive, reply)
-        except Exception:
+        except BaseException as error:  # cancelled too: what was asked for may go on without us
             if not recorded:
-                await _record(scope, 500)
+                scope["state"].setdefault("problem_code", None if isinstance(error, Exception) else "interrupted")
+                await asyncio.shield(_record(scope, 500))
             raise
 
 

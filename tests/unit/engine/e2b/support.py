@@ -17,7 +17,7 @@ from sandyard.engine.contract import AGENT_PORT, Handle, Limits
 from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send
 from sandyard.engine.e2b.dataplane.gateway import Gateway
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel
-from sandyard.engine.e2b.server import BoundedProtocol
+from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.engine.sandboxes.model import Network, Page, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import UnreachableError
 from sandyard.kit.secret import Secret
@@ -109,7 +109,7 @@ async def serving(app: App, ws: Any = "none") -> AsyncIterator[int]:
     """The application behind the engine's own server; yields its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=BoundedProtocol, ws=ws, lifespan="off", log_config=None, access_log=False, proxy_headers=False
+        app, http=EngineProtocol, ws=ws, lifespan="off", log_config=None, access_log=False, proxy_headers=False
     )
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)

@@ -62,6 +62,8 @@ class OutputFiles:
         return await asyncio.to_thread(self._read, command_id, stream, offset, limit)
 
     def _read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
+        if limit <= 0:
+            return b""
         with contextlib.suppress(FileNotFoundError), self._path(command_id, stream).open("rb") as file:
             file.seek(offset)
             return file.read(limit)

@@ -44,27 +44,28 @@ class Breaker:
 
     @asynccontextmanager
     async def guard(self, *, counts: bool = True) -> AsyncIterator[None]:
-        """Around one attempt. `counts` False: its failures say nothing about the engine as a whole."""
-        probe = self._admit()
+        """Around one attempt. `counts` False: how it ends says nothing about the engine as a whole, so it is no probe either."""
+        probe = self._admit(counts)
         try:
             yield
         except EngineError as error:
-            if not error.transient or isinstance(error, EngineBusyError):
+            if counts and (not error.transient or isinstance(error, EngineBusyError)):
                 self._succeeded()
-            elif counts or probe:
+            elif counts:
                 self._failed(error)
             raise
         else:
-            self._succeeded()
+            if counts:
+                self._succeeded()
         finally:
             if probe:
                 self._probing = False
 
-    def _admit(self) -> bool:
+    def _admit(self, counts: bool) -> bool:
         state = self.state
         if state is BreakerState.CLOSED:
             return False
-        if state is BreakerState.HALF_OPEN and not self._probing:
+        if counts and state is BreakerState.HALF_OPEN and not self._probing:
             self._probing = True
             return True
         assert self.opened_at is not None

@@ -13,6 +13,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     EngineError,
     NotEnoughSpaceError,
     SandboxNotRunningError,
+    SandboxUnreachableError,
 )
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
 from sandyard.platform.domain.sandboxes.e2b.relay import (
@@ -26,6 +27,7 @@ from sandyard.platform.domain.sandboxes.e2b.relay import (
     RelayStream,
     Started,
     Stream,
+    bounded,
     spec_path,
 )
 
@@ -37,6 +39,8 @@ START_PATIENCE_S = 15.0
 """The same for a command that is not known to have begun."""
 SILENT_RUNS = 5
 _NO_RELAY = "The sandbox cannot run the platform's relay: look whether /bin/bash works in it."
+ASK_S = 10.0
+"""How long a sandbox may think about a question that takes it milliseconds."""
 _PAUSES = (0.1, 0.4, 1.0, 2.0, 3.0)
 _STREAMS = {"1": Stream.STDOUT, "2": Stream.STDERR}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -156,6 +160,13 @@ class Commands:
             _check_id(command_id)
 
         async def ask(handle: Handle) -> bool:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    return await answer(handle)
+            except TimeoutError:
+                raise SandboxUnreachableError from None
+
+        async def answer(handle: Handle) -> bool:
             for _ in range(3):  # it may have no python3, or not the relay any more
                 stream = RelayStream(self._gate.config.api_key, self._silence)
                 await stream.open(handle, f"{verb} {' '.join(command_ids)}", user=_OWNER, envs={})
@@ -167,7 +178,7 @@ class Commands:
                     self._finish(stream, patience_s=1.0)
             raise EngineError(_NO_RELAY)
 
-        return await self._gate.inside(f"{verb}_command", engine_id, ask, idempotent=True)
+        return await self._gate.inside(f"{verb}_command", engine_id, ask, idempotent=True, attempts=2)
 
     def _finish(self, stream: RelayStream, *, patience_s: float) -> None:
         task = asyncio.get_running_loop().create_task(stream.finish(patience_s))
@@ -187,11 +198,19 @@ class _Course:
         self._announced = spec is None
 
     def events(self, frame: Frame) -> list[Event]:
-        """What a line means to the reader. Raises what it refuses."""
+        """What a line means to the reader. Raises what it refuses. What no relay says ends in LOST: whatever says it, this
+        command is out of our hands."""
+        try:
+            return self._events(frame)
+        except (ValueError, OverflowError):
+            self.begun = self.ended = True
+            return [*self._announce(None), Ended(EndReason.LOST)]
+
+    def _events(self, frame: Frame) -> list[Event]:
         found: list[Event] = []
         if frame.kind == "s":
             self.begun = True
-            found += self._announce(int(frame.rest))
+            found += self._announce(bounded(frame.rest))
         elif frame.kind == "x":
             self.begun = True
         elif frame.kind in _STREAMS:

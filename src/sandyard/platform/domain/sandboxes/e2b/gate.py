@@ -82,8 +82,9 @@ class Gate:
         async def attempt() -> T:
             handle = await self.handle(engine_id)
             try:
-                # Where each sandbox has an address of its own, one that is out of reach says nothing about the engine
-                async with self._breaker.guard(counts=self.config.sandbox_url is not None):
+                # What happens inside a sandbox is its tenant's doing and says nothing about the engine: whoever failed there
+                # begins anew with a control call, and those count
+                async with self._breaker.guard(counts=False):
                     return await self._translated(lambda: call(handle))
             except EngineError as error:
                 if error.transient or isinstance(

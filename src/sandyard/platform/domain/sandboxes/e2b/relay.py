@@ -19,7 +19,7 @@ from e2b import AsyncCommandHandle, CommandExitException
 
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.sandboxes.e2b.errors import EngineUnreachableError, translate
+from sandyard.platform.domain.sandboxes.e2b.errors import SandboxUnreachableError, translate
 from sandyard.platform.domain.sandboxes.e2b.gate import Handle
 
 _HERE = Path(__file__).parent
@@ -54,6 +54,9 @@ SPEC_INLINE = 96 << 10
 SILENCE_S = 30.0
 """The relay says something every 10 s. A stream that is silent for longer is dead, whatever the network says."""
 _QUEUE = 32
+_LONGEST = 1 << 20
+"""No line of the relay is longer. A tenant may put another program in its place, which then speaks for that sandbox only."""
+_MOST = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +129,11 @@ class Ended:
                 reason=EndReason(told["reason"]),
                 code=_number(told.get("code")),
                 signal=_number(told.get("signal")),
-                duration_s=None if ms is None else int(ms) / 1000,
+                duration_s=None if ms is None else bounded(ms) / 1000,
                 stdout_bytes=_number(told.get("out")),
                 stderr_bytes=_number(told.get("err")),
             )
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return cls(EndReason.LOST)
 
 
@@ -152,7 +155,7 @@ class Frame:
     def chunk(self) -> tuple[int, bytes]:
         """Of output: its offset and its bytes."""
         offset, _, body = self.rest.partition(" ")
-        return int(offset), binascii.a2b_base64(body)
+        return bounded(offset), binascii.a2b_base64(body)
 
     @property
     def refusal(self) -> tuple[str, str]:
@@ -207,10 +210,13 @@ class RelayStream:
             try:
                 chunk = await asyncio.wait_for(self._queue.get(), self._silence)
             except TimeoutError:
-                raise EngineUnreachableError("The sandbox has been silent for too long.") from None
+                raise SandboxUnreachableError("The sandbox has been silent for too long.") from None
             if chunk is None:
                 break
             *lines, rest = (rest + chunk).split("\n")
+            if len(rest) > _LONGEST:
+                yield Frame("e", "")  # an end that says nothing: LOST
+                return
             for line in lines:
                 heard = heard or line == f":: {self._mark}"
                 frame = Frame.parse(line) if heard else None
@@ -260,7 +266,15 @@ class RelayStream:
 
 
 def _number(value: Any) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None else bounded(value)
+
+
+def bounded(value: Any) -> int:
+    """A number a sandbox has said. ValueError when it is none, or one that nothing real could be."""
+    text = str(value)
+    if len(text) > 16 or not 0 <= int(text) <= _MOST:
+        raise ValueError("this is no number")
+    return int(text)
 
 
 def spec_path(command_id: str) -> str:

@@ -1,0 +1,33 @@
+"""Long connections end when whoever opened them may no longer have them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import HTTPConnection
+
+from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.standing import stands
+
+log = get_logger(__name__)
+LOOK_SECONDS = 10.0
+
+
+async def still_allowed(connection: HTTPConnection, caller: Principal, look: Callable[[], Awaitable[object]]) -> None:
+    """Returns when the caller's token, login or account has ended, or what they look at (`look` raises NotFoundError) is no
+    longer theirs to see."""
+    services = connection.app.state.services
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            if not await stands(services.database, services.clock, caller):
+                break
+            await look()
+        except NotFoundError:
+            break
+        except SandyardError as error:
+            log.warning("standing_unknown", user=caller.user_id, reason=error.message)
+    log.info("connection_ended", user=caller.user_id, means=caller.means, reason="no longer allowed")
