@@ -29,7 +29,8 @@ def keys(context: click.Context, data_dir: Path | None) -> None:
 @click.pass_obj
 def create(data: DataDir, label: str) -> None:
     """Make a key and show it, this once. LABEL is what it is for."""
-    data.prepare()
+    if not (data.path / "engine").is_dir():  # of `sandyard up`, whose engine's data is in there
+        data.prepare()
     with _opened(data) as stored:
         _, secret = stored.create(label)
     click.echo(secret.reveal())
@@ -57,8 +58,10 @@ def revoke(data: DataDir, key: str) -> None:
 
 @contextlib.contextmanager
 def _opened(data: DataDir) -> Iterator[ApiKeys]:
-    if not data.path.is_dir():
-        raise NotFoundError(f"There is no engine's data in {data.path}. Name its directory with --data-dir.")
+    if not data.path.is_dir() or (not data.database.exists() and (data.path / "engine").is_dir()):
+        inside = data.path / "engine"
+        hint = f"It is in {inside}: name that" if inside.is_dir() else "Name its directory"
+        raise NotFoundError(f"There is no engine's data in {data.path}. {hint} with --data-dir.")
     database = Database(data.database)
     database.open()
     try:

@@ -115,6 +115,8 @@ async def _serve(settings: PlatformSettings, listener: socket.socket, ready: Cal
     host, port = listener.getsockname()[:2]
     async with opened(settings) as services:
         admin = await services.users.bootstrap()
+        if admin is None and settings.new_admin_token:
+            admin = await services.users.rescue()
         server = _server(build(services, ROUTERS))
         gc.collect()
         gc.freeze()  # what is there by now stays: no collection has to look at it again
@@ -129,6 +131,7 @@ async def _serve(settings: PlatformSettings, listener: socket.socket, ready: Cal
         log.info("platform_stopping")
         server.should_exit = True
         services.events.end()
+        services.commands.stop()
         await serving
         stop.cancel()
     log.info("platform_stopped")
@@ -157,9 +160,16 @@ async def opened(settings: PlatformSettings) -> AsyncIterator[Services]:
             instance=instance,
             idle_margin_s=settings.idle_margin_s,
         )
-        stack.push_async_callback(lifecycle.tasks.cancel)
+        stack.push_async_callback(lifecycle.close)
         files = OutputFiles(settings.data_dir / "output")
         feed = Feed(database, backlog=settings.reader_backlog, clock=clock)
+        commands = Commands(
+            database,
+            lifecycle,
+            files,
+            max_timeout_s=settings.max_command_timeout_s,
+            output_kept=settings.output_kept,
+        )
         services = Services(
             settings=settings,
             clock=clock,
@@ -173,8 +183,8 @@ async def opened(settings: PlatformSettings) -> AsyncIterator[Services]:
             lifecycle=lifecycle,
             upkeep=Upkeep(database, lifecycle, settings, clock),
             sandboxes=Sandboxes(database, lifecycle, projects, settings),
-            commands=Commands(database, lifecycle, files, max_timeout_s=settings.max_command_timeout_s),
-            sessions=Sessions(database, lifecycle, projects, settings),
+            commands=commands,
+            sessions=Sessions(database, lifecycle, commands, projects, settings),
             terminals=Terminals(database, lifecycle),
         )
         stack.push_async_callback(services.users.close)
@@ -193,7 +203,9 @@ async def _tidy(services: Services) -> None:
     while True:
         try:
             await services.users.sweep()
-            await services.events.trim(timedelta(days=services.settings.events_kept_days))
+            kept = timedelta(days=services.settings.events_kept_days)
+            await services.events.trim(kept)
+            await services.commands.trim(kept)
         except SandyardError as error:
             log.warning("tidying_failed", reason=error.message)
         await services.clock.sleep(TIDY_SECONDS)

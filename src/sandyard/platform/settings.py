@@ -40,6 +40,9 @@ class PlatformSettings(Settings):
     command_timeout_s: float = Field(default=300, gt=0)
     max_command_timeout_s: float = Field(default=24 * 3600, gt=0)
     output_limit: int = Field(default=256 * 1024, ge=1024)  # of a stream in an answer; the rest is paged
+    output_kept: int = Field(
+        default=1 << 30, ge=1024
+    )  # of a stream of a command; what is beyond it is not kept, and said
     upload_limit: int = Field(default=1 << 30, ge=1)
     stale_after_s: float = Field(default=24 * 3600, gt=0)
     stale_every_s: float = Field(default=600, gt=0)
@@ -48,6 +51,7 @@ class PlatformSettings(Settings):
     checkpoint_on_pause: bool = True
 
     # people
+    new_admin_token: bool = False  # at start, make a token for an administrator and say it: for who has lost the first
     login_days: int = Field(default=30, ge=1)
     creates_per_minute: int = Field(default=60, ge=1)
     executes_per_minute: int = Field(default=600, ge=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import shlex
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +50,17 @@ def execute(
     """Run COMMAND in a sandbox; its output appears as it comes, and its exit code is this command's.
 
     A single argument is a line for the sandbox's shell; several are a command and its arguments, as they are. Options come
-    before SANDBOX. Ctrl-C kills the command. Exit codes: the command's own, 124 on timeout, 137 when it was killed, 130
-    after Ctrl-C.
+    before SANDBOX. Standard input is not passed on: copy a file there instead. Ctrl-C kills the command. Exit codes: the
+    command's own, 124 on timeout, 137 when it was killed, 130 after Ctrl-C.
     """
     if command[0] == "--":
         command = command[1:]
     if not command:
         raise click.UsageError("There is no command to run.")
+    if stat.S_ISFIFO(os.fstat(0).st_mode) or stat.S_ISREG(os.fstat(0).st_mode):
+        click.echo(
+            "Standard input is not passed on to the command: copy it there as a file (sandyard sandbox cp).", err=True
+        )
     line = command[0] if len(command) == 1 else shlex.join(command)
     body = given(command=line, cwd=cwd, envs=envs, timeout=timeout)
     with connect(patience=(timeout or 300) + 60) as client:

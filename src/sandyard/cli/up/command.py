@@ -126,7 +126,7 @@ def _announce(plan: Plan, state: State) -> None:
     _say(f"To use it from a terminal: sandyard login {where}")
     if plan.engine:
         _say(
-            f"E2B clients: E2B_API_URL and E2B_SANDBOX_URL={address(LOOPBACK, plan.engine_port)}, a key is in engine.key."
+            f"E2B clients: E2B_API_URL and E2B_SANDBOX_URL={address(LOOPBACK, plan.engine_port)}, a key is in {state.path / 'engine.key'}."
         )
 
 

@@ -218,7 +218,10 @@ async def _events(
             yield b"event: output\ndata: %s\n\n" % json.dumps(body).encode()
     finally:
         watch.cancel()
-    view = CommandView.of(await commands.get(command.id)).model_dump_json(by_alias=True)
+    over = CommandView.of(await commands.get(command.id))
+    if not over.status.over:
+        return  # the platform stops, or the watcher may not any more; the command goes on
+    view = over.model_dump_json(by_alias=True)
     yield b"event: end\ndata: %s\n\n" % view.encode()
 
 

@@ -2,7 +2,8 @@
 
 Binary messages are what is typed and what the terminal shows. Text messages are JSON: the client sends
 `{"type": "resize", "cols": 120, "rows": 40}`, the server first `{"type": "opened", "terminal": "trm_…"}` and last
-`{"type": "closed", "ended": bool}`: when the shell has not ended, connect again with `?terminal=` and go on in the very same.
+`{"type": "closed", "ended": bool, "exitCode": int | null}`: when the shell has not ended, connect again with `?terminal=` and
+go on in the very same.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ async def open_(
         try:
             await _show(socket, viewer, typing)
             if socket.client_state is WebSocketState.CONNECTED and not typing.done():
-                await socket.send_text(json.dumps({"type": "closed", "ended": shell.over}))
+                await socket.send_text(
+                    json.dumps({"type": "closed", "ended": shell.over, "exitCode": shell.handle.exit_code})
+                )
                 await socket.close()
         finally:
             typing.cancel()

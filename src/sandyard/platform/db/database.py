@@ -200,8 +200,12 @@ def _in_our_words(error: DBAPIError) -> Exception:
     if isinstance(error.orig, sqlite3.Error):
         primary = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return _SQLITE.get(primary, lambda: error)()
-    if getattr(error.orig, "sqlstate", None) == "53100":
+    state = str(getattr(error.orig, "sqlstate", None) or "")
+    if state == "53100":
         return NoSpaceError(_FULL)
+    if state.startswith(("28", "3D")):  # who we are, or which database we ask for
+        said = str(error.orig).rpartition(": ")[2]
+        return DatabaseUnavailableError(f"The database refuses us: {said}. Look at SANDYARD_DATABASE_URL.")
     gone = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
     return DatabaseUnavailableError() if gone else error
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from datetime import timedelta
 from typing import Any, cast
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, delete, select, update
 
-from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.errors import BusyError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Project, Sandbox
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.sandboxes.e2b import (
+    BreakerState,
     CommandSpec,
     Ended,
     Output,
@@ -38,6 +40,8 @@ SILENCE_S = 15.0
 NOTED_S = 0.2
 """A command that is over sooner is never shown as running. For what a crash leaves the two are the same."""
 FORGET_MANY, FORGET_BYTES = 20, 1 << 20
+REMOVED_AT_ONCE = 200
+OVERDUE_S = 60.0
 _ENDS = {
     CommandStatus.LOST: "Its end was not seen: the sandbox was restarted under it.",
     CommandStatus.NOT_STARTED: "It was never started.",
@@ -46,14 +50,30 @@ _ENDS = {
 OPEN = (CommandStatus.STARTING, CommandStatus.RUNNING)
 
 
+class StoppingError(BusyError):
+    """The platform is stopping; try again in a moment."""
+
+    code = "stopping"
+
+
 class Commands:
-    def __init__(self, database: Database, lifecycle: Lifecycle, files: OutputFiles, *, max_timeout_s: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        lifecycle: Lifecycle,
+        files: OutputFiles,
+        *,
+        max_timeout_s: float,
+        output_kept: int = 1 << 30,
+    ) -> None:
         self._database = database
         self._lifecycle = lifecycle
         self.files = files
         self._max_timeout_s = max_timeout_s
+        self._output_kept = output_kept
         self._running: dict[str, asyncio.Task[None]] = {}
         self._recorders: dict[str, Recorder] = {}
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._over: dict[str, list[str]] = {}  # by sandbox: commands whose journals are still there
         self._awake: dict[str, asyncio.Event] = {}  # by sandbox: set when it runs again
         lifecycle.before_pause.append(self._forget)
@@ -88,19 +108,32 @@ class Commands:
             )
             counted = update(Sandbox).where(Sandbox.id == row.id).values(command_count=Sandbox.command_count + 1)
             await tx.session.execute(counted)
-        self._spawn(command.id, self._run(row, command, new))
+        self._spawn(row, command, self._run(row, command, new))
         return command
 
     async def wait(self, command_id: str) -> Command:
-        """The command at its end. Cancelling this does not end the command."""
+        """The command at its end. Cancelling this does not end the command. StoppingError when the platform stops first."""
         task = self._running.get(command_id)
-        if task is not None:
-            await asyncio.wait((task,))
+        while task is not None and not task.done():
+            await asyncio.wait((task, self._stop), return_when=asyncio.FIRST_COMPLETED)
+            self._check_stopping(command_id)
         command = await self.get(command_id)
         while not CommandStatus(command.status).over:  # another platform follows it
-            await asyncio.sleep(0.5)
+            await asyncio.wait((self._stop,), timeout=0.5)
+            self._check_stopping(command_id)
             command = await self.get(command_id)
         return command
+
+    def stop(self) -> None:
+        """Let nobody wait any longer: the platform is about to end, commands are not."""
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+    def _check_stopping(self, command_id: str) -> None:
+        if self._stop.done():
+            raise StoppingError(
+                f"The platform is stopping. The command goes on; ask for its end later: GET /api/v1/commands/{command_id}."
+            )
 
     async def get_for(self, principal: Principal, command_id: str) -> tuple[Command, Sandbox]:
         command = await self.get(command_id)
@@ -131,7 +164,18 @@ class Commands:
     async def follow(
         self, command: Command, offsets: Mapping[str, int]
     ) -> AsyncIterator[tuple[str, int, bytes] | None]:
-        """(stream, offset, bytes) of its output from there on, until it is over; None now and then when it is silent."""
+        """(stream, offset, bytes) of its output from there on, until it is over; None now and then when it is silent. To
+        watch a command is to use its sandbox: it is woken for that, and does not count as idle meanwhile."""
+        with self._lifecycle.activity.using(command.sandbox_id):
+            if not CommandStatus(command.status).over:
+                with contextlib.suppress(SandyardError):
+                    await self._lifecycle.awake(await self._lifecycle.rows.get(command.sandbox_id))
+            async for piece in self._pieces(command, offsets):
+                yield piece
+
+    async def _pieces(
+        self, command: Command, offsets: Mapping[str, int]
+    ) -> AsyncIterator[tuple[str, int, bytes] | None]:
         at = dict(offsets)
         told = asyncio.get_running_loop().time()
         while True:
@@ -146,14 +190,36 @@ class Commands:
                     yield stream, at[stream], data
                     at[stream] += len(data)
                     told = asyncio.get_running_loop().time()
-            if CommandStatus(command.status).over:
+            if CommandStatus(command.status).over or self._stop.done():
                 news.cancel()
                 return
-            await asyncio.wait((news,), timeout=1.0)
+            await asyncio.wait((news, self._stop), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
             if asyncio.get_running_loop().time() - told > SILENCE_S:
                 told = asyncio.get_running_loop().time()
                 yield None
+
+    async def purge(self, session_id: str) -> None:
+        """Forget all commands of a session's sandboxes, with what they wrote."""
+        own = select(Sandbox.id).where(Sandbox.session_id == session_id)
+        await self._remove(select(Command.id).where(Command.sandbox_id.in_(own)))
+
+    async def trim(self, older_than: timedelta) -> int:
+        """Forget those that ended longer ago; how many."""
+        return await self._remove(select(Command.id).where(Command.finished_at < utc_now() - older_than))
+
+    async def _remove(self, which: Select[str]) -> int:
+        total = 0
+        while True:
+            async with self._database.reading() as session:
+                found = list((await session.execute(which.limit(REMOVED_AT_ONCE))).scalars())
+            if not found:
+                return total
+            for command_id in found:
+                await self.files.remove(command_id)
+            async with self._database.transaction() as tx:
+                await tx.session.execute(delete(Command).where(Command.id.in_(found)))
+            total += len(found)
 
     # how they run ------------------------------------------------------------------------------------------------------
 
@@ -293,14 +359,15 @@ class Commands:
             query = select(Command, Sandbox).join(Sandbox, Sandbox.id == Command.sandbox_id)
             rows = (await session.execute(query.where(Command.status.in_(OPEN)))).all()
         for command, row in rows:
-            self._spawn(command.id, self._take_up(row, command))
+            self._spawn(row, command, self._take_up(row, command))
         return len(rows)
 
     async def _take_up(self, row: Sandbox, command: Command) -> None:
         await self._follow(row, command.id, await self._recorder(row, command))
 
     async def _recorder(self, row: Sandbox, command: Command) -> Recorder:
-        recorder = self._recorders[command.id] = Recorder(self._database, self.files, row, command)
+        recorder = Recorder(self._database, self.files, row, command, most=self._output_kept)
+        self._recorders[command.id] = recorder
         await recorder.begin()
         return recorder
 
@@ -315,13 +382,43 @@ class Commands:
 
     _ended = _woken
 
-    def _spawn(self, command_id: str, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
         def done(_: asyncio.Task[None]) -> None:
-            self._running.pop(command_id, None)
-            self._recorders.pop(command_id, None)
+            self._running.pop(command.id, None)
+            self._recorders.pop(command.id, None)
 
-        task = self._running[command_id] = self._lifecycle.tasks.spawn(work)
+        task = self._running[command.id] = self._lifecycle.tasks.spawn(self._see_to_its_end(row, command, work))
         task.add_done_callback(done)
+
+    async def _see_to_its_end(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
+        """The relay ends a command in its time. Should a tenant have put another program in the relay's place, or should we
+        fail, it is not left open for ever."""
+        main = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._overdue(row.id, command.timeout_s))
+        try:
+            await asyncio.wait((main, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            late = not main.done()
+            for task in (main, watch):
+                task.cancel()
+            await asyncio.wait((main, watch))
+        failure = None if main.cancelled() else main.exception()
+        if failure is not None:
+            log.error("command_crashed", command=command.id, exc=failure)
+        recorder = self._recorders.get(command.id)
+        if recorder is not None and (late or failure is not None):
+            said = "It did not end in its time." if late else "The platform failed to follow it."
+            await recorder.finish(CommandStatus.LOST, error=f"Its end was not seen. {said}")
+
+    async def _overdue(self, sandbox_id: str, timeout_s: float) -> None:
+        """Returns when a command should long be over. Time in which its sandbox slept or the engine was away does not count."""
+        while True:
+            before = await self._lifecycle.rows.get(sandbox_id)
+            await asyncio.sleep(timeout_s + OVERDUE_S)
+            row = await self._lifecycle.rows.get(sandbox_id)
+            awake = row.status == Status.RUNNING and row.pause_count == before.pause_count
+            if awake and self._lifecycle.engine.breaker.state is BreakerState.CLOSED:
+                return
 
     async def get(self, command_id: str) -> Command:
         async with self._database.reading() as session:

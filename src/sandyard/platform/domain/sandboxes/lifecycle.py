@@ -77,6 +77,12 @@ class Lifecycle:
         self.woken: list[Hook] = []
         self.ended: list[Hook] = []
 
+    async def close(self) -> None:
+        """Let go of everything; sandboxes and what runs in them go on."""
+        await self.tasks.cancel()
+        with contextlib.suppress(SandyardError):
+            await self.rows.note_uses(self.activity.unwritten())
+
     # making ------------------------------------------------------------------------------------------------------------
 
     def draft(self, owner_id: str, wanted: NewSandbox) -> Sandbox:

@@ -29,7 +29,12 @@ INLINE_BYTES = 8 * 1024
 class Recorder:
     """For one command at a time. `add` as output comes, `finish` at the end."""
 
-    def __init__(self, database: Database, files: OutputFiles, sandbox: Sandbox, command: Command) -> None:
+    def __init__(
+        self, database: Database, files: OutputFiles, sandbox: Sandbox, command: Command, *, most: int = 1 << 30
+    ) -> None:
+        """`most` is how much is kept of a stream."""
+        self._most = most
+        self._cut: set[str] = set()
         self._database = database
         self._files = files
         self._about = about(sandbox)
@@ -55,8 +60,13 @@ class Recorder:
 
     async def add(self, stream: str, offset: int, data: bytes) -> None:
         known = self._kept[stream] + len(self._waiting[stream])
+        if stream in self._cut:
+            return
         if offset < known:
             data = data[known - offset :]  # already here
+        if known + len(data) > self._most:
+            self._cut.add(stream)
+            data = data[: self._most - known]
         if not data:
             return
         self._waiting[stream] += data
@@ -142,6 +152,9 @@ class Recorder:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._cut:
+            cut = f"Only the first {self._most:,} bytes of {' and '.join(sorted(self._cut))} were kept."
+            error = f"{error} {cut}" if error else cut
         await self.flush(
             status=status,
             exit_code=exit_code,

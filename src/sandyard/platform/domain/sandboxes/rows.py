@@ -12,7 +12,7 @@ from sqlalchemy.orm.exc import StaleDataError
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Project, Sandbox
+from sandyard.platform.db.models import Project, Sandbox, Session
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.sandboxes.model import Status, about, utc_now
@@ -27,6 +27,14 @@ def visible_to(principal: Principal) -> ColumnElement[bool]:
         return true()
     shared = select(Project.id).where(projects.visible_to(principal))
     return or_(Sandbox.owner_id == principal.user_id, Sandbox.project_id.in_(shared))
+
+
+def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
+    """The same for sessions."""
+    if principal.is_admin:
+        return true()
+    shared = select(Project.id).where(projects.visible_to(principal))
+    return or_(Session.owner_id == principal.user_id, Session.project_id.in_(shared))
 
 
 class SandboxRows:

@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from sqlalchemy import not_, or_, select
+
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Sandbox, Task
+from sandyard.platform.db.models import Sandbox, Session, Task
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.e2b import FileEntry, SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, check_usable
+from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -45,6 +48,8 @@ class Sandboxes:
     ) -> Sandbox:
         """A running sandbox of the caller's own, or an error that says why there is none; then its row says so too."""
         project_id = await self._project_of(principal, task_id)
+        if template is not None:
+            await check_template(self._database, principal, template)
         wanted = NewSandbox(
             template=template or self._settings.default_template,
             idle_seconds=idle_seconds or self._settings.idle_seconds,
@@ -167,6 +172,18 @@ class Sandboxes:
         await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.remove(engine_id, path))
         async with self._database.transaction() as tx:
             tx.emit("file.removed", **about(row), path=path[:1000], by=principal.name)
+
+
+async def check_template(database: Database, principal: Principal, template: str) -> None:
+    """Checkpoints are templates too, and hold somebody's files: InvalidInputError for those of sessions one may not see."""
+    base = template.partition(":")[0]
+    async with database.reading() as session:
+        query = select(Session.id).where(
+            or_(Session.checkpoint == base, Session.checkpoint.startswith(f"{base}:", autoescape=True)),
+            not_(sessions_visible_to(principal)),
+        )
+        if (await session.execute(query.limit(1))).first() is not None:
+            raise InvalidInputError(f"template: there is no template {template!r}.")
 
 
 def check_envs(envs: Mapping[str, str]) -> Mapping[str, str]:

@@ -25,6 +25,8 @@ from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 
+PAUSED_AT_ONCE = 16
+
 
 class Upkeep:
     def __init__(self, database: Database, lifecycle: Lifecycle, settings: PlatformSettings, clock: Clock) -> None:
@@ -33,6 +35,7 @@ class Upkeep:
         self._settings = settings
         self._clock = clock
         self._strangers: set[str] = set()
+        self._pausing = asyncio.Semaphore(PAUSED_AT_ONCE)
         self.reconciled = asyncio.Event()
         """Set when the engine has been compared with once."""
 
@@ -89,12 +92,16 @@ class Upkeep:
             await lifecycle.wake(row)
 
     async def _settle_missing(self, row: Sandbox) -> None:
-        """The list did not have it; lists are pages, and it may have been made since. Its own answer counts."""
+        """The list did not have it; lists are pages, and it may have been made since. Or a verb did not find it, which is what
+        E2B says to `extend` of a paused one. Its own answer counts."""
         assert row.engine_id is not None
         try:
-            await self._lifecycle.engine.info(row.engine_id)
+            box = await self._lifecycle.engine.info(row.engine_id)
         except SandboxNotFoundError:
             await self._lifecycle.lost(row.id)
+        else:
+            if box.state == EngineState.PAUSED and row.status == Status.RUNNING:
+                await self._lifecycle.seen_paused(row.id)
 
     async def _still(self, row: Sandbox, state: EngineState) -> bool:
         """The engine says so now too, and nobody has changed the row: the list may be older than a pause or a wake."""
@@ -143,31 +150,42 @@ class Upkeep:
         lifecycle = self._lifecycle
         await lifecycle.rows.note_uses(lifecycle.activity.unwritten())
         for row in await lifecycle.rows.with_status(Status.RUNNING):
-            if row.engine_id is None or row.doomed_at is not None:
-                continue
-            try:
-                if lifecycle.activity.idle_for(row.id) < row.idle_seconds:
-                    await lifecycle.engine.extend(row.engine_id, row.idle_seconds + self._settings.idle_margin_s)
-                usage = await lifecycle.engine.usage(row.engine_id)
-            except SandboxNotFoundError:
-                await lifecycle.lost(row.id)
-            except ConflictError:
-                await lifecycle.seen_paused(row.id)
-            except SandyardError as error:
-                log.warning("sandbox_not_checked", sandbox=row.id, reason=error.message)
-            else:
-                sample = None if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
-                await lifecycle.rows.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
+            if row.engine_id is not None and row.doomed_at is None:
+                try:
+                    await self._check(row, row.engine_id)
+                except SandyardError as error:
+                    log.warning("sandbox_not_checked", sandbox=row.id, reason=error.message)
+
+    async def _check(self, row: Sandbox, engine_id: str) -> None:
+        lifecycle = self._lifecycle
+        try:
+            if lifecycle.activity.idle_for(row.id) < row.idle_seconds:
+                await lifecycle.engine.extend(engine_id, row.idle_seconds + self._settings.idle_margin_s)
+            usage = await lifecycle.engine.usage(engine_id)
+        except SandboxNotFoundError:
+            await self._settle_missing(row)
+        except ConflictError:
+            await lifecycle.seen_paused(row.id)
+        else:
+            sample = None if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
+            await lifecycle.rows.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
 
     async def pause_idle(self) -> None:
+        """Side by side: one that takes its time keeps nobody else from going to sleep."""
         lifecycle = self._lifecycle
+        idle = []
         for row in await lifecycle.rows.with_status(Status.RUNNING):
             lifecycle.activity.know(row.id, row.used_at)
             if row.doomed_at is None and lifecycle.activity.idle_for(row.id) >= row.idle_seconds:
-                try:
-                    await lifecycle.pause(row, only_if_idle_s=row.idle_seconds)
-                except SandyardError as error:
-                    log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
+                idle.append(row)
+        await asyncio.gather(*(self._pause_one(row) for row in idle))
+
+    async def _pause_one(self, row: Sandbox) -> None:
+        async with self._pausing:
+            try:
+                await self._lifecycle.pause(row, only_if_idle_s=row.idle_seconds)
+            except SandyardError as error:
+                log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
 
     async def cleanup_stale(self) -> int:
         """Destroy what nobody has used for long: sandboxes without a session, or of an archived one, and failed ones. That of a

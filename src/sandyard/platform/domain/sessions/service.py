@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
-from sqlalchemy import ColumnElement, or_, select, true, update
+from sqlalchemy import select, update
 
-from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Message, Project, Sandbox, Session
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
-from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, utc_now
-from sandyard.platform.domain.sandboxes.service import check_envs
+from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
+_NO_TEMPLATE = frozenset(("engine_invalid", "sandbox_not_found"))
 
 
 class Sessions:
     def __init__(
-        self, database: Database, lifecycle: Lifecycle, projects: Projects, settings: PlatformSettings
+        self,
+        database: Database,
+        lifecycle: Lifecycle,
+        commands: Commands,
+        projects: Projects,
+        settings: PlatformSettings,
     ) -> None:
         self._database = database
+        self._commands = commands
+        self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lifecycle = lifecycle
         self._projects = projects
         self._settings = settings
+        lifecycle.ended.append(self._distrust)
         if settings.checkpoint_on_pause:
             lifecycle.before_pause.append(self._checkpoint_of)
 
@@ -47,6 +59,8 @@ class Sessions:
     ) -> tuple[Session, Sandbox]:
         """A session and its sandbox, which is being provisioned."""
         project = await self._projects.get(principal, project_id) if project_id is not None else None
+        if template is not None:
+            await check_template(self._database, principal, template)
         now = utc_now()
         row = Session(
             id=ordered_id("ses_"),
@@ -83,7 +97,7 @@ class Sessions:
 
     async def get(self, principal: Principal, session_id: str) -> Session:
         async with self._database.reading() as session:
-            query = select(Session).where(Session.id == session_id, _visible_to(principal))
+            query = select(Session).where(Session.id == session_id, sessions_visible_to(principal))
             row = (await session.execute(query)).scalar_one_or_none()
         if row is None:
             raise NotFoundError(f"There is no session {session_id[:60]!r}.")
@@ -92,7 +106,9 @@ class Sessions:
     async def get_with_sandbox(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox | None]:
         query = select(Session, Sandbox).outerjoin(Sandbox, Sandbox.id == Session.sandbox_id)
         async with self._database.reading() as session:
-            found = (await session.execute(query.where(Session.id == session_id, _visible_to(principal)))).first()
+            found = (
+                await session.execute(query.where(Session.id == session_id, sessions_visible_to(principal)))
+            ).first()
         if found is None:
             raise NotFoundError(f"There is no session {session_id[:60]!r}.")
         return found[0], found[1]
@@ -114,7 +130,7 @@ class Sessions:
     async def list_sessions(
         self, principal: Principal, page: PageRequest, *, project_id: str | None, archived: bool
     ) -> Listing[Session]:
-        query = select(Session).where(_visible_to(principal))
+        query = select(Session).where(sessions_visible_to(principal))
         query = query.where(Session.archived_at.is_not(None) if archived else Session.archived_at.is_(None))
         if project_id is not None:
             query = query.where(Session.project_id == project_id)
@@ -132,7 +148,10 @@ class Sessions:
         if row.sandbox_id is not None:
             sandbox = await self._lifecycle.rows.get(row.sandbox_id)
             if sandbox.status in (Status.PROVISIONING, Status.RUNNING):
-                await self._lifecycle.pause(sandbox)
+                try:
+                    await self._lifecycle.pause(sandbox)
+                except SandyardError as error:  # it goes to sleep by itself when it is idle
+                    log.warning("session_not_paused", session=row.id, reason=error.message)
         return row
 
     async def delete(self, principal: Principal, session_id: str) -> None:
@@ -143,12 +162,17 @@ class Sessions:
             sandboxes = list((await session.execute(query)).scalars())
         for sandbox in sandboxes:
             await self._lifecycle.destroy(sandbox)
+        await self._sweep(row.id, keep=None)
+        await self._commands.purge(row.id)
         if row.checkpoint is not None:
             await self._lifecycle.engine.delete_snapshot(row.checkpoint)
         async with self._database.transaction() as tx:
             known = await tx.session.get(Session, row.id)
             if known is not None:
-                await tx.session.execute(update(Sandbox).where(Sandbox.session_id == row.id).values(envs=None))
+                own = update(Sandbox).where(Sandbox.session_id == row.id)
+                await tx.session.execute(own.values(envs=None))
+                # one that was provisioned this moment is nobody's: the next look at the engine ends it
+                await tx.session.execute(own.where(Sandbox.status != Status.DESTROYED).values(doomed_at=utc_now()))
                 await tx.session.delete(known)
                 tx.emit("session.deleted", **_about(row))
 
@@ -171,7 +195,12 @@ class Sessions:
                 sandbox.envs = self._lifecycle.carry_envs(old, sandbox)
             known.sandbox_id, known.updated_at, known.archived_at = sandbox.id, utc_now(), None
             tx.add(sandbox)
-            tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template, fromCheckpoint=row.checkpoint)
+            tx.emit(
+                "sandbox.provisioning",
+                **about(sandbox),
+                template=sandbox.template,
+                fromCheckpoint=row.checkpoint is not None,
+            )
         self._lifecycle.provision(sandbox.id)
         return known, sandbox
 
@@ -184,11 +213,28 @@ class Sessions:
         await self._lifecycle.call(sandbox, lambda engine_id: self._keep(row.id, engine_id))
         return await self.get(principal, session_id)
 
+    async def _distrust(self, sandbox: Sandbox) -> None:
+        """A checkpoint that nothing can be provisioned from is none: the next try begins with the session's template."""
+        if sandbox.session_id is None or sandbox.engine_id is not None or sandbox.error_code not in _NO_TEMPLATE:
+            return
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Session, sandbox.session_id)
+            if row is not None and row.checkpoint == sandbox.template:
+                row.checkpoint = row.checkpoint_at = None
+                log.warning("checkpoint_lost", session=row.id, snapshot=sandbox.template, reason=sandbox.error)
+
     async def _checkpoint_of(self, sandbox: Sandbox) -> None:
         if sandbox.session_id is not None and sandbox.engine_id is not None:
             await self._keep(sandbox.session_id, sandbox.engine_id)
 
     async def _keep(self, session_id: str, engine_id: str) -> None:
+        lock = self._keeping.get(session_id)
+        if lock is None:
+            lock = self._keeping[session_id] = asyncio.Lock()
+        async with lock:  # else one would sweep what the other has just kept
+            await self._keep_one(session_id, engine_id)
+
+    async def _keep_one(self, session_id: str, engine_id: str) -> None:
         snapshot = await self._lifecycle.engine.snapshot(engine_id)
         old: str | None = None
         async with self._database.transaction() as tx:
@@ -197,9 +243,24 @@ class Sessions:
                 old = snapshot
             else:
                 old, row.checkpoint, row.checkpoint_at = row.checkpoint, snapshot, utc_now()
-                tx.emit("session.checkpointed", **_about(row), checkpoint=snapshot)
-        if old is not None:
-            await self._lifecycle.engine.delete_snapshot(old)
+                tx.emit("session.checkpointed", **_about(row))
+        try:
+            if old is not None:
+                await self._lifecycle.engine.delete_snapshot(old)
+            await self._sweep(session_id, keep=snapshot)
+        except SandyardError as error:  # the new one is kept, and the next checkpoint sweeps again
+            log.warning("checkpoint_not_removed", session=session_id, reason=error.message)
+
+    async def _sweep(self, session_id: str, keep: str | None) -> None:
+        """Delete what a crash between taking a snapshot and writing it down has left, of any of the session's sandboxes."""
+        async with self._database.reading() as session:
+            query = select(Sandbox.engine_id).where(Sandbox.session_id == session_id, Sandbox.engine_id.is_not(None))
+            engine_ids = list((await session.execute(query)).scalars())
+        for engine_id in engine_ids:
+            for snapshot in await self._lifecycle.engine.snapshots(engine_id or ""):
+                if snapshot != keep:
+                    log.info("checkpoint_swept", session=session_id, snapshot=snapshot)
+                    await self._lifecycle.engine.delete_snapshot(snapshot)
 
     # messages ----------------------------------------------------------------------------------------------------------
 
@@ -244,10 +305,3 @@ def _about(row: Session) -> dict[str, str | None]:
         "session_id": row.id,
         "sandbox_id": row.sandbox_id,
     }
-
-
-def _visible_to(principal: Principal) -> ColumnElement[bool]:
-    if principal.is_admin:
-        return true()
-    shared = select(Project.id).where(projects.visible_to(principal))
-    return or_(Session.owner_id == principal.user_id, Session.project_id.in_(shared))

@@ -47,6 +47,17 @@ class Users(Doors):
         log.info("users_bootstrapped", user=user.id, token=issued.id)
         return issued
 
+    async def rescue(self) -> Issued:
+        """A new token for the oldest administrator who is not disabled, shown this once: for whoever runs the platform and
+        has lost theirs."""
+        async with self._database.transaction() as tx:
+            query = select(User).where(User.role == "admin", User.disabled_at.is_(None)).order_by(User.id).limit(1)
+            user = await tx.session.scalar(query)
+            assert user is not None, "the last administrator cannot be removed"
+            issued = self._new_token(tx, user.id, "rescue", None)
+        log.warning("admin_rescued", user=user.id, token=issued.id)
+        return issued
+
     async def create(self, caller: Principal, name: str, role: str, password: str | None = None) -> User:
         """NameTakenError when somebody has the name."""
         caller.require_admin()

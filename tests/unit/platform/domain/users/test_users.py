@@ -242,3 +242,11 @@ async def test_a_ticket_is_as_good_as_what_it_was_made_with(world: World) -> Non
     assert await stands(world.database, world.clock, found)
     await world.users.revoke_token(principal, principal.means.partition(":")[2])
     assert not await stands(world.database, world.clock, found)
+
+
+async def test_a_lost_admin_token_is_replaced(world: World) -> None:
+    first = await world.users.bootstrap()
+    found = await world.users.by_token((await world.users.rescue()).value.reveal())
+    assert found is not None and found.is_admin
+    if first is not None:
+        assert await world.users.by_token(first.value.reveal()), "the old one goes on"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from e2b import AsyncSandbox, SandboxInfo, SandboxQuery, SandboxState
@@ -190,6 +190,19 @@ class SandboxEngine:
             idempotent=False,
         )
         return made.snapshot_id
+
+    async def snapshots(self, engine_id: str) -> Sequence[str]:
+        """Ids of those taken of this sandbox, also when it is gone."""
+        require_id(engine_id)
+
+        async def collect() -> Sequence[str]:
+            pages = AsyncSandbox.list_snapshots(sandbox_id=engine_id, limit=PAGE, **self.config.options)
+            found: dict[str, None] = {}
+            while pages.has_next:
+                found |= {item.snapshot_id: None for item in await pages.next_items()}
+            return tuple(found)
+
+        return await self._gate.control("snapshots", collect)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Idempotent."""
