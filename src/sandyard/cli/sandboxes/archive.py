@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -52,15 +53,45 @@ def pack(folder: Path) -> Iterator[bytes]:
 
 
 def unpack(chunks: Iterator[bytes], target: Path) -> None:
-    """Make `target` and put everything there. CommandError at something that would land elsewhere."""
+    """Make `target` and put everything there. CommandError at something that would land elsewhere.
+
+    By hand: the filters of `tarfile` are younger than Debian 12's Python."""
     target.mkdir(exist_ok=True)
+    root = target.resolve()
     try:
         with tarfile.open(fileobj=_Stream(chunks), mode="r|", bufsize=CHUNK) as tar:
-            tar.extractall(target, filter="data")
-    except tarfile.FilterError as error:
-        raise CommandError(f"The rest was not copied: {error}.") from None
+            for entry in tar:
+                _put(tar, entry, root)
     except tarfile.TarError as error:
         raise CommandError(f"What the sandbox sent is not a tar archive: {error}.") from None
+
+
+def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
+    path = _inside(root, root / entry.name, entry.name)
+    if entry.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    if entry.issym():
+        _inside(root, path.parent / entry.linkname, entry.name)
+        path.symlink_to(entry.linkname)
+    elif entry.islnk():
+        path.hardlink_to(_inside(root, root / entry.linkname, entry.name))
+    elif entry.isfile() and (content := tar.extractfile(entry)) is not None:
+        with path.open("wb") as file:
+            shutil.copyfileobj(content, file, CHUNK)
+        path.chmod((entry.mode & 0o755) | 0o600)
+        os.utime(path, (entry.mtime, entry.mtime))
+
+
+def _inside(root: Path, path: Path, name: str) -> Path:
+    """The path, if it is below `root` whatever links lead there. The last part itself may be a link that is replaced."""
+    real = path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
+    if real != root and root not in real.parents:
+        raise CommandError(f"The rest was not copied: {name!r} would land outside of {root}.")
+    return real
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
