@@ -10,7 +10,8 @@ import pytest
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.sandboxes import commands as module
+from sandyard.platform.domain.sandboxes import running as module
+from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, NewCommand, NewSandbox
 from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.recorder import INLINE_BYTES
@@ -75,7 +76,7 @@ async def test_what_is_no_command(yard: Yard) -> None:
         NewCommand("true", 1e9),
         NewCommand("true", 1, envs={"A=B": "c"}),
         NewCommand("true", 1, cwd="/\0"),
-        NewCommand("x" * (module.MAX_COMMAND + 1), 1),
+        NewCommand("x" * (MAX_COMMAND + 1), 1),
     ):
         with pytest.raises(InvalidInputError):
             await yard.services.commands.execute(yard.owner, row.id, new)
@@ -362,7 +363,7 @@ async def test_what_a_hostile_relay_says_ends_in_lost(yard: Yard) -> None:
 
 
 async def test_output_beyond_what_is_kept_is_said(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yard.services.commands, "_output_kept", 1000)
+    monkeypatch.setattr(yard.services.commands._runner, "_output_kept", 1000)
     row = await yard.sandbox()
     done = await yard.wait(await yard.start(row, "head -c 5000 /dev/zero; echo fine >&2"))
     assert (done.status, done.exit_code, done.stdout_bytes, done.stderr_bytes) == ("exited", 0, 1000, 5)

@@ -1,0 +1,269 @@
+"""How commands run: started once, followed through pauses, crashes and restarts, until their end is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from typing import Any, cast
+
+from sqlalchemy import select, update
+
+from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Command, Sandbox
+from sandyard.platform.domain.sandboxes.e2b import (
+    BreakerState,
+    CommandSpec,
+    Ended,
+    Output,
+    SandboxNotFoundError,
+    SandboxNotRunningError,
+    Started,
+)
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, Status
+from sandyard.platform.domain.sandboxes.output import OutputFiles
+from sandyard.platform.domain.sandboxes.recorder import Recorder
+
+log = get_logger(__name__)
+
+RETRY_S = 2.0
+NOTED_S = 0.2
+"""A command that is over sooner is never shown as running. For what a crash leaves the two are the same."""
+FORGET_MANY, FORGET_BYTES = 20, 1 << 20
+OVERDUE_S = 60.0
+_ENDS = {
+    CommandStatus.LOST: "Its end was not seen: the sandbox was restarted under it.",
+    CommandStatus.NOT_STARTED: "It was never started.",
+    CommandStatus.TIMED_OUT: "It ran longer than its timeout and was ended.",
+}
+OPEN = (CommandStatus.STARTING, CommandStatus.RUNNING)
+
+
+class Runner:
+    """One task for each command that is open, in `running`; what it keeps is in `recorders`."""
+
+    def __init__(self, database: Database, lifecycle: Lifecycle, files: OutputFiles, output_kept: int) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._files = files
+        self._output_kept = output_kept
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.recorders: dict[str, Recorder] = {}
+        self._over: dict[str, list[str]] = {}  # by sandbox: commands whose journals are still there
+        self._awake: dict[str, asyncio.Event] = {}  # by sandbox: set when it runs again
+        lifecycle.before_pause.append(self._forget)
+        lifecycle.woken.append(self._woken)
+        lifecycle.ended.append(self._woken)
+
+    def start(self, row: Sandbox, command: Command, new: NewCommand) -> None:
+        """In the background. Its row is there."""
+        self._spawn(row, command, self._run(row, command, new))
+
+    async def _run(self, row: Sandbox, command: Command, new: NewCommand) -> None:
+        recorder = await self._recorder(row, command)
+        spec = CommandSpec(
+            id=command.id, command=new.command, cwd=new.cwd, envs=dict(new.envs), timeout_s=new.timeout_s
+        )
+        asked = False
+        for _ in range(2):
+            try:
+                async with self._held(row, command):
+                    engine_id = await self._lifecycle.awake(row)
+                    asked = True
+                    events = self._lifecycle.engine.commands.start(engine_id, spec)
+                    if await self._record(events, recorder, row):
+                        return
+            except SandboxNotFoundError:
+                await self._lifecycle.lost(row.id)
+                await self._lose(recorder, row)
+                return
+            except SandboxNotRunningError:
+                await self._lifecycle.seen_paused(row.id)
+                if not recorder.begun:
+                    asked = False
+                    continue  # it slept, and nobody here knew: once more, awake
+            except SandyardError as error:
+                log.warning("command_stream_broke", command=command.id, reason=error.message)
+                if not asked or (not recorder.begun and error.status < 500):  # else it is not certain
+                    await recorder.finish(CommandStatus.NOT_STARTED, error=error.message)
+                    return
+            break
+        await self._follow(row, command.id, recorder)
+
+    async def _follow(self, row: Sandbox, command_id: str, recorder: Recorder) -> None:
+        """Go on with one that was started, from what is known of it, until its end is seen."""
+        while True:
+            row = await self._lifecycle.rows.get(row.id)
+            if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
+                await self._lose(recorder, row)
+                return
+            if row.status != Status.RUNNING or row.engine_id is None:
+                await self._until_awake(row.id)
+                continue
+            command = await self.get(command_id)
+            try:
+                async with self._held(row, command):
+                    if not await self._began(row.engine_id, command):
+                        await recorder.finish(
+                            CommandStatus.NOT_STARTED, error="The platform stopped before it was started."
+                        )
+                        return
+                    events = self._lifecycle.engine.commands.follow(row.engine_id, command_id, *recorder.offsets)
+                    if await self._record(events, recorder, row):
+                        return
+            except SandboxNotFoundError:
+                await self._lifecycle.lost(row.id)
+            except SandboxNotRunningError:
+                await self._lifecycle.seen_paused(row.id)
+            except SandyardError as error:
+                log.warning("command_not_followed", command=command_id, reason=error.message)
+                await asyncio.sleep(RETRY_S)
+
+    async def _began(self, engine_id: str, command: Command) -> bool:
+        """A start whose outcome nobody knows: settle it, so that it is either running or can never run."""
+        if command.status != CommandStatus.STARTING:
+            return True
+        return not await self._lifecycle.engine.commands.claim(engine_id, command.id)
+
+    async def _record(self, events: AsyncIterator[Started | Output | Ended], recorder: Recorder, row: Sandbox) -> bool:
+        """True when its end was seen."""
+        noting: asyncio.Task[None] | None = None
+        async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
+            async for event in stream:
+                if isinstance(event, Started):
+                    recorder.begun = True
+                    noting = self._lifecycle.tasks.spawn(self._note_started(recorder.command_id))
+                elif isinstance(event, Output):
+                    self._lifecycle.activity.touch(row.id)
+                    await recorder.add(event.stream, event.offset, event.data)
+                else:
+                    if noting is not None:
+                        noting.cancel()
+                    status = CommandStatus(event.reason.value)
+                    await recorder.finish(
+                        status,
+                        exit_code=event.code,
+                        signal=event.signal,
+                        error=_ENDS.get(status),
+                        duration_s=event.duration_s,
+                    )
+                    self._remember_over(row, recorder)
+                    return True
+        return False
+
+    def _remember_over(self, row: Sandbox, recorder: Recorder) -> None:
+        """Its journal in the sandbox is all here. Removing it costs a process there, so that many go together."""
+        over = self._over.setdefault(row.id, [])
+        over.append(recorder.command_id)
+        if len(over) >= FORGET_MANY or sum(recorder.offsets) >= FORGET_BYTES:
+            self._lifecycle.tasks.spawn(self._forget(row))
+
+    async def _forget(self, row: Sandbox) -> None:
+        over = self._over.pop(row.id, [])
+        row = await self._lifecycle.rows.get(row.id)
+        if over and row.engine_id is not None and row.status == Status.RUNNING:
+            with contextlib.suppress(SandyardError):
+                await self._lifecycle.engine.commands.forget(row.engine_id, *over)
+
+    async def _note_started(self, command_id: str) -> None:
+        await asyncio.sleep(NOTED_S)
+        async with self._database.transaction() as tx:
+            started = update(Command).where(Command.id == command_id, Command.status == CommandStatus.STARTING)
+            await tx.session.execute(started.values(status=CommandStatus.RUNNING))
+
+    @contextlib.asynccontextmanager
+    async def _held(self, row: Sandbox, command: Command) -> AsyncIterator[None]:
+        """What somebody waits for keeps its sandbox awake; what runs in the background does so only while it says
+        something."""
+        if command.background:
+            self._lifecycle.activity.touch(row.id)
+            yield
+        else:
+            with self._lifecycle.activity.using(row.id):
+                yield
+
+    async def _lose(self, recorder: Recorder, row: Sandbox) -> None:
+        row = await self._lifecycle.rows.get(row.id)
+        reason = row.error or "The sandbox was destroyed."
+        await recorder.finish(CommandStatus.LOST, error=f"Its end was not seen. {reason}")
+
+    # after a restart, after a wake -------------------------------------------------------------------------------------
+
+    async def recover(self) -> int:
+        """Take up every command that an earlier process left open. How many there were."""
+        async with self._database.reading() as session:
+            query = select(Command, Sandbox).join(Sandbox, Sandbox.id == Command.sandbox_id)
+            rows = (await session.execute(query.where(Command.status.in_(OPEN)))).all()
+        for command, row in rows:
+            self._spawn(row, command, self._take_up(row, command))
+        return len(rows)
+
+    async def _take_up(self, row: Sandbox, command: Command) -> None:
+        await self._follow(row, command.id, await self._recorder(row, command))
+
+    async def _recorder(self, row: Sandbox, command: Command) -> Recorder:
+        recorder = Recorder(self._database, self._files, row, command, most=self._output_kept)
+        self.recorders[command.id] = recorder
+        await recorder.begin()
+        return recorder
+
+    async def _until_awake(self, sandbox_id: str) -> None:
+        awake = self._awake.setdefault(sandbox_id, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(awake.wait(), 30)  # or look again: another platform may have woken it
+
+    async def _woken(self, row: Sandbox) -> None:
+        if event := self._awake.pop(row.id, None):
+            event.set()
+
+    def _spawn(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
+        def done(_: asyncio.Task[None]) -> None:
+            self.running.pop(command.id, None)
+            self.recorders.pop(command.id, None)
+
+        task = self.running[command.id] = self._lifecycle.tasks.spawn(self._see_to_its_end(row, command, work))
+        task.add_done_callback(done)
+
+    async def _see_to_its_end(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
+        """The relay ends a command in its time. Should a tenant have put another program in the relay's place, or should we
+        fail, it is not left open for ever."""
+        main = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._overdue(row.id, command.timeout_s))
+        try:
+            await asyncio.wait((main, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            late = not main.done()
+            for task in (main, watch):
+                task.cancel()
+            await asyncio.wait((main, watch))
+        failure = None if main.cancelled() else main.exception()
+        if failure is not None:
+            log.error("command_crashed", command=command.id, exc=failure)
+        recorder = self.recorders.get(command.id)
+        if recorder is not None and (late or failure is not None):
+            said = "It did not end in its time." if late else "The platform failed to follow it."
+            await recorder.finish(CommandStatus.LOST, error=f"Its end was not seen. {said}")
+
+    async def _overdue(self, sandbox_id: str, timeout_s: float) -> None:
+        """Returns when a command should long be over. Time in which its sandbox slept or the engine was away does not count."""
+        while True:
+            before = await self._lifecycle.rows.get(sandbox_id)
+            await asyncio.sleep(timeout_s + OVERDUE_S)
+            row = await self._lifecycle.rows.get(sandbox_id)
+            awake = row.status == Status.RUNNING and row.pause_count == before.pause_count
+            if awake and self._lifecycle.engine.breaker.state is BreakerState.CLOSED:
+                return
+
+    async def get(self, command_id: str) -> Command:
+        async with self._database.reading() as session:
+            command = await session.get(Command, command_id)
+        if command is None:
+            raise no_such_command(command_id)
+        return command
+
+
+def no_such_command(command_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no command {command_id[:60]!r}.")
