@@ -25,7 +25,7 @@ engine: setup template ## set up everything and serve the engine alone on HOST:P
 
 test: setup-test template ## set up everything and run every test and check
 	@$(MAKE) --no-print-directory static
-	@pytest $(TESTS) $(ARGS)
+	@pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS) $(ARGS)
 
 check: setup-dev static ## formatting, lint, types, import directions, unit tests
 	@pytest tests/unit $(ARGS)
@@ -50,7 +50,7 @@ lock: setup-dev ## resolve the dependencies anew: make lock ARGS=--upgrade
 
 clean: ## remove what was made here: environments, caches, results (the engine's data and templates stay)
 	@rm -rf .venv .venv-e2b-2.50 .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build \
-	  bench/results tests/protocol/js/node_modules
+	  bench/results tests/protocol/js/node_modules tests/forge/js/node_modules
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup:
@@ -60,6 +60,7 @@ setup:
 setup-dev:
 	@scripts/system-packages
 	@scripts/venv .venv requirements/dev.txt
+	@scripts/node-packages tests/forge/js
 
 setup-test: setup-dev
 	@scripts/system-packages tests

@@ -1,0 +1,154 @@
+"""One HTTP request and its answer, with streams both ways and the power to end the connection in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+PIECE = 64 * 1024
+
+
+class CutError(Exception):
+    """The connection is to end here."""
+
+
+class Exchange:
+    """What a handler sees of a request, and answers it by."""
+
+    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
+        self._handler = handler
+        address = urlsplit(handler.path)
+        self.method, self.path, self.query = handler.command, address.path, address.query
+        self.headers = handler.headers
+        self.answered: int | None = None
+        self._chunked = self.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        self._length = None if self._chunked else int(self.headers.get("Content-Length") or 0)
+        self._read = False
+
+    @property
+    def length(self) -> int | None:
+        """Of the body; None: it comes in chunks, nobody knows."""
+        return self._length
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body as it comes. Raises CutError when the client goes away before its end."""
+        if self._read:
+            return
+        stream = self._handler.rfile
+        if not self._chunked:
+            left = self._length or 0
+            while left:
+                piece = stream.read1(min(PIECE, left))
+                if not piece:
+                    raise CutError("the client went away in the middle of its request")
+                left -= len(piece)
+                self._read = left == 0
+                yield piece
+        else:
+            while size := self._chunk_size():
+                piece = stream.read(size)
+                if len(piece) < size or not stream.readline():
+                    raise CutError("the client went away in the middle of its request")
+                yield piece
+            while stream.readline() not in (b"\r\n", b"\n", b""):
+                pass
+        self._read = True
+
+    def _chunk_size(self) -> int:
+        line = self._handler.rfile.readline(100)
+        if not line:
+            raise CutError("the client went away in the middle of its request")
+        return int(line.split(b";")[0], 16)
+
+    def body(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def answer(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
+        if not self._read and self._length != 0:
+            self._handler.close_connection = True
+        self._start(status, {**(headers or {}), "Content-Length": str(len(body))})
+        if self.method != "HEAD":
+            self._handler.wfile.write(body)
+
+    def stream(self, status: int, headers: Mapping[str, str], pieces: Iterable[bytes]) -> None:
+        """In chunks. An exception from `pieces` leaves the answer without its end."""
+        self._start(status, {**headers, "Transfer-Encoding": "chunked"})
+        for piece in pieces:
+            if piece:
+                self._handler.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        self._handler.wfile.write(b"0\r\n\r\n")
+        if not self._read:
+            self._handler.close_connection = True
+
+    def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.answered = status
+        self._handler.send_response(status)
+        for name, value in headers.items():
+            self._handler.send_header(name, value)
+        if self._handler.close_connection:
+            self._handler.send_header("Connection", "close")
+        self._handler.end_headers()
+
+    def close_afterwards(self) -> None:
+        """The connection serves no other request."""
+        self._handler.close_connection = True
+
+    def cut(self) -> None:
+        """End the connection as a broken network does. Idempotent."""
+        self._handler.close_connection = True
+        with contextlib.suppress(OSError):
+            self._handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+class Answers(Protocol):
+    def handle(self, exchange: Exchange) -> None: ...
+
+
+class Server:
+    """A thread that listens on a loopback port, and one thread per connection; works beside any event loop."""
+
+    def __init__(self, answers: Answers, port: int = 0) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+            timeout = 120
+
+            def _any(self) -> None:
+                exchange = Exchange(self)
+                try:
+                    answers.handle(exchange)
+                except (CutError, ConnectionError, TimeoutError):
+                    exchange.cut()
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _any  # noqa: N815 - names of the base class
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                """Nothing: `GitServer.requests` has them all."""
+
+        class Listener(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """Clients that go away are part of the tests."""
+
+        self._server = Listener(("127.0.0.1", port), Handler)
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="forge", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,301 @@
+"""A real git server over HTTP: `git http-backend` over bare repositories in a folder of its own, behind tokens.
+
+    with GitServer() as server:
+        site = server.repository("acme/website", files={"README.md": "# Website\\n"})
+        token = server.tokens.make("ada")                      # .text; write=False, repositories=[…], expires_in_s=…
+        run("git clone", site.url)                             # Basic with any user name and the token, or Bearer
+        server.faults.cut("push", after=500)                   # see faults.py
+        site.commit({"a.txt": "a"}, branch="main")             # somebody else's push; see repositories.py
+        server.requests                                        # what was asked, and answered
+
+It listens on loopback in threads of its own, so that blocking tests and tests with an event loop use it alike. A private
+repository (the default) needs a token to be read; `anonymous=True` makes one that anybody may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from tests.forge.exchange import PIECE, CutError, Exchange, Server
+from tests.forge.faults import Fault, Faults, On
+from tests.forge.repositories import Files, Repository
+from tests.forge.tokens import Token, Tokens, presented
+
+SERVICES = ("git-upload-pack", "git-receive-pack")
+PROBE = b"0000"
+"""What git sends before a push in chunks, to see whether it is let in. No fault is used up by it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    path: str
+    what: On
+    status: int | None
+    """None: the connection was cut."""
+    login: str | None
+
+
+class GitServer:
+    def __init__(self, port: int = 0) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="sandyard-forge-"))
+        self.tokens = Tokens()
+        self.faults = Faults()
+        self.requests: list[Asked] = []
+        self.repositories: dict[str, Repository] = {}
+        self._server = Server(self, port)
+        self.url = self._server.url
+
+    def __enter__(self) -> GitServer:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self.faults.clear()
+        self._server.stop()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def repository(
+        self, slug: str, *, files: Files | None = None, default_branch: str = "main", anonymous: bool = False
+    ) -> Repository:
+        """A new one; `files` become its first commit. None: it is empty."""
+        made = Repository(self.root, slug, f"{self.url}/{slug}.git", private=not anonymous)
+        made.create(default_branch)
+        if files is not None:
+            made.commit(files, "chore: first")
+        self.repositories[slug.lower()] = made
+        return made
+
+    def handle(self, exchange: Exchange) -> None:
+        self.handle_git(exchange)
+
+    def handle_git(self, exchange: Exchange) -> None:
+        """A request of git's, from its faults to its answer."""
+        exchange.close_afterwards()  # or curl, cut off on a connection it has used before, would ask again by itself
+        slug, _, rest = exchange.path.lstrip("/").partition(".git/")
+        service = rest if exchange.method == "POST" else exchange.query.removeprefix("service=")
+        if service not in SERVICES or not (rest == service or rest == "info/refs"):
+            exchange.answer(404, {"Content-Type": "text/plain"}, b"Not Found\n")
+            return
+        pieces = exchange.pieces()
+        first = next(pieces, b"")
+        what = _what(exchange, service, first)
+        token = self.tokens.of(exchange.headers.get("Authorization"))
+        try:
+            self._answer(exchange, slug, service, what, token, first, pieces)
+        finally:
+            login = token.login if token else None
+            self.requests.append(Asked(exchange.method, exchange.path, what, exchange.answered, login))
+
+    def _answer(
+        self,
+        exchange: Exchange,
+        slug: str,
+        service: str,
+        what: On,
+        token: Token | None,
+        first: bytes,
+        pieces: Iterator[bytes],
+    ) -> None:
+        if slow := self.faults.take("slow", what):
+            time.sleep(slow.seconds)
+        if wrong := self.faults.take("answer", what):
+            exchange.answer(wrong.status, {"Content-Type": "text/plain", **wrong.headers}, wrong.body)
+            return
+        repository = self.repositories.get(slug.lower())
+        if refusal := self._refusal(exchange, repository, service, token):
+            status, text = refusal
+            challenge = {"WWW-Authenticate": 'Basic realm="GitHub"'} if status == 401 else {}
+            exchange.answer(status, {"Content-Type": "text/plain", **challenge}, f"{text}\n".encode())
+            return
+        assert repository is not None, "what is missing is refused"
+        probe = first == PROBE and what == "git"
+        if not probe and (before := self.faults.take("before", what)) and before.act:
+            before.act()
+        Backend(self, exchange, repository, what, token).run(first, pieces)
+
+    def _refusal(
+        self, exchange: Exchange, repository: Repository | None, service: str, token: Token | None
+    ) -> tuple[int, str] | None:
+        """GitHub's status and words for who may not; None: they may."""
+        writes = service == "git-receive-pack"
+        if presented(exchange.headers.get("Authorization")) is not None and token is None:
+            return 401, "Invalid username or token. Password authentication is not supported for Git operations."
+        if token is None and (repository is None or repository.private or writes):
+            return 401, "No anonymous write access." if writes else "Repository not found."
+        if repository is None or (token is not None and repository.private and not token.reaches(repository.slug)):
+            return 404, "Repository not found."
+        if token is not None and writes and not (token.write and token.reaches(repository.slug)):
+            return 403, f"Permission to {repository.slug}.git denied to {token.login}."
+        return None
+
+
+class Backend:
+    """One `git http-backend` for one request."""
+
+    def __init__(
+        self, server: GitServer, exchange: Exchange, repository: Repository, what: On, token: Token | None
+    ) -> None:
+        self._faults, self._exchange, self._repository, self._what = server.faults, exchange, repository, what
+        variables = {
+            "PATH": os.environ["PATH"],
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_SYSTEM": os.devnull,
+            "GIT_PROJECT_ROOT": str(server.root),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "GIT_HTTP_MAX_REQUEST_BUFFER": "100M",
+            "REQUEST_METHOD": exchange.method,
+            "PATH_INFO": f"/{repository.slug}.git/{exchange.path.partition('.git/')[2]}",
+            "QUERY_STRING": exchange.query,
+            "CONTENT_TYPE": exchange.headers.get("Content-Type", ""),
+            "HTTP_CONTENT_ENCODING": exchange.headers.get("Content-Encoding", ""),
+            "HTTP_GIT_PROTOCOL": exchange.headers.get("Git-Protocol", ""),
+            "REMOTE_ADDR": "127.0.0.1",
+        }
+        if exchange.length is not None:
+            variables["CONTENT_LENGTH"] = str(exchange.length)
+        if token is not None:
+            variables["REMOTE_USER"] = token.login
+        pipe = subprocess.PIPE
+        command = ["git", "http-backend"]
+        self._process = subprocess.Popen(
+            command, env=variables, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        self._fed: BaseException | None = None
+
+    def run(self, first: bytes, pieces: Iterator[bytes]) -> None:
+        """Raises CutError when the connection is to end."""
+        feeder = threading.Thread(target=self._feed, args=(first, pieces), daemon=True)
+        feeder.start()
+        try:
+            self._relay(feeder)
+        finally:
+            self._kill()
+            self._process.wait()
+            feeder.join()
+            for pipe in (self._process.stdin, self._process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe and pipe.close()
+            if self._what == "push":
+                self._repository.changed(self._repository)
+
+    def _kill(self) -> None:
+        """With all it has started: a backend whose body never comes waits for it at full speed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _relay(self, feeder: threading.Thread) -> None:
+        out = self._process.stdout
+        assert out is not None
+        status, headers = _head(out)
+        if self._what == "push":
+            answer = b"".join(iter(lambda: out.read1(PIECE), b""))  # type: ignore[attr-defined]
+            feeder.join()
+            if self._fed is not None:
+                raise CutError("the push was cut") from self._fed
+            self._process.wait()
+            self._repository.changed(self._repository)
+            if self._faults.take("cut_answer", self._what):
+                raise CutError("it has arrived, but nobody is told")
+            self._exchange.stream(status, headers, [answer])
+            return
+        pieces = self._limited(iter(lambda: out.read1(PIECE), b""))  # type: ignore[attr-defined]
+        self._exchange.stream(status, headers, pieces)
+
+    def _limited(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """The answer as far as the faults let it through."""
+        cut, hold = self._faults.take("cut", self._what), self._faults.take("hold", self._what)
+        yield from _until(pieces, cut, hold)
+
+    def _feed(self, first: bytes, pieces: Iterator[bytes]) -> None:
+        """The request's body to git; a cut of a push is one of its body, and git hears nothing more."""
+
+        def body() -> Iterator[bytes]:
+            yield first
+            yield from pieces
+
+        push = self._what == "push"
+        cut = self._faults.take("cut", self._what) if push else None
+        hold = self._faults.take("hold", self._what) if push else None
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            for piece in _until(body(), cut, hold):
+                stdin.write(piece)
+                stdin.flush()
+        except (CutError, OSError, ValueError) as error:
+            if not isinstance(error, BrokenPipeError):
+                self._fed = error
+                self._kill()
+                self._exchange.cut()
+        finally:
+            with contextlib.suppress(OSError):
+                stdin.close()
+
+
+def _until(pieces: Iterator[bytes], cut: Fault | None, hold: Fault | None) -> Iterator[bytes]:
+    """So far and no further. What is shorter than the cut loses its end: the last byte."""
+    passed, kept = 0, b""
+    for piece in pieces:
+        if hold and passed + len(piece) > hold.after:
+            _hold(hold)
+            hold = None
+        if cut and passed + len(piece) > cut.after:
+            yield kept
+            yield piece[: max(0, cut.after - passed)]
+            raise CutError("cut by a test")
+        passed += len(piece)
+        if cut:
+            yield kept + piece[:-1]
+            kept = piece[-1:]
+        else:
+            yield piece
+    if hold:
+        _hold(hold)
+    if cut:
+        raise CutError("cut by a test, just before the end")
+
+
+def _hold(order: Fault) -> None:
+    if order.gate is not None:
+        order.gate.hold()
+        if order.gate.is_cut:
+            raise CutError("cut by a test at its gate")
+
+
+def _what(exchange: Exchange, service: str, first: bytes) -> On:
+    """What a fault is about. Asking for branches by git's second protocol is a POST too."""
+    if exchange.method == "GET":
+        return "refs"
+    if service == "git-receive-pack":
+        return "git" if first == PROBE else "push"
+    return "refs" if b"command=ls-refs" in first else "fetch"
+
+
+def _head(out: IO[bytes]) -> tuple[int, dict[str, str]]:
+    """Of what a CGI program answers."""
+    status, headers = 200, {}
+    while line := out.readline().decode("latin-1").strip():
+        name, _, value = line.partition(":")
+        if name.lower() == "status":
+            status = int(value.split()[0])
+        else:
+            headers[name] = value.strip()
+    return status, headers

@@ -1,0 +1,198 @@
+"""Bare repositories on disk, and what a colleague does to them by real git: commit, merge, delete a branch, refuse a push."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+Files = Mapping[str, str | bytes | None]
+"""What a commit puts there, by path; None takes the file away."""
+
+
+class GitError(Exception):
+    """Git said no, in its own words."""
+
+
+def git(*arguments: str, cwd: Path, stdin: bytes | None = None, ok: tuple[int, ...] = (0,), **more: str) -> bytes:
+    """Standard output. Knows nothing of the machine's own git configuration."""
+    plain = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "LC_ALL": "C"}
+    person = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in _SOMEBODY.items()}
+    variables = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **plain, **person, **more}
+    done = subprocess.run(["git", *arguments], cwd=cwd, input=stdin, capture_output=True, env=variables, check=False)
+    if done.returncode not in ok:
+        raise GitError(f"git {arguments[0]}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
+
+
+_SOMEBODY = {"NAME": "Some Body", "EMAIL": "somebody@example.com"}
+
+
+class Repository:
+    """One bare repository. `slug` is owner/name; every path is relative to the top of its tree."""
+
+    def __init__(self, root: Path, slug: str, url: str, *, private: bool = True) -> None:
+        self.slug, self.url, self.private = slug, url, private
+        self.owner, self.name = slug.split("/")
+        self.path = root / f"{slug}.git"
+        self.changed: Callable[[Repository], None] = lambda _repository: None
+        """Called after every change of its branches."""
+
+    def create(self, default_branch: str = "main") -> None:
+        self.path.mkdir(parents=True)
+        git("init", "--bare", "--quiet", f"--initial-branch={default_branch}", ".", cwd=self.path)
+        git("config", "http.receivepack", "true", cwd=self.path)
+        git("config", "uploadpack.allowFilter", "true", cwd=self.path)
+
+    @property
+    def default_branch(self) -> str:
+        return self.git("symbolic-ref", "--short", "HEAD")
+
+    def git(self, *arguments: str, stdin: bytes | None = None, ok: tuple[int, ...] = (0,), **more: str) -> str:
+        return git(*arguments, cwd=self.path, stdin=stdin, ok=ok, **more).decode(errors="replace").strip()
+
+    def branches(self) -> dict[str, str]:
+        lines = self.git("for-each-ref", "--format=%(refname:lstrip=2)%09%(objectname)", "refs/heads").splitlines()
+        return dict(line.split("\t") for line in lines)
+
+    def tags(self) -> dict[str, str]:
+        lines = self.git("for-each-ref", "--format=%(refname:lstrip=2)%09%(objectname)", "refs/tags").splitlines()
+        return dict(line.split("\t") for line in lines)
+
+    def head(self, branch: str) -> str | None:
+        return self.branches().get(branch)
+
+    def resolve(self, revision: str) -> str | None:
+        """The commit a branch, tag or hash names; None: it names none."""
+        for name in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
+            if found := self.git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", ok=(0, 1, 128)):
+                return found
+        return None
+
+    def log(self, revision: str) -> list[str]:
+        """The subjects, newest first."""
+        return self.git("log", "--format=%s", revision, "--").splitlines()
+
+    def messages(self, revision: str) -> list[str]:
+        return [text.strip() for text in self.git("log", "--format=%B%x00", revision, "--").split("\0") if text.strip()]
+
+    def files(self, revision: str) -> list[str]:
+        return (
+            git("ls-tree", "-r", "-z", "--name-only", revision, cwd=self.path).decode(errors="replace").split("\0")[:-1]
+        )
+
+    def read(self, revision: str, path: str) -> bytes:
+        return git("cat-file", "blob", f"{revision}:{path}", cwd=self.path)
+
+    def is_ancestor(self, ancestor: str, revision: str) -> bool:
+        try:
+            self.git("merge-base", "--is-ancestor", ancestor, revision)
+        except GitError:
+            return False
+        return True
+
+    def commit(
+        self,
+        files: Files,
+        message: str = "chore: by somebody else",
+        *,
+        branch: str | None = None,
+        start: str | None = None,
+    ) -> str:
+        """A commit on the branch (made from `start`, or from the default branch, when it is new), as a colleague's push."""
+        branch = branch or self.default_branch
+        parent = self.head(branch) or self.resolve(start or self.default_branch)
+        with tempfile.NamedTemporaryFile(prefix="index-", dir=self.path) as index:
+            Path(index.name).unlink()
+            self._fill(Path(index.name), files, parent)
+            tree = self.git("write-tree", GIT_INDEX_FILE=index.name)
+            Path(index.name).touch()
+        parents = ["-p", parent] if parent else []
+        made = self.git("commit-tree", tree, *parents, "-F", "-", stdin=message.encode())
+        self.set_branch(branch, made)
+        return made
+
+    def _fill(self, index: Path, files: Files, parent: str | None) -> None:
+        if parent:
+            self.git("read-tree", parent, GIT_INDEX_FILE=str(index))
+        for path, content in files.items():
+            if content is None:
+                self.git(
+                    "update-index", "--index-info", stdin=f"0 {'0' * 40}\t{path}\n".encode(), GIT_INDEX_FILE=str(index)
+                )
+                continue
+            data = content.encode() if isinstance(content, str) else content
+            blob = self.git("hash-object", "-w", "--stdin", stdin=data)
+            mode = "100755" if data.startswith(b"#!") else "100644"
+            line = f"{mode} {blob}\t{path}\0".encode()
+            self.git("update-index", "-z", "--add", "--index-info", stdin=line, GIT_INDEX_FILE=str(index))
+
+    def set_branch(self, branch: str, commit: str) -> None:
+        self.git("update-ref", f"refs/heads/{branch}", commit)
+        self.changed(self)
+
+    def delete_branch(self, branch: str) -> None:
+        self.git("update-ref", "-d", f"refs/heads/{branch}")
+        self.changed(self)
+
+    def reject(self, message: str) -> None:
+        """Refuse every push from now on, with this message."""
+        hook = self.path / "hooks" / "pre-receive"
+        hook.parent.mkdir(exist_ok=True)
+        (self.path / "refusal").write_text(message + "\n")
+        hook.write_text('#!/bin/sh\ncat >/dev/null\ncat "$GIT_DIR/refusal" >&2\nexit 1\n')
+        hook.chmod(0o755)
+
+    def accept(self) -> None:
+        """Take pushes again. Idempotent."""
+        (self.path / "hooks" / "pre-receive").unlink(missing_ok=True)
+
+    def protect(self, branch: str, message: str = "GH006: Protected branch update failed.") -> None:
+        """Refuse every push to this one branch."""
+        hook = self.path / "hooks" / "update"
+        hook.parent.mkdir(exist_ok=True)
+        (self.path / "protected").write_text(f"refs/heads/{branch}\n")
+        (self.path / "refusal").write_text(message + "\n")
+        script = '#!/bin/sh\nif [ "$1" = "$(cat "$GIT_DIR/protected")" ]; then cat "$GIT_DIR/refusal" >&2; exit 1; fi\n'
+        hook.write_text(script)
+        hook.chmod(0o755)
+
+    def merge(self, base: str, head: str, *, method: str, title: str, message: str = "") -> str:
+        """As a forge does it: a new commit (or several) on `base`. Raises GitError when they are in conflict."""
+        made = self.merged(base, head, method=method, title=title, message=message)
+        self.set_branch(base, made)
+        return made
+
+    def merged(self, base: str, head: str, *, method: str, title: str, message: str = "") -> str:
+        """The commit that `merge` would put on `base`; no branch is changed."""
+        ours, theirs = self.resolve(base), self.resolve(head)
+        assert ours and theirs, "both branches exist"
+        with tempfile.TemporaryDirectory(prefix="merge-", dir=self.path.parent) as folder:
+            work = Path(folder) / "work"
+            git("clone", "--quiet", "--shared", "--no-checkout", str(self.path), str(work), cwd=self.path)
+            text = f"{title}\n\n{message}".strip()
+            git("checkout", "--quiet", "--detach", theirs if method == "rebase" else ours, cwd=work)
+            if method == "rebase":
+                git("rebase", "--quiet", "--no-ff", ours, cwd=work)
+            elif method == "squash":
+                git("merge", "--quiet", "--squash", theirs, cwd=work)
+                git("commit", "--quiet", "--allow-empty", "-m", text, cwd=work)
+            else:
+                git("merge", "--quiet", "--no-ff", "-m", text, theirs, cwd=work)
+            made = git("rev-parse", "HEAD", cwd=work).decode().strip()
+            git("push", "--quiet", str(self.path), f"HEAD:refs/merges/{made}", cwd=work)
+        self.git("update-ref", "-d", f"refs/merges/{made}")
+        return made
+
+    def merges_cleanly(self, base: str, head: str) -> bool:
+        done = self.git("merge-tree", "--write-tree", "--name-only", base, head, ok=(0, 1))
+        return "\n" not in done
+
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
