@@ -5,7 +5,7 @@ A docstring is the error's default sentence. Each transport maps `status` and `c
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -16,8 +16,13 @@ class SandyardError(Exception):
     status: ClassVar[int] = 500
 
     def __init__(self, message: str | None = None) -> None:
-        self.message = message or inspect.cleandoc(type(self).__doc__ or "")
+        self.message = message or " ".join((type(self).__doc__ or "").split())
         super().__init__(self.message)
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        """What a program may want to know besides the code, by the names it has on the wire: JSON, and nothing secret."""
+        return {}
 
 
 class InvalidInputError(SandyardError):

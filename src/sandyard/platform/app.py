@@ -27,17 +27,31 @@ from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.server import BoundedProtocol, Server, local_url
 from sandyard.platform.api import commands as commands_api
+from sandyard.platform.api import credentials as credentials_api
 from sandyard.platform.api import events as events_api
 from sandyard.platform.api import files as files_api
+from sandyard.platform.api import git as git_api
+from sandyard.platform.api import git_reading as git_reading_api
+from sandyard.platform.api import pull_requests as pull_requests_api
 from sandyard.platform.api import sandboxes as sandboxes_api
 from sandyard.platform.api import sessions as sessions_api
 from sandyard.platform.api import terminal as terminal_api
+from sandyard.platform.api import webhooks as webhooks_api
 from sandyard.platform.api.app import build
 from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
+from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.follow import Follower
+from sandyard.platform.domain.forge.service import PullRequests
+from sandyard.platform.domain.forge.webhooks import Webhooks
+from sandyard.platform.domain.git.ground import Ground
+from sandyard.platform.domain.git.host import Git, lacking
+from sandyard.platform.domain.git.mirror import Mirrors
+from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.commands import Commands
@@ -62,6 +76,11 @@ ROUTERS = (
     commands_api.router,
     files_api.router,
     terminal_api.router,
+    git_api.router,
+    git_reading_api.router,
+    pull_requests_api.router,
+    credentials_api.router,
+    webhooks_api.router,
     events_api.router,
 )
 KEEP_ALIVE_SECONDS = 75
@@ -170,6 +189,15 @@ async def opened(settings: PlatformSettings) -> AsyncIterator[Services]:
             max_timeout_s=settings.max_command_timeout_s,
             output_kept=settings.output_kept,
         )
+        credentials = Credentials(database, projects, vault, clock)
+        mirrors = Mirrors(Git(settings.git_dir, timeout_s=settings.git_timeout_s), settings)
+        access = Access(credentials, projects, mirrors, clock)
+        stack.push_async_callback(access.close)
+        git = GitService(Ground(database, lifecycle, mirrors, access.credential, settings), projects)
+        stack.push_async_callback(git.close)
+        pull_requests = PullRequests(database, git, access, mirrors, projects, settings, clock)
+        webhooks = Webhooks(database, credentials, pull_requests, clock, on_push=git.refresh)
+        stack.push_async_callback(webhooks.close)
         services = Services(
             settings=settings,
             clock=clock,
@@ -184,16 +212,25 @@ async def opened(settings: PlatformSettings) -> AsyncIterator[Services]:
             upkeep=Upkeep(database, lifecycle, settings, clock),
             sandboxes=Sandboxes(database, lifecycle, projects, settings),
             commands=commands,
-            sessions=Sessions(database, lifecycle, commands, projects, settings),
+            sessions=Sessions(database, lifecycle, commands, projects=projects, git=git, settings=settings),
             terminals=Terminals(database, lifecycle),
+            credentials=credentials,
+            access=access,
+            git=git,
+            pull_requests=pull_requests,
+            webhooks=webhooks,
         )
         stack.push_async_callback(services.users.close)
         stack.push_async_callback(services.audit.close)
         await feed.open()
         stack.push_async_callback(feed.close)
         await services.commands.recover()
+        await git.recover()
         if engine.configured:
             services.upkeep.start()
+        follower = Follower(database, pull_requests, access, settings, clock)
+        follower.start()
+        stack.push_async_callback(follower.close)
         lifecycle.tasks.spawn(_tidy(services))
         yield services
 
@@ -206,8 +243,11 @@ async def _tidy(services: Services) -> None:
             kept = timedelta(days=services.settings.events_kept_days)
             await services.events.trim(kept)
             await services.commands.trim(kept)
+            await services.git.tidy(timedelta(days=services.settings.git_operations_kept_days))
         except SandyardError as error:
             log.warning("tidying_failed", reason=error.message)
+        except Exception as error:
+            log.error("tidying_crashed", exc=error)  # noqa: TRY400
         await services.clock.sleep(TIDY_SECONDS)
 
 
@@ -237,6 +277,8 @@ def _warnings(settings: PlatformSettings) -> Iterator[str]:
             "No sandbox engine is configured: set E2B_API_KEY for E2B Cloud, and E2B_API_URL and E2B_SANDBOX_URL too for an "
             "engine of your own. `sandyard up` does that by itself."
         )
+    if (reason := lacking()) is not None:
+        yield reason
 
 
 def _server(app: FastAPI) -> Server:

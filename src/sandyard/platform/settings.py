@@ -50,6 +50,17 @@ class PlatformSettings(Settings):
     reconcile_every_s: float = Field(default=30, gt=0)
     checkpoint_on_pause: bool = True
 
+    # git
+    git_timeout_s: float = Field(default=900, gt=0)  # of one conversation with a remote
+    git_transfer_limit: int = Field(default=1 << 30, ge=1 << 20)  # of one bundle into a sandbox, or out of it
+    git_shallow_over: int = Field(
+        default=100 << 20, ge=0
+    )  # a larger repository is checked out without its whole history
+    git_shallow_depth: int = Field(default=50, ge=1)
+    git_checkpoints_kept: int = Field(default=20, ge=1)  # of each session
+    git_operations_kept_days: int = Field(default=90, ge=1)
+    forge_poll_s: float = Field(default=60, gt=0)  # open pull requests of which no webhook tells
+
     # people
     new_admin_token: bool = False  # at start, make a token for an administrator and say it: for who has lost the first
     login_days: int = Field(default=30, ge=1)
@@ -70,6 +81,18 @@ class PlatformSettings(Settings):
     @classmethod
     def _wrap(cls, value: Any) -> Any:
         return Secret(value) if isinstance(value, str) and value else value or None
+
+    @property
+    def git_dir(self) -> Path:
+        return self.data_dir / "git"
+
+    @property
+    def url(self) -> str:
+        """Where people reach it."""
+        if self.public_url:
+            return self.public_url.rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
     @property
     def database(self) -> str:

@@ -18,6 +18,7 @@ from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Event
 from sandyard.platform.domain.audit.service import Audit
+from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
 from sandyard.platform.domain.secrets.service import Secrets
@@ -38,6 +39,7 @@ class World:
     audit: Audit
     projects: Projects
     secrets: Secrets
+    credentials: Credentials
     vault: Vault
     engine: SandboxEngine
 
@@ -84,6 +86,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         audit=Audit(database, clock),
         projects=projects,
         secrets=Secrets(database, projects, vault, clock),
+        credentials=Credentials(database, projects, vault, clock),
         vault=vault,
         engine=SandboxEngine(EngineConfig(configured.e2b_api_key), clock),
     )

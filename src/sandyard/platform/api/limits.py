@@ -1,4 +1,4 @@
-"""How often one person may create and execute, and how often one address may try to sign in.
+"""How often one person may create and execute, and how often one address may try to sign in or send webhooks.
 
 A bucket holds a minute's worth and is refilled evenly. Buckets live in this process: each replica counts for itself.
 """
@@ -18,9 +18,9 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.settings import PlatformSettings
 
-Kind = Literal["create", "execute", "login", "address"]
+Kind = Literal["create", "execute", "login", "address", "webhook"]
 _WORDS = {"create": "create {n} things", "execute": "run {n} commands", "login": "try to sign in {n} times"}
-_WORDS["address"] = _WORDS["login"]
+_WORDS |= {"address": _WORDS["login"], "webhook": "send {n} webhooks"}
 _MANY = 10_000
 
 
@@ -37,6 +37,7 @@ class Limits:
             "execute": settings.executes_per_minute,
             "login": settings.logins_per_minute,
             "address": settings.logins_per_minute * 10,
+            "webhook": settings.executes_per_minute,
         }
         self._clock = clock
         self._buckets: dict[tuple[str, str], _Bucket] = {}
@@ -84,10 +85,18 @@ def limited(kind: Literal["create", "execute"]) -> Any:
 
 def login_limited() -> Any:
     """Counts for the address, generously: a proxy is one for all. The name counts too, in `count_login`."""
+    return _by_address("address")
 
+
+def webhook_limited() -> Any:
+    """Counts for the address: before its signature was looked at, nothing else is known of who sends one."""
+    return _by_address("webhook")
+
+
+def _by_address(kind: Literal["address", "webhook"]) -> Any:
     async def check(connection: HTTPConnection) -> None:
         limits: Limits = connection.app.state.limits
-        limits.take("address", connection.client.host if connection.client else "")
+        limits.take(kind, connection.client.host if connection.client else "")
 
     return Depends(check)
 

@@ -39,6 +39,12 @@ class FieldError(BaseModel):
     message: str = Field(examples=["Input should be less than or equal to 200"])
 
 
+class ConflictedFile(BaseModel):
+    path: str = Field(examples=["src/login.py"])
+    kind: str = Field(examples=["content"], description="As git calls it: content, add/add, modify/delete, …")
+    detail: str
+
+
 class Problem(BaseModel):
     """What went wrong (RFC 9457). `code` is for programs, `detail` for people."""
 
@@ -66,6 +72,22 @@ class Problem(BaseModel):
     errors: list[FieldError] | None = Field(
         default=None, description="Of a request that is not valid: each fault's place."
     )
+    operationId: str | None = Field(  # noqa: N815
+        default=None,
+        description="Of what was done with git: the operation that failed.",
+        examples=["gop_00mwhnkzc0a1b2c3d4e5"],
+    )
+    files: list[ConflictedFile] | None = Field(default=None, description="Of `conflicts`: the files in conflict.")
+    choices: list[str] | None = Field(
+        default=None,
+        description="Of `conflicts`: what can be done about them, as `how` of POST /git/update.",
+        examples=[["agent", "give_up"]],
+    )
+    suggestion: str | None = Field(
+        default=None,
+        description="Of `commit_message`: a message that would be taken.",
+        examples=["fix: the login works again"],
+    )
 
 
 class TooManyRequestsError(SandyardError):
@@ -86,10 +108,12 @@ def problem(
     *,
     errors: Sequence[Mapping[str, str]] | None = None,
     headers: Mapping[str, str] | None = None,
+    extra: Mapping[str, object] | None = None,
 ) -> Response:
-    """Leaves `code` in the connection's state, where the audit finds it."""
+    """Leaves `code` in the connection's state, where the audit finds it. `extra` are members that only some errors have."""
     connection.state.problem_code = code
     body: dict[str, Any] = {
+        **(extra or {}),
         "type": f"urn:sandyard:problem:{code}",
         "title": _title(status),
         "status": status,
@@ -99,20 +123,20 @@ def problem(
     }
     if errors is not None:
         body["errors"] = list(errors)
-    extra = dict(headers or {})
+    sent = dict(headers or {})
     if status == 401:
-        extra["WWW-Authenticate"] = 'Bearer realm="sandyard"'
-    if status in _RETRY_AFTER and "Retry-After" not in extra:
-        extra["Retry-After"] = str(math.ceil(_RETRY_AFTER[status]))
+        sent["WWW-Authenticate"] = 'Bearer realm="sandyard"'
+    if status in _RETRY_AFTER and "Retry-After" not in sent:
+        sent["Retry-After"] = str(math.ceil(_RETRY_AFTER[status]))
     # a detail may quote what a client sent: what is no text leaves escaped, never as a failure of its own
     text = json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
-    return Response(text, status, extra, media_type=MEDIA_TYPE)
+    return Response(text, status, sent, media_type=MEDIA_TYPE)
 
 
 def of_error(connection: HTTPConnection, error: SandyardError) -> Response:
     wait = getattr(error, "retry_after", None)
     headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else None
-    return problem(connection, error.status, error.code, error.message, headers=headers)
+    return problem(connection, error.status, error.code, error.message, headers=headers, extra=error.extra)
 
 
 def install(app: FastAPI) -> None:

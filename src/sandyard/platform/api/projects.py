@@ -5,25 +5,38 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field, StringConstraints
+from pydantic import Field, SecretStr, StringConstraints
 
+from sandyard.kit.secret import Secret
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.db.models import Project
+from sandyard.platform.domain.projects import credentials as credential_service
 from sandyard.platform.domain.projects import service
+from sandyard.platform.domain.projects.credentials import MAX_TOKEN, checked
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 router = APIRouter(tags=["projects"])
 Projects = Annotated[service.Projects, part("projects")]
+Credentials = Annotated[credential_service.Credentials, part("credentials")]
 ProjectId = Annotated[str, id_in_path("project", "prj_0mh3k7a1x2abcdefghij")]
 MemberId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
 ProjectName = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
-Repository = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-Branch = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=r"^[^\s~^:?*\[\\-][^\s~^:?*\[\\]*$")]
+Repository = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1000,
+        description="An https or ssh address without credentials in it. A path on the platform's own machine: by administrators only.",
+        examples=["https://example.org/website.git"],
+    ),
+]
+BaseBranch = Annotated[Branch, Field(description="Null: the remote's default branch.")]
 _SETTINGS: dict[str, Any] = {
     "commandPolicy": {"allow": [], "deny": ["\\bsudo\\b"]},
     "idleSeconds": 600,
@@ -62,8 +75,14 @@ class NewProject(Input):
 
     name: ProjectName
     repository: Repository | None = None
-    base_branch: Branch | None = None
+    base_branch: BaseBranch | None = None
     settings: ProjectSettings = Field(default_factory=ProjectSettings)
+    token: SecretStr | None = Field(
+        default=None, min_length=1, max_length=MAX_TOKEN, description="Opens the repository; never shown again."
+    )
+    username: str | None = Field(
+        default=None, min_length=1, max_length=200, description="Beside the token; x-access-token if left out."
+    )
 
 
 class ProjectChange(Input):
@@ -73,7 +92,7 @@ class ProjectChange(Input):
 
     name: ProjectName | None = None
     repository: Repository | None = None
-    base_branch: Branch | None = None
+    base_branch: BaseBranch | None = None
     settings: ProjectSettings | None = None
     archived: bool | None = None
 
@@ -101,11 +120,17 @@ async def list_projects(
 
 
 @router.post("/projects", name="project.create", status_code=201, dependencies=[limited("create")])
-async def create_project(caller: Caller, body: NewProject, request: Request, projects: Projects) -> ProjectView:
+async def create_project(
+    caller: Caller, body: NewProject, request: Request, projects: Projects, credentials: Credentials
+) -> ProjectView:
+    token = None if body.token is None else Secret(body.token.get_secret_value())
+    drafts = checked(token, body.username)  # before anything is made
     project = await projects.create(
         caller, body.name, repository=body.repository, base_branch=body.base_branch, settings=body.settings
     )
     note(request, target=project.id)
+    if drafts:
+        await credentials.store(project.id, drafts)
     return view(project)
 
 
@@ -154,7 +179,7 @@ def view(project: Project) -> ProjectView:
         name=project.name,
         repository=project.repository,
         base_branch=project.base_branch,
-        settings=ProjectSettings.model_validate({**project.settings, "template": project.template}),
+        settings=ProjectSettings.of(project),
         created_at=project.created_at,
         updated_at=project.updated_at,
         archived_at=project.archived_at,

@@ -1,7 +1,7 @@
 """The audit's hook: every request that changes something is recorded before its answer goes out.
 
 Also recorded: WebSockets, when they are opened, and routes marked with `@audited`. Not recorded: what was refused for
-want of a login or for being too frequent, because anybody can cause those without end.
+want of a login or for being too frequent, and webhooks that were not taken, because anybody can cause those without end.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ async def _record(scope: Scope, status: int) -> None:
     state = scope["state"]
     outcome = state.get("problem_code") or ("ok" if status < 400 else "internal" if status == 500 else str(status))
     if outcome in _UNRECORDED or (outcome == "unauthenticated" and name != "login.create"):
+        return
+    if outcome != "ok" and name.startswith("webhook."):
         return
     ids = [str(value) for value in scope.get("path_params", {}).values()]
     detail = dict(state.get("audit_detail", {}))

@@ -22,6 +22,7 @@ from typing import Any
 from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from sandyard.kit.errors import BusyError, InvalidInputError, NoSpaceError, SandyardError
@@ -191,6 +192,8 @@ def translated() -> Iterator[None]:
         yield
     except DBAPIError as error:
         raise _in_our_words(error) from error
+    except PoolTimeoutError as error:
+        raise BusyError("The database is busy; try again.") from error
     except OSError as error:
         raise DatabaseUnavailableError from error
 

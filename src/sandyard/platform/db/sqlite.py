@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,20 @@ def _open(path: str) -> sqlite3.Connection:
 async def keep_log_short(path: Path) -> None:
     """Until cancelled. What was committed more than a moment ago survives a power cut."""
     connection = await asyncio.to_thread(_open, str(path))
+    # the thread works on when we are cancelled, and what it works with must not be closed under it
+    using = threading.Lock()
+
+    def checkpoint() -> None:
+        with using:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
     try:
         while True:
             await asyncio.sleep(CHECKPOINT_S)
             try:
-                await asyncio.to_thread(lambda: connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone())
+                await asyncio.to_thread(checkpoint)
             except sqlite3.Error as error:
                 log.warning("database_checkpoint_failed", path=str(path), reason=str(error))
     finally:
-        connection.close()
+        with using:
+            connection.close()

@@ -8,6 +8,11 @@ from sandyard.kit.clock import Clock
 from sandyard.platform.db.database import Database
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
+from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.service import PullRequests
+from sandyard.platform.domain.forge.webhooks import Webhooks
+from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
@@ -38,3 +43,8 @@ class Services:
     commands: Commands
     sessions: Sessions
     terminals: Terminals
+    credentials: Credentials
+    access: Access
+    git: GitService
+    pull_requests: PullRequests
+    webhooks: Webhooks

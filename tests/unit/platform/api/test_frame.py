@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +19,8 @@ from sandyard.kit.logging import get_logger
 from sandyard.platform.api.frame import HEADERS
 from sandyard.platform.api.guard import host_name, streams_body
 from sandyard.platform.api.schema import Input
+from sandyard.platform.domain.git.errors import CommitMessageError, ConflictsError
+from sandyard.platform.domain.git.model import Conflict
 from tests.unit.platform.api.sockets import connect, denial
 from tests.unit.platform.world import World, client, opened
 
@@ -28,6 +30,14 @@ log = get_logger(__name__)
 class Thing(Input):
     name: str
     sizes: list[int] = Field(default_factory=list)
+
+
+class TellingError(ConflictsError):
+    """Also says what is not its to say."""
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return {**super().extra, "code": "ok", "status": 200, "operationId": "gop_1"}
 
 
 def routes() -> APIRouter:
@@ -48,6 +58,10 @@ def routes() -> APIRouter:
     @router.get("/missing", name="test.missing")
     async def missing() -> None:
         raise NotFoundError("There is no \udc80 thing.")
+
+    @router.get("/conflicts", name="test.conflicts")
+    async def conflicts() -> None:
+        raise TellingError([Conflict("a\udc80.py", "content")])
 
     @router.get("/busy", name="test.busy")
     async def busy() -> None:
@@ -273,3 +287,13 @@ async def test_streams_pass_as_they_are_made(world: World) -> None:
     gate.set()
     assert await asyncio.wait_for(pieces.get(), 30) == b"second"
     await asyncio.wait_for(answering, 30)
+
+
+async def test_an_error_may_tell_more_but_not_otherwise(world: World) -> None:
+    async with client(world.app(routes()), await world.person("maria")) as web:
+        answer = await web.get("/api/v1/conflicts")
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["code"]) == (409, 409, "conflicts")
+    assert problem["files"] == [{"path": "a\udc80.py", "kind": "content", "detail": ""}]
+    assert problem["choices"] == ["rebase", "merge", "give_up", "agent"] and problem["operationId"] == "gop_1"
+    assert CommitMessageError("no").extra == {} and CommitMessageError("no", "fix: x").extra == {"suggestion": "fix: x"}

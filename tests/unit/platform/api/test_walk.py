@@ -25,7 +25,17 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.db.base import Base
-from sandyard.platform.db.models import Command, Sandbox, Session, Terminal
+from sandyard.platform.db.models import (
+    Checkout,
+    Checkpoint,
+    Command,
+    GitOperation,
+    PullRequest,
+    Sandbox,
+    Session,
+    Task,
+    Terminal,
+)
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -33,6 +43,7 @@ from tests.unit.platform.api.sockets import connect, denial
 from tests.unit.platform.world import ROOT, Person, client
 
 OPEN = {"openapi", "service.health", "service.ready", "login.create"}
+SIGNED = {"webhook.github"}  # a delivery's signature is its login; who has none is answered 401 too, in other words
 LOCAL = {"service.metrics"}  # open to this machine; walked from another one
 OWN_NAMESPACE = {"secret.put", "secret.delete"}  # the name is the caller's own, whoever else uses it
 SECRET = "very-own-words-of-the-owner"
@@ -49,7 +60,16 @@ class Belongings:
     sandbox_id: str
     command_id: str
     terminal_id: str
+    task_id: str
+    operation_id: str
+    checkpoint_id: str
+    number: str
+    kind: str
     name: str
+
+
+NOWHERE = {"name": "NOBODYS_KEY", "number": "8008", "kind": "ssh_key"}
+"""Of what has no id."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +92,7 @@ class Step:
     @property
     def query(self) -> dict[str, str]:
         wanted = [one for one in self.operation.get("parameters", []) if one["in"] == "query" and one.get("required")]
-        return {one["name"]: str(one.get("examples", ["/tmp/x"])[0]) for one in wanted}
+        return {one["name"]: str(one["schema"].get("examples", ["/tmp/x"])[0]) for one in wanted}
 
     @property
     def body(self) -> dict[str, Any]:
@@ -82,6 +102,14 @@ class Step:
             example = dict(self.schemas[reference]["examples"][0])
             return {"json": {key: value for key, value in example.items() if not key.endswith("Id")}}
         return {"content": b"x"} if content else {}
+
+    @property
+    def named(self) -> list[str]:
+        """Ids that are asked for in the body or the query, by their names there."""
+        content = self.operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        fields = self.schemas[content["schema"]["$ref"].rsplit("/", 1)[1]]["properties"] if content else {}
+        query = [one["name"] for one in self.operation.get("parameters", []) if one["in"] == "query"]
+        return [name for name in (*fields, *query) if name.endswith("Id")]
 
 
 class Walk:
@@ -96,7 +124,8 @@ class Walk:
         principal, now = self.owner.principal, datetime.now(UTC)
         project = await self.services.projects.create(principal, SECRET)
         await self.services.secrets.put(principal, "OWNERS_KEY", Secret(SECRET))
-        session_id, sandbox_id = ordered_id("ses_"), ordered_id("sbx_")
+        await self.services.credentials.put(principal, project.id, webhook_secret=Secret(SECRET))
+        session_id, sandbox_id, task_id = ordered_id("ses_"), ordered_id("sbx_"), ordered_id("tsk_")
         command_id, terminal_id = ordered_id("cmd_"), ordered_id("trm_")
         mine: dict[str, Any] = {"owner_id": principal.user_id, "project_id": project.id, "template": "base"}
         async with self.services.database.transaction() as tx:
@@ -119,16 +148,32 @@ class Walk:
             command = {"command": SECRET, "background": False, "timeout_s": 5.0, "status": "exited", "exit_code": 0}
             tx.add(Command(id=command_id, sandbox_id=sandbox_id, started_at=now, finished_at=now, **command))
             tx.add(Terminal(id=terminal_id, sandbox_id=sandbox_id, pid=42, created_at=now))
-        token_id = principal.means.removeprefix("token:")
+            card = {"description": SECRET, "status": "done", "position": 0, "priority": 0}
+            tx.add(Task(id=task_id, project_id=project.id, title=SECRET, created_at=now, updated_at=now, **card))
+            await tx.session.flush()
+            for row in _git_rows(project.id, session_id, sandbox_id, task_id, now):
+                tx.add(row)
         made = Belongings(
-            principal.user_id, token_id, project.id, session_id, sandbox_id, command_id, terminal_id, "OWNERS_KEY"
+            user_id=principal.user_id,
+            token_id=principal.means.removeprefix("token:"),
+            project_id=project.id,
+            session_id=session_id,
+            sandbox_id=sandbox_id,
+            command_id=command_id,
+            terminal_id=terminal_id,
+            task_id=task_id,
+            operation_id=OPERATION,
+            checkpoint_id=CHECKPOINT,
+            number="7007",
+            kind="webhook_secret",
+            name="OWNERS_KEY",
         )
         self.there = {one.name: getattr(made, one.name) for one in fields(made)}
 
     @property
     def nowhere(self) -> dict[str, str]:
         """Ids of the same form that are nobody's."""
-        return {name: "NOBODYS_KEY" if name == "name" else value[:-6] + "zzzzzz" for name, value in self.there.items()}
+        return {name: NOWHERE.get(name, value[:-6] + "zzzzzz") for name, value in self.there.items()}
 
     def steps(self) -> Iterator[Step]:
         document = self.app.openapi()
@@ -137,15 +182,22 @@ class Walk:
                 operation = document["paths"].get(route.path, {}).get(method.lower(), {})
                 yield Step(str(route.name), method, str(route.path), operation, document["components"]["schemas"])
 
-    async def call(self, step: Step, ids: dict[str, str], person: Person | None) -> tuple[int, str]:
-        """Status and body, without what differs from call to call."""
+    async def call(
+        self, step: Step, ids: dict[str, str], person: Person | None, *, naming: bool = False
+    ) -> tuple[int, str]:
+        """Status and body, without what differs from call to call. `naming`: with ids in the body and the query too."""
         if step.method == "WS":
             said = await connect(self.app, step.url(ids), person.headers if person else {})
             status, problem = denial(said)
             return status, _plain(json.dumps(problem), ids)
         # from another machine: this one's may do more
+        query, body = step.query, step.body
+        if naming:
+            named = {name: ids[_snake(name)] for name in step.named if _snake(name) in ids}
+            body = {"json": body["json"] | named} if "json" in body else body
+            query |= {} if "json" in body else named
         async with client(self.app, person, peer="10.0.0.7") as web:
-            answer = await web.request(step.method, step.url(ids), params=step.query, timeout=60, **step.body)
+            answer = await web.request(step.method, step.url(ids), params=query, timeout=60, **body)
         if answer.status_code >= 400:
             assert answer.headers["content-type"] == "application/problem+json" or not answer.content, step
         return answer.status_code, _plain(answer.text, ids)
@@ -171,6 +223,44 @@ class Walk:
         return Person(Principal(user.id, name, "member", f"token:{issued.id}"), issued.value.reveal())
 
 
+OPERATION, CHECKPOINT = ordered_id("gop_"), ordered_id("ckp_")
+
+
+def _git_rows(project_id: str, session_id: str, sandbox_id: str, task_id: str, now: datetime) -> list[Base]:
+    mine: dict[str, Any] = {"project_id": project_id, "session_id": session_id, "sandbox_id": sandbox_id}
+    where = {"branch": SECRET, "base_branch": "main", "base_commit": "1" * 40, "head": "2" * 40}
+    pull = {
+        "forge": "github",
+        "url": SECRET,
+        "title": SECRET,
+        "state": "open",
+        "draft": False,
+        "review": "none",
+        "checks": "none",
+    }
+    done = {"arguments": {}, "detail": {"branch": SECRET}, "attempts": 1}
+    return [
+        Checkout(folder="/home/user/workspace", created_at=now, updated_at=now, **mine, **where),
+        GitOperation(id=OPERATION, kind="push", status="completed", created_at=now, **done, **mine),
+        Checkpoint(id=CHECKPOINT, reason="asked", commit="3" * 40, changed=0, created_at=now, **mine, **where),
+        PullRequest(
+            id=ordered_id("pul_"),
+            task_id=task_id,
+            number=7007,
+            head_branch=SECRET,
+            base_branch="main",
+            created_at=now,
+            updated_at=now,
+            **mine,
+            **pull,
+        ),
+    ]
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", name)
+
+
 def _plain(body: str, ids: dict[str, str]) -> str:
     for value in ids.values():
         body = body.replace(value, "ID")
@@ -191,6 +281,11 @@ async def test_anonymous(walk: Walk) -> None:
     walked = 0
     for step in walk.steps():
         if step.name in OPEN:
+            continue
+        if step.name in SIGNED:
+            async with client(walk.app) as web:
+                answer = await web.post(step.path, json={"repository": {"full_name": "a/b"}})
+            assert (answer.status_code, answer.json()["code"]) == (401, "webhook_signature")
             continue
         status, body = await walk.call(step, walk.there, None)
         assert status == 401, (step.name, status, body)
@@ -218,6 +313,26 @@ async def test_stranger(walk: Walk) -> None:
         assert SECRET not in there[1], step.name
         walked += 1
     assert walked > 10
+    after = await walk.stored()
+    for table, rows in before.items():
+        assert after[table] == rows, table
+
+
+async def test_stranger_names_what_is_not_theirs(walk: Walk) -> None:
+    """In the body or the query instead of the path: no difference."""
+    before = await walk.stored()
+    walked = 0
+    for step in walk.steps():
+        if step.method == "WS" or step.name in SIGNED | {"event.stream"} or not step.named:
+            continue
+        there = await walk.call(step, walk.there, walk.stranger, naming=True)
+        nowhere = await walk.call(step, walk.nowhere, walk.stranger, naming=True)
+        assert there == nowhere, step.name
+        assert SECRET not in there[1], step.name
+        if step.method != "GET":
+            assert there[0] in (400, 403, 404), (step.name, there)
+        walked += 1
+    assert walked > 20
     after = await walk.stored()
     for table, rows in before.items():
         assert after[table] == rows, table

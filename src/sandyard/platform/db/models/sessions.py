@@ -58,17 +58,3 @@ class Message(Base):
     role: Mapped[Word]  # user, agent or system
     parts: Mapped[list[Any]] = mapped_column(Json)
     created_at: Mapped[datetime]
-
-
-class GitOperation(Base):
-    __tablename__ = "git_operations"
-
-    id: Mapped[Id]
-    project_id: Mapped[str | None] = mapped_column(belongs_to("projects.id"), index=True)
-    session_id: Mapped[str | None] = mapped_column(belongs_to("sessions.id"), index=True)
-    kind: Mapped[Word]
-    status: Mapped[Word]
-    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
-    error: Mapped[str | None] = mapped_column(Text)
-    started_at: Mapped[datetime]
-    finished_at: Mapped[datetime | None]

@@ -13,8 +13,10 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Project, ProjectMember, User
+from sandyard.platform.db.models import Credential, Project, ProjectMember, User
+from sandyard.platform.domain.git import names
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
@@ -38,13 +40,15 @@ class Projects:
         base_branch: str | None = None,
         settings: ProjectSettings | None = None,
     ) -> Project:
+        """Without a `base_branch` it is the remote's default one. RepositoryInvalidError; ForbiddenError for a repository that only an
+        administrator may name: a path on this machine."""
         now, settings = instant(self._clock), settings or ProjectSettings()
         project = Project(
             id=ordered_id("prj_"),
             owner_id=caller.user_id,
             name=name,
-            repository=repository,
-            base_branch=base_branch,
+            repository=None if repository is None else remotes.clean(caller, repository),
+            base_branch=None if base_branch is None else names.check(base_branch),
             template=settings.template,
             settings=settings.stored(),
             created_at=now,
@@ -82,18 +86,22 @@ class Projects:
         settings: ProjectSettings | None = None,
         archived: bool | None = None,
     ) -> Project:
-        """Change what is given; `settings` replaces all of them."""
+        """Change what is given; `settings` replaces all of them. What was fetched of another repository stays until it is fetched
+        again. Raises like `create`, and ConflictError when the project's credentials would go to another server than before."""
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
             _require_owner(caller, project)
+            before = remotes.servers(project.repository, ProjectSettings.of(project))
             if name is not None:
                 project.name = name
             if repository is not UNCHANGED:
-                project.repository = repository
+                project.repository = None if repository is None else remotes.clean(caller, repository)
             if base_branch is not UNCHANGED:
-                project.base_branch = base_branch
+                project.base_branch = None if base_branch is None else names.check(base_branch)
             if settings is not None:
                 project.settings, project.template = settings.stored(), settings.template
+            if await _has_credentials(tx.session, project_id):
+                remotes.check_move(before, remotes.servers(project.repository, ProjectSettings.of(project)))
             if archived is not None and archived != (project.archived_at is not None):
                 project.archived_at = instant(self._clock) if archived else None
             project.updated_at = instant(self._clock)
@@ -157,6 +165,12 @@ async def _load(session: AsyncSession, caller: Principal, project_id: str) -> Pr
     if found is None:
         raise NotFoundError(f"There is no project {project_id[:60]}.")
     return found
+
+
+async def _has_credentials(session: AsyncSession, project_id: str) -> bool:
+    """Of those that are shown to servers."""
+    shown = select(Credential.kind).where(Credential.project_id == project_id, Credential.kind != "webhook_secret")
+    return await session.scalar(shown.limit(1)) is not None
 
 
 def _require_owner(caller: Principal, project: Project) -> None:

@@ -50,8 +50,8 @@ Hook = Callable[[Sandbox], Awaitable[None]]
 
 
 class Lifecycle:
-    """One per process. `before_pause` is called while the sandbox still runs, `woken` when it runs again, `ended` when it is
-    gone or has failed; none of them may use the lifecycle of the same sandbox."""
+    """One per process. `before_pause` is called while the sandbox still runs, `before_destroy` while it is still there,
+    `woken` when it runs again, `ended` when it is gone or has failed; none of them may use the lifecycle of the same sandbox."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class Lifecycle:
         self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.before_pause: list[Hook] = []
+        self.before_destroy: list[Hook] = []
         self.woken: list[Hook] = []
         self.ended: list[Hook] = []
 
@@ -287,8 +288,9 @@ class Lifecycle:
 
     # ending ------------------------------------------------------------------------------------------------------------
 
-    async def destroy(self, row: Sandbox) -> None:
-        """Idempotent. When the engine cannot be asked now, that is an error, and it is done as soon as it can."""
+    async def destroy(self, row: Sandbox, *, keep_work: bool = True) -> None:
+        """Idempotent. When the engine cannot be asked now, that is an error, and it is done as soon as it can. `keep_work` False:
+        nobody wants what is in it any more."""
         if row.status == Status.DESTROYED:
             return
         if row.doomed_at is None:
@@ -299,10 +301,12 @@ class Lifecycle:
             with contextlib.suppress(SandyardError):
                 await asyncio.shield(task)
             row = await self.rows.get(row.id)
-        await self.carry_out_destroy(row)
+        await self.carry_out_destroy(row, keep_work=keep_work)
 
-    async def carry_out_destroy(self, row: Sandbox) -> None:
+    async def carry_out_destroy(self, row: Sandbox, *, keep_work: bool = True) -> None:
         if row.engine_id is not None:
+            if keep_work and row.status in (Status.RUNNING, Status.PAUSED):
+                await _tell(self.before_destroy, row)
             await self.engine.kill(row.engine_id)
         with contextlib.suppress(ConflictError):
             row = await self.rows.change(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import not_, or_, select
 
-from sandyard.kit.errors import InvalidInputError, SandyardError
+from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox, Session, Task
 from sandyard.platform.domain.paging import Listing, PageRequest
@@ -68,10 +69,10 @@ class Sandboxes:
             return None
         async with self._database.reading() as session:
             task = await session.get(Task, task_id)
-        if task is None:
-            raise InvalidInputError(f"taskId: there is no task {task_id[:60]!r}.")
-        await self._projects.get(principal, task.project_id)
-        return task.project_id
+        if task is not None:
+            with contextlib.suppress(NotFoundError):  # a task of a project one may not see is none
+                return (await self._projects.get(principal, task.project_id)).id
+        raise InvalidInputError(f"taskId: there is no task {task_id[:60]!r}.")
 
     async def get_status(self, principal: Principal, sandbox_id: str) -> Sandbox:
         """From the database: never wakes."""

@@ -13,7 +13,9 @@ from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Message, Project, Sandbox, Session
+from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Message, Project, Sandbox, Session
+from sandyard.platform.domain.git.model import Reason
+from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
@@ -34,11 +36,14 @@ class Sessions:
         database: Database,
         lifecycle: Lifecycle,
         commands: Commands,
+        *,
         projects: Projects,
+        git: GitService,
         settings: PlatformSettings,
     ) -> None:
         self._database = database
         self._commands = commands
+        self._git = git
         self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lifecycle = lifecycle
         self._projects = projects
@@ -57,7 +62,7 @@ class Sessions:
         agent: str | None = None,
         envs: Mapping[str, str] | None = None,
     ) -> tuple[Session, Sandbox]:
-        """A session and its sandbox, which is being provisioned."""
+        """A session and its sandbox, which is being provisioned; its project's repository is checked out into it."""
         project = await self._projects.get(principal, project_id) if project_id is not None else None
         if template is not None:
             await check_template(self._database, principal, template)
@@ -81,7 +86,13 @@ class Sessions:
             tx.add(sandbox)
             tx.emit("session.created", **_about(row), title=row.title, sandboxId=sandbox.id)
             tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template)
+            checkout = None
+            if project is not None and project.repository is not None:
+                await tx.session.flush()
+                checkout = self._git.draft_checkout(tx, sandbox, project, principal.user_id)
         self._lifecycle.provision(sandbox.id)
+        if checkout is not None:
+            self._git.begin(checkout)
         return row, sandbox
 
     def _wanted(self, row: Session, template: str, envs: Mapping[str, str], idle_seconds: int | None) -> NewSandbox:
@@ -161,7 +172,8 @@ class Sessions:
             query = select(Sandbox).where(Sandbox.session_id == row.id, Sandbox.status != Status.DESTROYED)
             sandboxes = list((await session.execute(query)).scalars())
         for sandbox in sandboxes:
-            await self._lifecycle.destroy(sandbox)
+            await self._lifecycle.destroy(sandbox, keep_work=False)
+        await self._git.checkpoints_kept.forget(row.id)
         await self._sweep(row.id, keep=None)
         await self._commands.purge(row.id)
         if row.checkpoint is not None:
@@ -177,31 +189,69 @@ class Sessions:
                 tx.emit("session.deleted", **_about(row))
 
     async def provision(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox]:
-        """A new sandbox for a session whose old one has failed or was destroyed, from its last checkpoint if there is one.
-        ConflictError while the old one is still good."""
+        """A new sandbox for a session whose old one has failed or was destroyed, from its last snapshot if there is one, else with
+        its work as it was last kept in git. ConflictError while the old one is still good."""
         row = await self.get(principal, session_id)
+        async with self._database.reading() as session:
+            query = select(Checkpoint).where(Checkpoint.session_id == row.id).order_by(Checkpoint.id.desc()).limit(1)
+            kept = (await session.scalars(query)).first()
+        return await self._provide(row, row.checkpoint, kept)
+
+    async def restore(self, principal: Principal, checkpoint_id: str) -> GitOperation:
+        """A new sandbox for the session of a checkpoint, with the work as it was then. The one it has is destroyed, after its own
+        work was kept; should that fail, nothing is changed."""
+        async with self._database.reading() as session:
+            kept = await session.get(Checkpoint, checkpoint_id)
+        if kept is None or kept.session_id is None:
+            raise _no_checkpoint(checkpoint_id)
+        try:
+            row, old = await self.get_with_sandbox(principal, kept.session_id)
+        except NotFoundError:
+            raise _no_checkpoint(checkpoint_id) from None
+        async with self._database.reading() as session:
+            project = await session.get(Project, kept.project_id)
+        if project is None or project.repository is None:
+            raise ConflictError("The checkpoint's project has no repository any more. Give it one first.")
+        if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
+            saved = await self._git.wait((await self._git.checkpoint(principal, old.id, Reason.RESTORE)).id)
+            self._git.raise_failure(saved)
+            await self._lifecycle.destroy(old, keep_work=False)
+        _, sandbox = await self._provide(row, None, kept)
+        page = await self._git.operations(principal, PageRequest(limit=1), sandbox_id=sandbox.id)
+        return page.items[0]
+
+    async def _provide(self, row: Session, snapshot: str | None, kept: Checkpoint | None) -> tuple[Session, Sandbox]:
         async with self._database.reading() as session:  # also when its owner has left the project since
             project = await session.get(Project, row.project_id) if row.project_id is not None else None
+            source = project if kept is None else await session.get(Project, kept.project_id)
         idle = (project.settings if project else {}).get("idleSeconds")
-        sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, row.checkpoint or row.template, {}, idle))
+        sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, snapshot or row.template, {}, idle))
+        checkout = None
         async with self._database.transaction() as tx:
             known = await tx.session.get(Session, row.id, with_for_update=True)
             if known is None:
-                raise NotFoundError(f"There is no session {session_id[:60]!r}.")
+                raise NotFoundError(f"There is no session {row.id!r}.")
             old = await tx.session.get(Sandbox, known.sandbox_id) if known.sandbox_id else None
             if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
-                raise ConflictError(f"Session {session_id} has a sandbox already, which is {old.status}.")
+                raise ConflictError(f"Session {row.id} has a sandbox already, which is {old.status}.")
             if old is not None:
                 sandbox.envs = self._lifecycle.carry_envs(old, sandbox)
             known.sandbox_id, known.updated_at, known.archived_at = sandbox.id, utc_now(), None
             tx.add(sandbox)
             tx.emit(
-                "sandbox.provisioning",
-                **about(sandbox),
-                template=sandbox.template,
-                fromCheckpoint=row.checkpoint is not None,
+                "sandbox.provisioning", **about(sandbox), template=sandbox.template, fromCheckpoint=snapshot is not None
             )
+            await tx.session.flush()
+            if source is not None and source.repository is not None:
+                worked = await tx.session.get(Checkout, old.id) if old is not None else None
+                inside = snapshot is not None and worked is not None
+                if inside and worked is not None:
+                    tx.add(_moved(worked, sandbox.id))
+                if not inside or _newer(kept, known):
+                    checkout = self._git.draft_checkout(tx, sandbox, source, row.owner_id, kept)
         self._lifecycle.provision(sandbox.id)
+        if checkout is not None:
+            self._git.begin(checkout)
         return known, sandbox
 
     # checkpoints -------------------------------------------------------------------------------------------------------
@@ -295,6 +345,21 @@ class Sessions:
             row.updated_at = utc_now()
             tx.emit(event, **_about(row), title=row.title)
         return row
+
+
+def _newer(kept: Checkpoint | None, row: Session) -> bool:
+    """Whether there is work in git that the snapshot has not."""
+    return kept is not None and (row.checkpoint_at is None or kept.created_at > row.checkpoint_at)
+
+
+def _moved(checkout: Checkout, sandbox_id: str) -> Checkout:
+    """The same checkout, in a sandbox that was made of a snapshot of its own."""
+    columns = {column.key: getattr(checkout, column.key) for column in Checkout.__table__.columns}
+    return Checkout(**{**columns, "sandbox_id": sandbox_id, "updated_at": utc_now()})
+
+
+def _no_checkpoint(checkpoint_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no checkpoint {checkpoint_id[:60]!r}.")
 
 
 def _about(row: Session) -> dict[str, str | None]:

@@ -5,9 +5,11 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
-from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.git.errors import RepositoryInvalidError
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.projects.model import ProjectSettings, check_pattern
+from sandyard.platform.domain.projects.model import ForgeSettings, ProjectSettings, check_pattern
 from tests.unit.platform.world import ROOT, World
 
 
@@ -109,3 +111,63 @@ def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
 )
 def test_common_patterns_pass(pattern: str) -> None:
     assert check_pattern(pattern) == pattern
+
+
+async def test_a_repository_is_stored_clean_and_without_credentials(world: World) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website", repository=" HTTPS://Example.org:443//w.git/ ")
+    assert project.repository == "https://example.org/w.git" and project.base_branch is None
+    changed = await world.projects.update(maria, project.id, repository="git@example.org:w.git")
+    assert changed.repository == "git@example.org:w.git"
+    for bad in ("https://maria:hunter2@example.org/w.git", "ext::sh -c id", "--upload-pack=x", "ftp://x/y", ""):
+        for refused in (
+            world.projects.create(maria, "other", repository=bad),
+            world.projects.update(maria, project.id, repository=bad),
+        ):
+            with pytest.raises(RepositoryInvalidError) as error:
+                await refused
+            assert "hunter2" not in error.value.message
+    for branch in ("-x", "a..b", "HEAD", "a b"):
+        with pytest.raises(InvalidInputError):
+            await world.projects.create(maria, "other", base_branch=branch)
+        with pytest.raises(InvalidInputError):
+            await world.projects.update(maria, project.id, base_branch=branch)
+    assert len((await world.projects.list(maria, PageRequest())).items) == 1
+
+
+async def test_paths_on_this_machine_are_for_administrators(world: World) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website")
+    for path in ("/etc", "file:///srv/w.git", "/srv//x/../w.git"):
+        for refused in (
+            world.projects.create(maria, "other", repository=path),
+            world.projects.update(maria, project.id, repository=path),
+        ):
+            with pytest.raises(ForbiddenError, match="administrator"):
+                await refused
+    assert (await world.projects.update(ROOT, project.id, repository="file:///srv/w.git")).repository == "/srv/w.git"
+    # what an administrator has named stays when its owner changes something else
+    assert (await world.projects.update(maria, project.id, name="web")).repository == "/srv/w.git"
+
+
+async def test_credentials_are_never_shown_to_another_server(world: World) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website", repository="https://example.org/w.git")
+    await world.credentials.put(maria, project.id, webhook_secret=Secret("s" * 16))
+    moved = await world.projects.update(maria, project.id, repository="https://git.example.org/w.git")
+    await world.credentials.put(maria, project.id, token=Secret("x" * 20))
+    elsewhere = ProjectSettings(forge=ForgeSettings(api_url="https://evil.example/api"))
+    for refused in (
+        world.projects.update(maria, project.id, repository="https://evil.example/w.git"),
+        world.projects.update(maria, project.id, settings=elsewhere),
+        world.projects.update(maria, project.id, repository=None),
+        world.projects.update(ROOT, project.id, repository="/srv/w.git"),
+    ):
+        with pytest.raises(ConflictError, match=r"given for git\.example\.org"):
+            await refused
+    assert (await world.projects.get(maria, project.id)).repository == moved.repository
+    # the same server under another path, and its own API, are no others
+    same = ProjectSettings(forge=ForgeSettings(api_url="https://git.example.org/api/v3"))
+    await world.projects.update(maria, project.id, repository="git@git.example.org:v.git", settings=same)
+    await world.credentials.remove(maria, project.id, "token")
+    await world.projects.update(maria, project.id, repository="https://other.example/w.git", settings=elsewhere)

@@ -28,6 +28,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     TerminalNotFoundError,
 )
 from sandyard.platform.domain.sandboxes.e2b.files import FileEntry
+from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramTimeoutError, Ran
 from sandyard.platform.domain.sandboxes.e2b.relay import CommandSpec, Ended, EndReason, Output, Started, Stream
 from sandyard.platform.domain.sandboxes.e2b.terminal import Terminal, Terminals
 
@@ -37,6 +38,7 @@ __all__ = [
     "BreakerState",
     "CommandSpec",
     "Commands",
+    "DirectoryMissingError",
     "EndReason",
     "Ended",
     "EngineAuthError",
@@ -54,6 +56,8 @@ __all__ = [
     "FileMissingError",
     "NotEnoughSpaceError",
     "Output",
+    "ProgramTimeoutError",
+    "Ran",
     "SandboxEngine",
     "SandboxNotFoundError",
     "SandboxNotRunningError",

@@ -24,6 +24,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 )
 from sandyard.platform.domain.sandboxes.e2b.files import FileEntry, Files
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, require_id
+from sandyard.platform.domain.sandboxes.e2b.programs import LIMIT, NO_ENVS, TIMEOUT_S, Programs, Ran
 from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF
 from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
 
@@ -49,6 +50,7 @@ class SandboxEngine:
         self.breaker = breaker or Breaker(clock)
         self._gate = Gate(config, self.breaker, clock, backoff)
         self._files = Files(self._gate)
+        self._programs = Programs(self._gate)
         self.commands = Commands(self._gate)
         self.terminals = Terminals(self._gate)
 
@@ -226,6 +228,24 @@ class SandboxEngine:
         sandbox = await self._gate.control("fork", fork, idempotent=False)
         self._gate.remember(sandbox)
         return await self.info(sandbox.sandbox_id)
+
+    # programs --------------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        engine_id: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        envs: Mapping[str, str] = NO_ENVS,
+        timeout_s: float = TIMEOUT_S,
+        limit: int = LIMIT,
+        idempotent: bool = False,
+    ) -> Ran:
+        """A short program of the platform's own, as the sandbox's default user. What a user runs goes through `commands`."""
+        return await self._programs.run(
+            engine_id, argv, cwd=cwd, envs=envs, timeout_s=timeout_s, limit=limit, idempotent=idempotent
+        )
 
     # files -----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,151 @@
+"""What opens a project's repository and its forge: written, listed as hints, tried, never shown."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Request
+from pydantic import Field, SecretStr
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.secret import Secret
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.projects import ProjectId, Projects
+from sandyard.platform.api.schema import Input, Instant, Model, example
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.forge import access as forge
+from sandyard.platform.domain.projects import credentials as domain
+from sandyard.platform.domain.projects.credentials import MAX_TOKEN, AppKey, CredentialInfo
+from sandyard.platform.domain.projects.keys import MAX_KEY
+
+router = APIRouter(tags=["projects"])
+Credentials = Annotated[domain.Credentials, part("credentials")]
+Access = Annotated[forge.Access, part("access")]
+Kind = Annotated[str, Path(max_length=40, examples=["token"], description="token, ssh_key, app or webhook_secret.")]
+
+
+class App(Input):
+    """A GitHub App that is installed for the repository."""
+
+    app_id: str = Field(
+        min_length=1, max_length=40, coerce_numbers_to_str=True, description="Its number or its client id."
+    )
+    installation_id: str = Field(min_length=1, max_length=20, coerce_numbers_to_str=True)
+    private_key: SecretStr = Field(
+        min_length=1, max_length=MAX_KEY, description="The .pem file that GitHub made for it."
+    )
+
+
+class GivenCredentials(Input):
+    """Each that is given replaces the one of its kind; the others stay."""
+
+    model_config = example(token="github_pat_…")  # noqa: S106
+
+    token: SecretStr | None = Field(None, min_length=1, max_length=MAX_TOKEN)
+    username: str | None = Field(
+        None, min_length=1, max_length=200, description="Beside the token; x-access-token if left out."
+    )
+    ssh_key: SecretStr | None = Field(
+        None, min_length=1, max_length=MAX_KEY, description="A private key without a passphrase."
+    )
+    app: App | None = None
+    webhook_secret: SecretStr | None = Field(None, min_length=1, max_length=MAX_TOKEN)
+
+
+class CredentialView(Model):
+    model_config = example(
+        kind="token", hint="…wxyz", createdAt="2026-01-31T10:00:00.000Z", updatedAt="2026-01-31T10:00:00.000Z"
+    )
+
+    kind: Literal["token", "ssh_key", "app", "webhook_secret"]
+    hint: str = Field(description="The end of a token, the fingerprint of a key.")
+    created_at: Instant
+    updated_at: Instant
+
+
+class CredentialList(Model):
+    items: list[CredentialView]
+
+    @classmethod
+    def of(cls, infos: list[CredentialInfo]) -> CredentialList:
+        return cls(items=[CredentialView.model_validate(info) for info in infos])
+
+
+@router.get("/projects/{project_id}/credentials", name="credential.list")
+async def list_(caller: Caller, project_id: ProjectId, credentials: Credentials) -> CredentialList:
+    """Which there are: nothing in this API shows a value."""
+    return CredentialList.of(await credentials.list(caller, project_id))
+
+
+@router.put("/projects/{project_id}/credentials", name="credential.put", dependencies=[limited("create")])
+async def put(
+    caller: Caller, project_id: ProjectId, body: GivenCredentials, request: Request, credentials: Credentials
+) -> CredentialList:
+    """All that are given are stored, or none. The answer lists all there are."""
+    note(request, kinds=sorted(body.model_fields_set - {"username"}))
+    stored = await credentials.put(
+        caller,
+        project_id,
+        token=secret(body.token),
+        username=body.username,
+        ssh_key=secret(body.ssh_key),
+        app=_app(body.app),
+        webhook_secret=secret(body.webhook_secret),
+    )
+    return CredentialList.of(stored)
+
+
+@router.delete("/projects/{project_id}/credentials/{kind}", name="credential.delete", status_code=204)
+async def delete(caller: Caller, project_id: ProjectId, kind: Kind, credentials: Credentials) -> None:
+    await credentials.remove(caller, project_id, kind)
+
+
+class FindingView(Model):
+    model_config = example(what="read", ok=True, detail="3 branches")
+
+    what: str
+    ok: bool
+    detail: str
+
+
+class BudgetView(Model):
+    """Requests that the forge still takes."""
+
+    limit: int
+    remaining: int
+    low: bool = Field(description="There are fewer than a hundred left.")
+    resets_at: Instant
+
+
+class Tested(Model):
+    ok: bool
+    findings: list[FindingView]
+    budget: BudgetView | None = Field(description="Null where the forge has no limits, or did not say.")
+
+
+@router.post("/projects/{project_id}/test", name="project.test", dependencies=[limited("execute")])
+async def test(caller: Caller, project_id: ProjectId, projects: Projects, access: Access) -> Tested:
+    """Try the connection: can the repository be read, pushed to, and its forge be asked? Changes nothing there."""
+    project = await projects.get(caller, project_id)
+    findings = await access.check(caller, project_id)
+    try:
+        budget = await access.budget(project)
+    except SandyardError:
+        budget = None  # the findings say what is wrong
+    return Tested(
+        ok=all(finding.ok for finding in findings),
+        findings=[FindingView.model_validate(finding) for finding in findings],
+        budget=None if budget is None else BudgetView.model_validate(budget),
+    )
+
+
+def secret(given: SecretStr | None) -> Secret | None:
+    return None if given is None else Secret(given.get_secret_value())
+
+
+def _app(given: App | None) -> AppKey | None:
+    if given is None:
+        return None
+    return AppKey(given.app_id, given.installation_id, Secret(given.private_key.get_secret_value()))

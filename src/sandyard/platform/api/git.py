@@ -1,0 +1,201 @@
+"""Git in a sandbox: everything that changes something is an operation, which can be waited for and looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field, model_validator
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.git_reading import Git, operation_view
+from sandyard.platform.api.git_views import OperationView
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.refs import Branch, RepositoryPaths, Revision, Tag
+from sandyard.platform.api.schema import Input, example
+from sandyard.platform.api.sessions import Sessions
+from sandyard.platform.api.trail import note
+from sandyard.platform.db import models
+from sandyard.platform.domain.git import service
+from sandyard.platform.domain.git.model import OperationStatus
+
+router = APIRouter(tags=["git"])
+Wait = Annotated[
+    float, Query(ge=0, le=300, description="Seconds to wait for its end; then the answer is 202 and it goes on.")
+]
+Id = Annotated[str, Field(min_length=1, max_length=40)]
+SANDBOX = "sbx_00mwhnkzb5gfh26ygacc"
+MAX_MESSAGE = 20_000
+WAIT_SECONDS = 120.0
+_DOES: dict[str, Any] = {
+    "dependencies": [limited("execute")],
+    "response_model": OperationView,
+    "responses": {202: {"model": OperationView, "description": "It is not over yet; look at `Location`."}},
+}
+
+
+class InSandbox(Input):
+    model_config = example(sandboxId=SANDBOX)
+
+    sandbox_id: Id
+
+
+class Clone(InSandbox):
+    model_config = example(sandboxId=SANDBOX, projectId="prj_0mh3k7a1x2abcdefghij", baseBranch="main")
+
+    project_id: Id | None = Field(None, description="The sandbox's own project if left out.")
+    base_branch: Branch | None = Field(None, description="The project's if left out.")
+    branch: Branch | None = Field(None, description="To work on; a free name is chosen if left out.")
+
+
+class NewBranch(InSandbox):
+    model_config = example(sandboxId=SANDBOX, name="task-42")
+
+    name: Branch
+    start: Revision | None = Field(None, description="Where it begins; where the checkout is if left out.")
+
+
+class Stage(InSandbox):
+    model_config = example(sandboxId=SANDBOX, paths=["src/login.py"])
+
+    paths: RepositoryPaths = Field(min_length=1)
+    unstage: bool = Field(False, description="Take them out of the next commit instead.")
+
+
+class NewCommit(InSandbox):
+    model_config = example(sandboxId=SANDBOX, message="fix: the login works again")
+
+    message: str = Field(min_length=1, max_length=MAX_MESSAGE)
+    paths: RepositoryPaths = Field(default_factory=list, description="Of these alone.")
+    everything: bool = Field(True, description="Of all that was changed; false: of what is staged.")
+
+
+class Discard(InSandbox):
+    model_config = example(sandboxId=SANDBOX, paths=["src/login.py"])
+
+    paths: RepositoryPaths = Field(default_factory=list)
+    everything: bool = False
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Discard:
+        if bool(self.paths) == self.everything:
+            raise ValueError("give either paths, or everything: true")
+        return self
+
+
+class Update(InSandbox):
+    model_config = example(sandboxId=SANDBOX, how="rebase")
+
+    how: Literal["rebase", "merge", "check", "agent", "give_up"] = Field(
+        "rebase",
+        description="check: only say whether there would be conflicts; agent: leave them in the files for the agent to resolve; "
+        "give_up: end a merge or rebase that was begun, as if it never was.",
+    )
+    source: Literal["base", "branch"] = Field(
+        "base", description="branch: what others have pushed to this very branch, instead of what is new on its base."
+    )
+
+
+class NewTag(InSandbox):
+    model_config = example(sandboxId=SANDBOX, name="v1.2.0", message="The login works again.")
+
+    name: Tag
+    message: str | None = Field(None, min_length=1, max_length=MAX_MESSAGE)
+    push: bool = False
+
+
+class Restore(Input):
+    model_config = example(checkpointId="chk_00mwhnkzc0a1b2c3d4e5")
+
+    checkpoint_id: Id
+
+
+async def _done(
+    request: Request, git: service.GitService, asked: Awaitable[models.GitOperation], wait: float
+) -> JSONResponse:
+    """The operation when it is over (200), or as it is after `wait` seconds (202). Raises what a failed one failed with.
+
+    Whoever hangs up ends nothing.
+    """
+    operation = await asked
+    note(request, target=operation.sandbox_id, operation=operation.id)
+    operation = await git.wait(operation.id, wait)
+    if operation.status == OperationStatus.FAILED:
+        git.raise_failure(operation)
+    over = OperationStatus(operation.status).over
+    view = operation_view(git, operation).model_dump(mode="json", by_alias=True)
+    return JSONResponse(view, 200 if over else 202, {"Location": f"/api/v1/git/operations/{operation.id}"})
+
+
+@router.post("/git/clone", name="git.clone", **_DOES)
+async def clone(request: Request, caller: Caller, git: Git, body: Clone, wait: Wait = WAIT_SECONDS) -> JSONResponse:
+    """A fresh checkout of the project's repository, on a branch of its own."""
+    asked = git.clone(
+        caller, body.sandbox_id, project_id=body.project_id, base_branch=body.base_branch, branch=body.branch
+    )
+    return await _done(request, git, asked, wait)
+
+
+@router.post("/git/branch", name="git.branch", **_DOES)
+async def branch(
+    request: Request, caller: Caller, git: Git, body: NewBranch, wait: Wait = WAIT_SECONDS
+) -> JSONResponse:
+    """Begin a branch and work on it from now on."""
+    return await _done(request, git, git.branch(caller, body.sandbox_id, name=body.name, start=body.start), wait)
+
+
+@router.post("/git/stage", name="git.stage", **_DOES)
+async def stage(request: Request, caller: Caller, git: Git, body: Stage, wait: Wait = WAIT_SECONDS) -> JSONResponse:
+    return await _done(request, git, git.stage(caller, body.sandbox_id, body.paths, unstage=body.unstage), wait)
+
+
+@router.post("/git/commit", name="git.commit", **_DOES)
+async def commit(
+    request: Request, caller: Caller, git: Git, body: NewCommit, wait: Wait = WAIT_SECONDS
+) -> JSONResponse:
+    """A message that does not follow the project's convention is refused, with a `suggestion` that does."""
+    asked = git.commit(caller, body.sandbox_id, message=body.message, paths=body.paths, everything=body.everything)
+    return await _done(request, git, asked, wait)
+
+
+@router.post("/git/discard", name="git.discard", **_DOES)
+async def discard(request: Request, caller: Caller, git: Git, body: Discard, wait: Wait = WAIT_SECONDS) -> JSONResponse:
+    """Put files back as the last commit has them."""
+    asked = git.discard(caller, body.sandbox_id, paths=body.paths, everything=body.everything)
+    return await _done(request, git, asked, wait)
+
+
+@router.post("/git/push", name="git.push", **_DOES)
+async def push(request: Request, caller: Caller, git: Git, body: InSandbox, wait: Wait = WAIT_SECONDS) -> JSONResponse:
+    """The branch to the remote, never by force. Again: nothing more happens."""
+    return await _done(request, git, git.push(caller, body.sandbox_id), wait)
+
+
+@router.post("/git/update", name="git.update", **_DOES)
+async def update(request: Request, caller: Caller, git: Git, body: Update, wait: Wait = WAIT_SECONDS) -> JSONResponse:
+    """Bring in what is new on the base branch. Conflicts are answered with their `files`, and nothing was changed."""
+    return await _done(request, git, git.update(caller, body.sandbox_id, how=body.how, source=body.source), wait)
+
+
+@router.post("/git/tag", name="git.tag", **_DOES)
+async def tag(request: Request, caller: Caller, git: Git, body: NewTag, wait: Wait = WAIT_SECONDS) -> JSONResponse:
+    asked = git.tag(caller, body.sandbox_id, name=body.name, message=body.message, push=body.push)
+    return await _done(request, git, asked, wait)
+
+
+@router.post("/git/checkpoint", name="git.checkpoint", **_DOES)
+async def checkpoint(
+    request: Request, caller: Caller, git: Git, body: InSandbox, wait: Wait = WAIT_SECONDS
+) -> JSONResponse:
+    """Keep all files as they are, committed or not. Before every pause and push this happens by itself."""
+    return await _done(request, git, git.checkpoint(caller, body.sandbox_id), wait)
+
+
+@router.post("/git/restore", name="git.restore", **_DOES)
+async def restore(
+    request: Request, caller: Caller, git: Git, sessions: Sessions, body: Restore, wait: Wait = WAIT_SECONDS
+) -> JSONResponse:
+    """A new sandbox for the checkpoint's session, with all files as they were."""
+    return await _done(request, git, sessions.restore(caller, body.checkpoint_id), wait)

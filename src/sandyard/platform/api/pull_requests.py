@@ -1,0 +1,211 @@
+"""Pull requests: opened from a sandbox's branch, followed, merged."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.git import SANDBOX, Id
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.refs import Branch
+from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.sessions import SessionId
+from sandyard.platform.api.trail import note
+from sandyard.platform.db import models
+from sandyard.platform.domain.forge import service
+from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod, PullState, Review
+
+router = APIRouter(tags=["pull requests"])
+PullRequests = Annotated[service.PullRequests, part("pull_requests")]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[17], description="Its number on the forge.")]
+TaskId = Annotated[str, id_in_path("task", "tsk_0mh3k7a1x2abcdefghij")]
+OfProject = Annotated[
+    str | None,
+    Query(alias="projectId", max_length=40, description="Needed only when two of your projects have this number."),
+]
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+MAX_BODY = 60_000
+_CHANGES: dict[str, Any] = {"dependencies": [limited("execute")]}
+
+
+class PullRequestView(Model):
+    model_config = example(
+        id="pul_00mwhnkzc0a1b2c3d4e5",
+        projectId="prj_0mh3k7a1x2abcdefghij",
+        forge="github",
+        number=17,
+        url="https://github.com/example/website/pull/17",
+        title="fix: the login works again",
+        state="open",
+        review="approved",
+        checks="passing",
+    )
+
+    id: str
+    project_id: str
+    session_id: str | None
+    task_id: str | None
+    sandbox_id: str | None
+    forge: ForgeKind
+    number: int | None = Field(
+        description="Null on a plain remote, which has no pull requests: compare its branch at `url`."
+    )
+    url: str
+    title: str
+    state: PullState
+    draft: bool
+    head_branch: str
+    base_branch: str
+    head_commit: str | None
+    mergeable: bool | None = Field(description="Null while the forge has not found out.")
+    review: Review
+    checks: Checks
+    detail: dict[str, Any] = Field(description="`runs` of checks, `remarks` of people and checks, `labels`.")
+    created_at: Instant
+    updated_at: Instant
+    looked_at: Instant | None = Field(description="When the forge was last asked.")
+    merged_at: Instant | None
+    closed_at: Instant | None
+    branch_deleted_at: Instant | None
+
+
+class NewPullRequest(Input):
+    model_config = example(sandboxId=SANDBOX, title="fix: the login works again", draft=False)
+
+    sandbox_id: Id
+    title: str | None = Field(
+        None, min_length=1, max_length=250, description="Made of the commits or the task if left out."
+    )
+    body: str | None = Field(
+        None, max_length=MAX_BODY, description="Markdown; made of the commits and the task if left out."
+    )
+    draft: bool | None = Field(None, description="As the project says if left out.")
+    labels: list[Name] = Field(default_factory=list, max_length=50)
+    reviewers: list[Name] = Field(default_factory=list, max_length=15)
+    assignees: list[Name] = Field(default_factory=list, max_length=10)
+    base: Branch | None = Field(
+        None, description="The branch it is to be merged into; the checkout's base if left out."
+    )
+
+
+class InProject(Input):
+    model_config = example(projectId="prj_0mh3k7a1x2abcdefghij")
+
+    project_id: Id | None = Field(default=None, description="Needed only when two of your projects have this number.")
+
+
+class Merge(InProject):
+    model_config = example(projectId="prj_0mh3k7a1x2abcdefghij", method="squash")
+
+    method: MergeMethod | None = Field(default=None, description="As the project says if left out.")
+    head_commit: str | None = Field(
+        default=None,
+        pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$",
+        description="What was reviewed: if the branch has moved since, nothing is merged. As it was last shown here if left out.",
+    )
+
+
+NO_PROJECT, AS_THE_PROJECT_SAYS = InProject(), Merge()
+
+
+@router.post(
+    "/github/pull-requests",
+    name="pull_request.open",
+    response_model=PullRequestView,
+    status_code=201,
+    responses={200: {"model": PullRequestView, "description": "There was one already; it was brought up to date."}},
+    **_CHANGES,
+)
+async def open_(request: Request, caller: Caller, pulls: PullRequests, body: NewPullRequest) -> JSONResponse:
+    """Push what is not pushed yet, and open a pull request of the branch, or bring the one it has up to date."""
+    note(request, target=body.sandbox_id)
+    row, made = await pulls.open(caller, **dict(body))
+    note(request, pull_request=row.id)
+    view = PullRequestView.model_validate(row).model_dump(mode="json", by_alias=True)
+    return JSONResponse(view, 201 if made else 200)
+
+
+@router.get("/github/pull-requests", name="pull_request.list")
+async def list_(
+    caller: Caller,
+    pulls: PullRequests,
+    page: Paging,
+    project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
+    state: PullState | None = None,
+) -> Page[PullRequestView]:
+    """Those of projects and sessions you may see, newest first."""
+    found = await pulls.list(caller, page, project_id=project_id, state=state)
+    return Page.of(found, PullRequestView.model_validate)
+
+
+@router.get("/github/pull-requests/{number}", name="pull_request.get")
+async def get(
+    caller: Caller,
+    pulls: PullRequests,
+    number: Number,
+    project_id: OfProject = None,
+    refresh: Annotated[bool, Query(description="Ask the forge first.")] = False,
+) -> PullRequestView:
+    return PullRequestView.model_validate(await pulls.get(caller, project_id, number, refresh=refresh))
+
+
+@router.post("/github/pull-requests/{number}/merge", name="pull_request.merge", **_CHANGES)
+async def merge(
+    request: Request, caller: Caller, pulls: PullRequests, number: Number, body: Merge = AS_THE_PROJECT_SAYS
+) -> PullRequestView:
+    """If it was merged already, nothing more happens."""
+    row = await _one(request, pulls, caller, number, body)
+    return PullRequestView.model_validate(await pulls.merge(caller, row.id, body.method, head_commit=body.head_commit))
+
+
+@router.post("/github/pull-requests/{number}/ready", name="pull_request.ready", **_CHANGES)
+async def ready(
+    request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
+) -> PullRequestView:
+    """It is a draft no longer."""
+    row = await _one(request, pulls, caller, number, body)
+    return PullRequestView.model_validate(await pulls.ready(caller, row.id))
+
+
+@router.post("/github/pull-requests/{number}/close", name="pull_request.close", **_CHANGES)
+async def close(
+    request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
+) -> PullRequestView:
+    """Without merging it."""
+    row = await _one(request, pulls, caller, number, body)
+    return PullRequestView.model_validate(await pulls.close(caller, row.id))
+
+
+@router.post("/github/pull-requests/{number}/refresh", name="pull_request.refresh", **_CHANGES)
+async def refresh(
+    request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
+) -> PullRequestView:
+    """Ask the forge how it stands. What is new becomes an event."""
+    row = await _one(request, pulls, caller, number, body)
+    return PullRequestView.model_validate(await pulls.refresh(row))
+
+
+@router.get("/tasks/{task_id}/pull-request", name="task.pull_request")
+async def of_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
+    """The newest of the task."""
+    return PullRequestView.model_validate(await pulls.of_task(caller, task_id))
+
+
+@router.get("/sessions/{session_id}/pull-request", name="session.pull_request")
+async def of_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
+    """The newest of the session."""
+    return PullRequestView.model_validate(await pulls.of_session(caller, session_id))
+
+
+async def _one(
+    request: Request, pulls: service.PullRequests, caller: Caller, number: int, body: InProject
+) -> models.PullRequest:
+    row = await pulls.get(caller, body.project_id, number)
+    note(request, target=row.id, number=number, project=row.project_id)
+    return row

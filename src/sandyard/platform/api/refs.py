@@ -1,0 +1,32 @@
+"""Names of branches, tags and commits, and paths in a repository, as requests have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from sandyard.platform.domain.git.names import COMMIT, MAX_NAME, fault, revision_fault
+
+MAX_PATHS, MAX_PATH = 10_000, 4096
+
+
+def _by(rule: Callable[[str], str | None]) -> AfterValidator:
+    def check(name: str) -> str:
+        wrong = rule(name)
+        if wrong is not None:
+            raise ValueError(wrong)
+        return name
+
+    return AfterValidator(check)
+
+
+Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME, examples=["main"]), _by(fault)]
+Tag = Annotated[str, Field(min_length=1, max_length=MAX_NAME, examples=["v1.2.0"]), _by(fault)]
+Revision = Annotated[str, Field(min_length=1, max_length=MAX_NAME, examples=["main"]), _by(revision_fault)]
+"""A branch, a tag or a commit."""
+Against = Annotated[str, Field(max_length=64, pattern=rf"^(base|head|{COMMIT.pattern})$", examples=["base"])]
+"""`base`, `head` or a commit."""
+RepositoryPath = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
+RepositoryPaths = Annotated[list[RepositoryPath], Field(max_length=MAX_PATHS)]

@@ -1,0 +1,57 @@
+"""What a forge tells by itself. Nobody signs in here: a delivery's signature is its login."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+
+from sandyard.platform.api.guard import streams_body
+from sandyard.platform.api.limits import webhook_limited
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Model, example
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.forge import webhooks as domain
+from sandyard.platform.domain.git.errors import TooMuchError
+
+router = APIRouter(tags=["webhooks"])
+Webhooks = Annotated[domain.Webhooks, part("webhooks")]
+_HEADERS = ("X-GitHub-Event", "X-GitHub-Delivery", "X-Hub-Signature-256")
+
+
+class Taken(Model):
+    model_config = example(status="taken")
+
+    status: Literal["taken", "known", "ignored"]
+
+
+@router.post(
+    "/webhooks/github",
+    name="webhook.github",
+    status_code=202,
+    dependencies=[webhook_limited()],
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}},
+        "parameters": [{"in": "header", "name": name, "schema": {"type": "string"}} for name in _HEADERS],
+    },
+    responses={
+        401: {"description": "The signature is missing or not right."},
+        403: {"description": "No project of this repository has a webhook's secret."},
+    },
+)
+@streams_body
+async def github(request: Request, webhooks: Webhooks) -> Taken:
+    """GitHub's deliveries: `known` is one that came before, `ignored` one that nobody here needs."""
+    taken = await webhooks.take(request.headers, await _body(request))
+    note(request, event=request.headers.get("x-github-event"), delivery=request.headers.get("x-github-delivery"))
+    return Taken(status=taken.value)
+
+
+async def _body(request: Request) -> bytes:
+    """Not one piece more than the limit is kept."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > domain.LARGEST:
+            raise TooMuchError(f"A delivery has at most {domain.LARGEST >> 20} MiB.")
+    return bytes(body)

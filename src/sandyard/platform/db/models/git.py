@@ -1,0 +1,139 @@
+"""Checkouts, what was done to them, what was kept of them, and the pull requests they became."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Boolean, Index, Integer, LargeBinary, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from sandyard.platform.db.base import Base, Id, Word, belongs_to, may_refer_to
+from sandyard.platform.db.types import Json
+
+Commit = String(64)
+
+
+class Credential(Base):
+    """What opens a project's remote and its forge. `hint` is what people may be shown of it."""
+
+    __tablename__ = "credentials"
+
+    project_id: Mapped[str] = mapped_column(belongs_to("projects.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(40), primary_key=True)  # token, app, ssh_key, webhook_secret
+    value: Mapped[bytes] = mapped_column(LargeBinary)  # encrypted
+    hint: Mapped[str] = mapped_column(String(100))
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class Checkout(Base):
+    """A repository in a sandbox, on a branch of its own."""
+
+    __tablename__ = "checkouts"
+
+    sandbox_id: Mapped[str] = mapped_column(belongs_to("sandboxes.id"), primary_key=True)
+    session_id: Mapped[str | None] = mapped_column(may_refer_to("sessions.id"), index=True)
+    project_id: Mapped[str] = mapped_column(belongs_to("projects.id"), index=True)
+    folder: Mapped[str] = mapped_column(String(1000))
+    branch: Mapped[str] = mapped_column(String(250), index=True)
+    base_branch: Mapped[str] = mapped_column(String(250))
+    base_commit: Mapped[str] = mapped_column(Commit)
+    head: Mapped[str] = mapped_column(Commit)  # the newest commit the mirror has of it
+    shallow: Mapped[list[str]] = mapped_column(Json, default=list)  # where its history ends before its beginning
+    pushed: Mapped[str | None] = mapped_column(Commit)  # what the remote's branch was when we last pushed it
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class GitOperation(Base):
+    """Written before it is begun. `arguments` are all it needs to be begun again after a crash."""
+
+    __tablename__ = "git_operations"
+    __table_args__ = (
+        Index("ix_git_operations_status", "status"),
+        Index("ix_git_operations_sandbox_id_id", "sandbox_id", "id"),
+    )
+
+    id: Mapped[Id]
+    project_id: Mapped[str | None] = mapped_column(belongs_to("projects.id"), index=True)
+    session_id: Mapped[str | None] = mapped_column(belongs_to("sessions.id"), index=True)
+    sandbox_id: Mapped[str | None] = mapped_column(belongs_to("sandboxes.id"))
+    user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
+    kind: Mapped[Word]
+    status: Mapped[Word]  # queued, running, completed, failed
+    arguments: Mapped[dict[str, Any]] = mapped_column(Json)
+    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what came of it
+    attempts: Mapped[int] = mapped_column(Integer)
+    error: Mapped[str | None] = mapped_column(Text)
+    error_code: Mapped[str | None] = mapped_column(String(40))
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class Checkpoint(Base):
+    """A whole work tree, as a commit in the mirror under a ref that nobody else sees."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (
+        Index("ix_checkpoints_session_id_id", "session_id", "id"),
+        Index("ix_checkpoints_sandbox_id_id", "sandbox_id", "id"),
+    )
+
+    id: Mapped[Id]
+    project_id: Mapped[str] = mapped_column(belongs_to("projects.id"), index=True)
+    session_id: Mapped[str | None] = mapped_column(belongs_to("sessions.id"))
+    sandbox_id: Mapped[str] = mapped_column(String(40))
+    reason: Mapped[Word]  # asked, pause, destroy, push, turn, restore
+    commit: Mapped[str] = mapped_column(Commit)
+    head: Mapped[str] = mapped_column(Commit)
+    branch: Mapped[str] = mapped_column(String(250))
+    base_branch: Mapped[str] = mapped_column(String(250))
+    base_commit: Mapped[str] = mapped_column(Commit)
+    changed: Mapped[int] = mapped_column(Integer)  # files that were not committed
+    created_at: Mapped[datetime]
+
+
+class PullRequest(Base):
+    """As the forge last said it is. On a plain remote it has no number: its branch is there to be compared."""
+
+    __tablename__ = "pull_requests"
+    __table_args__ = (Index("uq_pull_requests_project_id_number", "project_id", "number", unique=True),)
+
+    id: Mapped[Id]
+    project_id: Mapped[str] = mapped_column(belongs_to("projects.id"))
+    session_id: Mapped[str | None] = mapped_column(may_refer_to("sessions.id"), index=True)
+    task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
+    sandbox_id: Mapped[str | None] = mapped_column(String(40))
+    forge: Mapped[Word]  # github, plain
+    number: Mapped[int | None] = mapped_column(Integer)
+    url: Mapped[str] = mapped_column(String(2000))
+    title: Mapped[str] = mapped_column(String(300))
+    state: Mapped[str] = mapped_column(String(40), index=True)  # open, closed, merged, pushed
+    draft: Mapped[bool] = mapped_column(Boolean)
+    head_branch: Mapped[str] = mapped_column(String(250), index=True)
+    base_branch: Mapped[str] = mapped_column(String(250))
+    head_commit: Mapped[str | None] = mapped_column(Commit)
+    mergeable: Mapped[bool | None] = mapped_column(Boolean)
+    review: Mapped[Word]  # none, commented, approved, changes_requested
+    checks: Mapped[Word]  # none, pending, passing, failing
+    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # runs, remarks, labels
+    told: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what became an event already
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+    looked_at: Mapped[datetime | None]  # when the forge was last asked
+    merged_at: Mapped[datetime | None]
+    closed_at: Mapped[datetime | None]
+    branch_deleted_at: Mapped[datetime | None]
+
+
+class Delivery(Base):
+    """A webhook that was taken, so that the same one is not taken twice."""
+
+    __tablename__ = "webhook_deliveries"
+
+    project_id: Mapped[str] = mapped_column(belongs_to("projects.id"), primary_key=True)
+    delivery: Mapped[str] = mapped_column(String(100), primary_key=True)
+    event: Mapped[str] = mapped_column(String(60))
+    received_at: Mapped[datetime] = mapped_column(index=True)

@@ -1,0 +1,1 @@
+"""Where branches become pull requests: GitHub, or a plain git remote."""

@@ -1,0 +1,128 @@
+"""What opens a project's remote and its forge, for the platform's own use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Project
+from sandyard.platform.domain.forge import addresses
+from sandyard.platform.domain.forge.app_tokens import FixedToken, Installation
+from sandyard.platform.domain.forge.checkup import Checkup
+from sandyard.platform.domain.forge.connection import Connection, TokenSource
+from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
+from sandyard.platform.domain.forge.github import GitHubRepository
+from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind
+from sandyard.platform.domain.forge.remembered import Remembered
+from sandyard.platform.domain.git.mirror import Mirrors
+from sandyard.platform.domain.git.model import Credential
+from sandyard.platform.domain.projects.credentials import CredentialKind, Credentials
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.users.model import Principal
+
+INTERACTIVE_S = 60.0
+"""How long a request may wait for the forge's limits to reset while a person waits for it."""
+
+_LINES = 64
+
+
+class Access:
+    """Keeps a line to the API for each credential, the least recently used ones closed. Credentials are read anew at each use, so
+    that a new one counts at once. `close` it at the end."""
+
+    def __init__(self, credentials: Credentials, projects: Projects, mirrors: Mirrors, clock: Clock) -> None:
+        self._credentials = credentials
+        self._projects = projects
+        self._mirrors = mirrors
+        self._clock = clock
+        self._remembered = Remembered()
+        self._lines: OrderedDict[str, Connection] = OrderedDict()
+
+    async def close(self) -> None:
+        while self._lines:
+            _, line = self._lines.popitem()
+            await line.close()
+
+    def forge(self, project: Project) -> ForgeKind:
+        """RepositoryInvalidError for a project without a repository."""
+        return addresses.forge_of(project)
+
+    async def credential(self, project: Project) -> Credential | None:
+        """What git opens the project's own remote with: over SSH its key; over HTTP its token, else one of its App. None: it has
+        none, or needs none. ForgeError when GitHub gives the App no token."""
+        remote = addresses.remote_of(project)
+        if remote.kind == "local":
+            return None
+        if remote.kind == "ssh":
+            key = await self._credentials.reveal(project.id, CredentialKind.SSH_KEY)
+            return None if key is None else Credential(ssh_key=key)
+        stored = await self._credentials.reveal(project.id, CredentialKind.TOKEN)
+        if stored is not None:
+            said = json.loads(stored.reveal())
+            return Credential(token=Secret(said["token"]), username=said["username"])
+        if await self._credentials.reveal(project.id, CredentialKind.APP) is None:
+            return None
+        return Credential(token=await (await self._line(project)).tokens.token())
+
+    async def github(self, project: Project, *, max_wait_s: float = INTERACTIVE_S) -> GitHubRepository:
+        """For one operation: it has the credential of now. ForgeUnsupportedError for a project that is not on GitHub."""
+        if self.forge(project) is not ForgeKind.GITHUB:
+            raise ForgeUnsupportedError(
+                "The project's repository is on a plain git remote, which has no pull requests. Its branches can be compared."
+            )
+        slug = addresses.slug_of(project)
+        return GitHubRepository(await self._line(project), slug, self._clock, max_wait_s=max_wait_s)
+
+    async def budget(self, project: Project) -> Budget | None:
+        """What GitHub last said is left of the project's requests; nothing is asked. None for a plain remote too."""
+        if not project.repository or self.forge(project) is not ForgeKind.GITHUB:
+            return None
+        return (await self._line(project)).pace.budget
+
+    async def check(self, caller: Principal, project_id: str) -> list[Finding]:
+        """The connection test: each thing a project needs, whether it is so, and what to do if not. Changes nothing."""
+        project = await self._projects.get(caller, project_id)
+        kinds = {info.kind for info in await self._credentials.list(caller, project_id)}
+        return await Checkup(self, self._mirrors.of(project_id), project, kinds).run()
+
+    async def token_expires(self, project: Project) -> str | None:
+        """When the project's own token ends, as GitHub last said; None: it did not."""
+        return (await self._line(project)).token_expires
+
+    async def _line(self, project: Project) -> Connection:
+        api, stored = addresses.api_of(project), await self._credentials.reveal(project.id, CredentialKind.TOKEN)
+        if stored is not None:
+            token = Secret(json.loads(stored.reveal())["token"])
+            return await self._kept(_key(api, "token", token.reveal()), api, lambda: FixedToken(token))
+        app = await self._credentials.reveal(project.id, CredentialKind.APP)
+        if app is None:
+            return await self._kept(_key(api, "nobody"), api, lambda: FixedToken(None))
+        said, slug = json.loads(app.reveal()), addresses.slug_of(project)
+        installation = Installation(
+            api,
+            app_id=said["appId"],
+            installation_id=said["installationId"],
+            private_key=Secret(said["privateKey"]),
+            repository=slug.partition("/")[2],
+            clock=self._clock,
+        )
+        return await self._kept(_key(api, "app", app.reveal(), slug), api, lambda: installation)
+
+    async def _kept(self, key: str, api: str, source: Callable[[], TokenSource]) -> Connection:
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Connection(api, source(), self._clock, self._remembered, key)
+        self._lines.move_to_end(key)
+        unused = [name for name, other in self._lines.items() if not other.busy and other is not line]
+        for old in [self._lines.pop(name) for name in unused[: max(0, len(self._lines) - _LINES)]]:
+            await old.close()
+        return line
+
+
+def _key(*parts: str) -> str:
+    """Names a credential without holding it."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,0 +1,249 @@
+"""One credential's line to one GitHub API: it waits for limits, repeats what is safe to repeat, and asks only for what has changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+from githubkit import GitHub, UnauthAuthStrategy
+from githubkit.cache import MemCacheStrategy
+from githubkit.exception import GitHubException, RequestError, RequestFailed, RequestTimeout
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.logging import get_logger
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.forge.budget import CORE, Pace, retry_after
+from sandyard.platform.domain.forge.errors import ForgeUnreachableError
+from sandyard.platform.domain.forge.refusals import refusal, words
+from sandyard.platform.domain.forge.remembered import Kept, Remembered
+
+log = get_logger(__name__)
+
+TRIES = 3
+_ANSWER_LIMIT = 16 << 20
+_TIMEOUT = httpx.Timeout(30, connect=10)
+_REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
+
+
+class TokenSource(Protocol):
+    """Where a line has its token from."""
+
+    async def token(self) -> Secret | None: ...
+
+    def rejected(self, token: Secret) -> bool:
+        """The forge does not accept this one. True: the next that `token` gives is another."""
+        ...
+
+    async def granted(self) -> Mapping[str, str] | None:
+        """What the token may do, by name ("read", "write"); None: nobody said."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    json: Any
+    next: int | None = None
+    """The page after this one."""
+    last: int | None = None
+
+
+class Connection:
+    """ForgeError and its kinds are all that its verbs raise. Used by many at once; `close` it at the end."""
+
+    def __init__(self, api_url: str, tokens: TokenSource, clock: Clock, remembered: Remembered, key: str) -> None:
+        self._client = _Client(api_url)
+        self._tokens = tokens
+        self._clock = clock
+        self._remembered = remembered
+        self._key = key
+        self.host = httpx.URL(api_url).host
+        self.pace = Pace(self.host, clock)
+        self.token_expires: str | None = None
+        self.busy = 0
+        self._closed = False
+
+    @property
+    def tokens(self) -> TokenSource:
+        return self._tokens
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        max_wait_s: float,
+        repeat: bool | None = None,
+    ) -> Answer:
+        """Send it, and again: after a limit (waiting at most `max_wait_s` for it), with a new token after a 401 where there is one,
+        and, if `repeat`, after a fault of the line or the forge. `repeat` is None: for every method but POST."""
+        self.busy += 1
+        try:
+            url = str(httpx.URL(path, params=params)) if params else path
+            repeat = method in _REPEATABLE if repeat is None else repeat
+            return await self._request(method, url, body, patience=self._clock.now() + max_wait_s, repeat=repeat)
+        finally:
+            self.busy -= 1
+            if self._closed and not self.busy:
+                await self._client.close()
+
+    async def graphql(self, query: str, variables: Mapping[str, Any], *, max_wait_s: float) -> Answer:
+        """Only for what the REST API has no verb for. A GHES has it beside /api/v3."""
+        base = self._client.config.base_url
+        path = re.sub(r"/api/v3/?$", "/api/", base.path) + "graphql"
+        body = {"query": query, "variables": dict(variables)}
+        return await self.request("POST", str(base.copy_with(path=path)), body=body, max_wait_s=max_wait_s, repeat=True)
+
+    async def close(self) -> None:
+        """Idempotent. Who still holds it may go on asking: then nothing is kept open in between."""
+        self._closed = True
+        if not self.busy:
+            await self._client.close()
+
+    async def _request(
+        self, method: str, url: str, body: Mapping[str, Any] | None, *, patience: float, repeat: bool
+    ) -> Answer:
+        resource = "graphql" if url.endswith("/graphql") else CORE
+        faults, rounds, renewed = 0, 0, False
+        while True:
+            await self.pace.turn(resource, patience)
+            token = await self._tokens.token()
+            kept = self._remembered.get(self._key, url) if method == "GET" else None
+            try:
+                response = await self._send(method, url, body, token, kept)
+            except ForgeUnreachableError:
+                faults += 1
+                if not repeat or faults >= TRIES:
+                    raise
+                await self._clock.sleep(2.0 ** (faults - 1))
+                continue
+            self._note(response)
+            if response.status_code == 304 and kept is not None:
+                return _answer(kept)
+            if response.is_success:
+                found = Kept(response.headers.get("etag", ""), response.content, response.headers.get("link", ""))
+                if method == "GET" and found.etag:
+                    self._remembered.put(self._key, url, found)
+                return _answer(found)
+            said = words(response.content)
+            if self.pace.limited(response.status_code, response.headers, said, rounds):
+                rounds += 1
+                continue
+            if response.status_code == 401 and token and not renewed and self._tokens.rejected(token):
+                renewed = True
+                continue
+            error = refusal(response.status_code, response.headers, _masked(said, token))
+            if not isinstance(error, ForgeUnreachableError):
+                raise error
+            faults += 1
+            wait = retry_after(response.headers, self._clock.now()) or 2.0 ** (faults - 1)
+            if not repeat or faults >= TRIES or self._clock.now() + wait > max(patience, self._clock.now() + 4):
+                raise error
+            await self._clock.sleep(wait)
+
+    async def _send(
+        self, method: str, url: str, body: Mapping[str, Any] | None, token: Secret | None, kept: Kept | None
+    ) -> httpx.Response:
+        headers = {"Accept-Encoding": "identity", "X-GitHub-Api-Version": "2022-11-28"}
+        if token:
+            headers["Authorization"] = f"Bearer {token.reveal()}"
+        if kept is not None:
+            headers["If-None-Match"] = kept.etag
+        try:
+            response = await self._client.arequest(method, url, json=body, headers=headers)
+        except RequestFailed as failed:
+            return failed.response.raw_response
+        except RequestTimeout:
+            raise ForgeUnreachableError(f"{self.host} did not answer in time. Nothing was lost; try again.") from None
+        except RequestError as failed:
+            raise self._unreachable(failed.exc) from None
+        except (GitHubException, ValueError) as failed:
+            raise self._unreachable(failed) from None
+        return response.raw_response
+
+    def _unreachable(self, cause: BaseException) -> ForgeUnreachableError:
+        if isinstance(cause, ForgeUnreachableError):
+            return cause
+        log.info("forge_unreachable", forge=self.host, cause=type(cause).__name__)
+        return ForgeUnreachableError(
+            f"{self.host} cannot be reached, or the line was cut ({type(cause).__name__}). Nothing was lost; try again."
+        )
+
+    def _note(self, response: httpx.Response) -> None:
+        self.pace.note(response.headers)
+        self.token_expires = response.headers.get("github-authentication-token-expiration", self.token_expires)
+
+
+class _Client(GitHub[UnauthAuthStrategy]):
+    """githubkit with one pool of connections for every task, where its own would make one for each request; without its cache,
+    which is one for all credentials of a process, and without its retries, which wait by a clock of their own."""
+
+    def __init__(self, api_url: str) -> None:
+        super().__init__(
+            base_url=api_url,
+            user_agent="sandyard",
+            timeout=_TIMEOUT,
+            http_cache=False,
+            cache_strategy=MemCacheStrategy(),
+            auto_retry=False,
+            async_event_hooks={"response": [_bound]},
+        )
+        self._kept: httpx.AsyncClient | None = None
+
+    @asynccontextmanager
+    async def get_async_client(self) -> AsyncGenerator[httpx.AsyncClient, None]:
+        if self._kept is None:
+            made = await self._create_async_client()
+            if self._kept is None:
+                self._kept = made
+        yield self._kept
+
+    async def close(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.aclose()
+
+
+async def _bound(response: httpx.Response) -> None:
+    """An answer may not fill the platform's memory, whoever's server it comes from."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ForgeUnreachableError("The forge answers in an encoding that nobody asked for.")
+    if isinstance(response.stream, httpx.AsyncByteStream):
+        response.stream = _Bounded(response.stream)
+
+
+class _Bounded(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._stream:
+            size += len(chunk)
+            if size > _ANSWER_LIMIT:
+                raise ForgeUnreachableError("The forge's answer is too large to be one of GitHub's.")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _answer(kept: Kept) -> Answer:
+    try:
+        body = json.loads(kept.content) if kept.content else None
+    except (ValueError, RecursionError):
+        raise ForgeUnreachableError(
+            "The forge's answer is not what GitHub answers. Look whether the project's forge.apiUrl is the address of a GitHub API."
+        ) from None
+    pages = {rel: int(page) for page, rel in re.findall(r'<[^>]*[?&]page=(\d{1,6})[^>]*>;\s*rel="(\w+)"', kept.link)}
+    return Answer(body, pages.get("next"), pages.get("last"))
+
+
+def _masked(said: str, token: Secret | None) -> str:
+    return said.replace(token.reveal(), "***") if token else said

@@ -1,0 +1,102 @@
+"""What is new on a pull request since anybody was told: events for everybody, and words for the session that made it.
+
+Pure: the caller writes the events, the message and what was told in one transaction, so that each thing is told once, whatever
+crashes and however often the forge is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandyard.kit.times import rfc3339
+from sandyard.platform.domain.forge.model import Checks, Pull, PullState, Remark, Review
+from sandyard.platform.domain.forge.quoting import cut, storable
+
+TEXT, GLIMPSE, RUNS = 20_000, 1_000, 20
+"""Characters of a remark that the session gets, and that an event has; runs that one event names."""
+REMEMBERED = 5_000
+_SAID = {
+    "review": "pull_request.reviewed",
+    "comment": "pull_request.commented",
+    "line_comment": "pull_request.commented",
+}
+_BECAME = {PullState.MERGED: "merged", PullState.CLOSED: "closed", PullState.OPEN: "reopened"}
+
+
+@dataclass(slots=True)
+class News:
+    """`events`: kind and data of each. `parts`: of one message to the session, empty when it need not be woken. `told`: what to
+    remember."""
+
+    told: dict[str, Any]
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)
+
+
+def news(told: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
+    """`state` and `review` are what was known before."""
+    found = News(dict(told))
+    known: list[str] = list(told.get("remarks", []))
+    seen, new = set(known), []
+    for remark in sorted(pull.remarks, key=lambda remark: (remark.at, remark.kind, remark.id)):
+        key = f"{remark.kind}:{remark.id}"
+        if key not in seen:
+            seen.add(key)
+            new.append((key, remark))
+    found.told["remarks"] = [*known, *(key for key, _ in new)][-REMEMBERED:]
+    _words(found, [remark for _, remark in new if remark.kind in _SAID])
+    _verdict(found, review, pull)
+    _checks(found, [remark for _, remark in new if remark.kind == "check"], pull)
+    if state not in (pull.state, PullState.MERGED) and pull.state in _BECAME:
+        found.events.append((f"pull_request.{_BECAME[pull.state]}", {}))
+    return found
+
+
+def _words(found: News, new: list[Remark]) -> None:
+    for remark in new:
+        said = _said(remark)
+        found.events.append((_SAID[remark.kind], _glimpse(said)))
+        found.parts.append({"type": "feedback", "source": "github", **said})
+
+
+def _verdict(found: News, before: str, pull: Pull) -> None:
+    """Somebody has approved without a word."""
+    told = any(kind == "pull_request.reviewed" for kind, _ in found.events)
+    if not told and pull.review != before and pull.review in (Review.APPROVED, Review.CHANGES_REQUESTED):
+        found.events.append(("pull_request.reviewed", {}))
+
+
+def _checks(found: News, failed: list[Remark], pull: Pull) -> None:
+    commit = pull.head_commit
+    if failed:
+        runs = [_said(remark) for remark in failed]
+        found.events.append(
+            ("pull_request.checks_failed", {"commit": commit, "runs": [_glimpse(run) for run in runs[:RUNS]]})
+        )
+        found.parts += [{"type": "feedback", "source": "github", "commit": commit, **run} for run in runs]
+    if pull.checks == Checks.PASSING and found.told.get("passed") != commit:
+        found.told["passed"] = commit
+        found.events.append(("pull_request.checks_passed", {"commit": commit}))
+    elif pull.checks == Checks.FAILING:
+        found.told.pop("passed", None)
+
+
+def _glimpse(said: dict[str, Any]) -> dict[str, Any]:
+    return {**said, "text": cut(said["text"], GLIMPSE)}
+
+
+def _said(remark: Remark) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "kind": remark.kind,
+        "remarkId": remark.id,
+        "author": storable(remark.author),
+        "text": cut(storable(remark.text), TEXT),
+        "at": rfc3339(remark.at),
+        "state": remark.state,
+        "path": remark.path and storable(remark.path),
+        "line": remark.line,
+        "url": remark.url,
+    }
+    return {name: value for name, value in said.items() if value is not None}

@@ -1,0 +1,181 @@
+"""A pull request that is there in the end, once, whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sandyard.kit.clock import Clock
+from sandyard.platform.domain.forge.connection import TRIES
+from sandyard.platform.domain.forge.errors import (
+    ForgeError,
+    ForgeInvalidError,
+    ForgeUnreachableError,
+)
+from sandyard.platform.domain.forge.github_calls import Calls
+from sandyard.platform.domain.forge.github_reading import Json, login, pull, table, tables, text
+from sandyard.platform.domain.forge.model import Pull, PullDraft
+
+
+async def open_ones(calls: Calls, head: str) -> list[Json]:
+    """The open pull requests of a branch of this repository. What the server's own filter lets through is looked at again."""
+    said = await calls.every("/pulls", state="open", head=f"{calls.owner}:{head}")
+    return [item for item in said if _of_branch(item, calls, head)]
+
+
+def _of_branch(said: Json, calls: Calls, head: str) -> bool:
+    of = table(said.get("head"))
+    owner = text(table(of.get("user")).get("login"), 200) or text(of.get("label"), 500).partition(":")[0]
+    return of.get("ref") == head and owner.lower() in ("", calls.owner.lower())
+
+
+def preferred(found: Sequence[Json], base: str | None) -> Json | None:
+    """The one against `base`, else the oldest: a branch has one pull request, also when somebody gave it another base."""
+    against = [item for item in found if table(item.get("base")).get("ref") == base]
+    return min(against or found, key=lambda item: int(item.get("number") or 0), default=None)
+
+
+class Opening:
+    """One call of `open_or_update`, and the warnings it gathers."""
+
+    def __init__(self, calls: Calls, draft: PullDraft, clock: Clock) -> None:
+        self._calls = calls
+        self._draft = draft
+        self._clock = clock
+        self.warnings: list[str] = []
+
+    async def run(self) -> tuple[Pull, bool]:
+        """Idempotent: safe to repeat after any failure. True: it was made now."""
+        found = preferred(await open_ones(self._calls, self._draft.head), self._draft.base)
+        made = found is None
+        if found is None:
+            found, made = await self._make()
+        if not made:
+            found = await self._update(found)
+        base = table(found.get("base")).get("ref")
+        if base != self._draft.base:
+            self._warn(f"Pull request {found['number']} is against {base}, not {self._draft.base}; it was left so.")
+        labels = await self._label(found)
+        await self._assign(found)
+        await self._ask_for_review(found, new=made)
+        return replace(pull({**found, "labels": labels}), warnings=tuple(self.warnings)), made
+
+    async def _make(self) -> tuple[Json, bool]:
+        draft = self._draft
+        body = {
+            "title": draft.title or draft.head,
+            "head": draft.head,
+            "base": draft.base,
+            "body": draft.body or "",
+            "draft": bool(draft.draft),
+        }
+        for attempt in range(TRIES):
+            try:
+                return await self._calls.change("POST", "/pulls", body, repeat=False), True
+            except ForgeInvalidError as error:
+                said = error.message.lower()
+                if "already exists" in said and (found := await self._look()) is not None:
+                    return found, False
+                if "draft" not in said or not body["draft"]:
+                    raise self._explained(error) from None
+                body["draft"] = False
+                self._warn("This repository has no draft pull requests: it was opened as ready.")
+            except ForgeUnreachableError:
+                # it may have arrived before the line was cut: look before making it again
+                if (found := await self._look()) is not None:
+                    return found, True
+                if attempt == TRIES - 1:
+                    raise
+                await self._clock.sleep(2.0**attempt)
+        raise ForgeUnreachableError  # the last attempt has raised what it met
+
+    async def _look(self) -> Json | None:
+        return preferred(await open_ones(self._calls, self._draft.head), self._draft.base)
+
+    def _explained(self, error: ForgeInvalidError) -> ForgeInvalidError:
+        said = error.message.lower()
+        for field, branch in (("head", self._draft.head), ("base", self._draft.base)):
+            if f"{field} invalid" in said or f"{field} missing" in said:
+                return ForgeInvalidError(
+                    f"{error.message} The branch {branch} is not in {self._calls.owner}/{self._calls.name}."
+                )
+        return error
+
+    async def _update(self, found: Json) -> Json:
+        wanted: dict[str, Any] = {}
+        if self._draft.title is not None and self._draft.title != found.get("title"):
+            wanted["title"] = self._draft.title
+        if self._draft.body is not None and _lines(self._draft.body) != _lines(text(found.get("body"), 1 << 20)):
+            wanted["body"] = self._draft.body
+        return await self._calls.change("PATCH", f"/pulls/{found['number']}", wanted) if wanted else found
+
+    async def _label(self, found: Json) -> list[Json]:
+        """Added to those it has; a label that the repository does not have is made by GitHub."""
+        present = tables(found.get("labels"))
+        has = {text(label.get("name")).lower() for label in present}
+        missing = [label for label in self._draft.labels if label.lower() not in has]
+        if missing:
+            try:
+                return tables(
+                    await self._calls.send(
+                        "POST", f"/issues/{found['number']}/labels", {"labels": missing}, repeat=True
+                    )
+                )
+            except ForgeError as error:
+                self._warn(f"The labels {', '.join(missing)} could not be set. {error.message}")
+        return present
+
+    async def _assign(self, found: Json) -> None:
+        has = {login(person).lower() for person in tables(found.get("assignees"))}
+        missing = [name for name in self._draft.assignees if name.lower() not in has]
+        if not missing:
+            return
+        try:
+            said = await self._calls.send(
+                "POST", f"/issues/{found['number']}/assignees", {"assignees": missing}, repeat=True
+            )
+        except ForgeError as error:
+            self._warn(f"{', '.join(missing)} could not be assigned. {error.message}")
+            return
+        assigned = {login(person).lower() for person in tables(table(said).get("assignees"))}
+        refused = [name for name in missing if name.lower() not in assigned]
+        if refused:  # GitHub leaves out without a word whom it does not know
+            self._warn(f"{', '.join(refused)} could not be assigned: only who can read the repository can be.")
+
+    async def _ask_for_review(self, found: Json, *, new: bool) -> None:
+        """Nobody is asked twice. `organisation/team` asks a team."""
+        asked = {login(person).lower() for person in tables(found.get("requested_reviewers"))}
+        asked |= {text(team.get("slug"), 200).lower() for team in tables(found.get("requested_teams"))}
+        missing = [name for name in self._draft.reviewers if name.rpartition("/")[2].lower() not in asked]
+        if missing and not new:
+            reviews = await self._calls.every(f"/pulls/{found['number']}/reviews")
+            done = {login(review.get("user")).lower() for review in reviews}
+            missing = [name for name in missing if name.lower() not in done]
+        if not missing or not await self._asked(found, missing, tell=len(missing) == 1):
+            return
+        for name in missing if len(missing) > 1 else ():  # one who cannot be asked keeps GitHub from asking any of them
+            await self._asked(found, [name], tell=True)
+
+    async def _asked(self, found: Json, names: Sequence[str], *, tell: bool) -> bool:
+        """True: GitHub refuses one of them."""
+        body = {
+            "reviewers": [name for name in names if "/" not in name],
+            "team_reviewers": [name.rpartition("/")[2] for name in names if "/" in name],
+        }
+        try:
+            await self._calls.send("POST", f"/pulls/{found['number']}/requested_reviewers", body, repeat=True)
+        except ForgeInvalidError as error:
+            if tell:
+                self._warn(f"{names[0]} could not be asked for a review. {error.message}")
+            return True
+        except ForgeError as error:
+            self._warn(f"{', '.join(names)} could not be asked for a review. {error.message}")
+        return False
+
+    def _warn(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+
+
+def _lines(body: str) -> str:
+    return body.replace("\r\n", "\n").strip()  # GitHub stores what browsers send

@@ -1,0 +1,55 @@
+"""Text that somebody else wrote, made fit to stand in a pull request: it reads the same, and sets nothing off.
+
+An agent's words must not notify people, close issues, hide parts of the page or look like ours. A character without width breaks what
+a forge would act upon; it does so inside code as well as outside, so that nobody has to parse hostile Markdown first.
+"""
+
+from __future__ import annotations
+
+import re
+
+GAP = "\u200b"
+
+# characters that cannot be seen or that turn the direction of the text, other than tabs and line breaks
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_ACTIVE = re.compile(
+    r"""
+      (?<=@)(?=[A-Za-z0-9])                              # a mention
+    | (?<=\#)(?=[0-9])                                   # an issue or a pull request
+    | (?<=\bGH-)(?=[0-9])
+    | (?<=/issues/)(?=[0-9]) | (?<=/pull/)(?=[0-9]) | (?<=/discussions/)(?=[0-9])
+    | (?<=<)(?=[A-Za-z/!?])                              # HTML, comments among it
+    | (?<=&)(?=[A-Za-z\#])                               # an entity, which is none of the above until it is shown
+    | (?<=!)(?=\[)                                       # an image, loaded by everybody who looks
+    | (?<=``)(?=`) | (?<=~~)(?=~)                        # a fence, which could swallow what comes after it
+    | (?<=\])(?=:)                                       # where a link of somebody else's goes
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def storable(text: str) -> str:
+    """Without what a database refuses to keep: NUL and halves of characters."""
+    return re.sub("[\x00\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def neutral(text: str) -> str:
+    """Idempotent."""
+    return _ACTIVE.sub(GAP, _UNSEEN.sub("", text.replace("\r\n", "\n")))
+
+
+def one_line(text: str, longest: int) -> str:
+    """Neutral, without line breaks, cut with an ellipsis."""
+    return cut(neutral(" ".join(text.split())), longest)
+
+
+def code(text: str) -> str:
+    """As a code span, whatever backticks it has."""
+    plain = " ".join(_UNSEEN.sub("", text).split())
+    fence = "`" * (max((len(run) for run in re.findall("`+", plain)), default=0) + 1)
+    pad = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{fence}{pad}{plain}{pad}{fence}" if plain else "` `"
+
+
+def cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"

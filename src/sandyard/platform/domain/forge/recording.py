@@ -1,0 +1,223 @@
+"""Every change of a pull request's row, with the events and the message that tell of it in the same transaction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.exc import IntegrityError
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import NotFoundError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.times import rfc3339
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import Message, Project, PullRequest, Session
+from sandyard.platform.domain.forge.feedback import TEXT, news
+from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullState
+from sandyard.platform.domain.forge.quoting import cut, storable
+from sandyard.platform.domain.users.tokens import instant
+
+PARTS = 50
+"""Of one message."""
+SHOWN = 100
+"""Remarks and runs that a row keeps for showing, the newest of them."""
+_VISIBLE = ("title", "state", "draft", "base_branch", "head_commit", "mergeable", "review", "checks")
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a pull request came out of."""
+
+    project_id: str
+    forge: ForgeKind
+    sandbox_id: str | None = None
+    session_id: str | None = None
+    task_id: str | None = None
+
+
+class Recorder:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def record(self, origin: Provenance, pull: Pull, *, made: bool, words: str | None = None) -> PullRequest:
+        """Make or update the row of what the forge has. `words`: what its opener said in place of ours, kept for the next time.
+        Idempotent; another platform that records it at the same moment makes no second one."""
+        try:
+            return await self._record(origin, pull, made=made, words=words)
+        except IntegrityError:
+            return await self._record(origin, pull, made=made, words=words)
+
+    async def _record(self, origin: Provenance, pull: Pull, *, made: bool, words: str | None) -> PullRequest:
+        now = instant(self._clock)
+        async with self._database.transaction() as tx:
+            # no second platform may record the same branch of a plain remote, which no index would refuse
+            await tx.session.get(Project, origin.project_id, with_for_update=True)
+            row = await tx.session.scalar(_same(origin, pull).with_for_update())
+            if row is None:
+                row = PullRequest(
+                    id=ordered_id("pul_"),
+                    project_id=origin.project_id,
+                    forge=origin.forge,
+                    number=pull.number,
+                    state=pull.state,
+                    created_at=now,
+                    updated_at=now,
+                    detail={},
+                    told={},
+                )
+                tx.add(row)
+            row.session_id = origin.session_id or row.session_id
+            row.task_id = origin.task_id or row.task_id
+            row.sandbox_id = origin.sandbox_id or row.sandbox_id
+            row.updated_at = now
+            if words is not None:
+                row.told = {**row.told, "words": storable(words)}
+            _describe(row, pull)
+            await _emit(tx, row, "pull_request.opened" if made else "pull_request.updated", {})
+        return row
+
+    async def apply(self, pull_id: str, pull: Pull) -> PullRequest:
+        """Write down what the forge says, and tell what is new, in one transaction. An answer that is older than what is known
+        changes nothing."""
+        now = instant(self._clock)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
+            if row is None:
+                raise NotFoundError("The pull request is no longer known here.")
+            row.looked_at = now
+            if _outdated(row, pull):
+                return row
+            found = news(row.told, row.state, row.review, pull)
+            if pull.updated_at is not None:
+                found.told["updatedAt"] = rfc3339(pull.updated_at)
+            before = [getattr(row, name) for name in _VISIBLE]
+            _describe(row, pull)
+            _look(row, pull, now)
+            row.told = found.told
+            for kind, data in found.events:
+                await _emit(tx, row, kind, data)
+            if before != [getattr(row, name) for name in _VISIBLE]:
+                row.updated_at = now
+                if not found.events:
+                    await _emit(tx, row, "pull_request.updated", {})
+            for first in range(0, len(found.parts), PARTS):
+                await _tell_session(tx, row, found.parts[first : first + PARTS], now)
+        return row
+
+    async def branch_gone(self, pull_id: str, *, deleted: bool) -> PullRequest:
+        """Its branch was deleted after the merge; or it has moved on (`deleted` False) and is left alone for good."""
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
+            if row is None:
+                raise NotFoundError("The pull request is no longer known here.")
+            if row.branch_deleted_at is not None or row.told.get("branch") == "kept":
+                return row
+            if deleted:
+                row.branch_deleted_at = instant(self._clock)
+                await _emit(tx, row, "pull_request.branch_deleted", {"branch": row.head_branch})
+            else:
+                row.told = {**row.told, "branch": "kept"}
+        return row
+
+
+def _same(origin: Provenance, pull: Pull) -> Select[PullRequest]:
+    query = select(PullRequest).where(PullRequest.project_id == origin.project_id)
+    if pull.number is not None:
+        return query.where(PullRequest.number == pull.number)
+    return query.where(PullRequest.number.is_(None), PullRequest.head_branch == pull.head)
+
+
+def _outdated(row: PullRequest, pull: Pull) -> bool:
+    if row.state == PullState.MERGED and pull.state != PullState.MERGED:
+        return True
+    known = row.told.get("updatedAt")
+    return known is not None and pull.updated_at is not None and rfc3339(pull.updated_at) < known
+
+
+def _describe(row: PullRequest, pull: Pull) -> None:
+    row.url, row.title = pull.url[:2000], cut(storable(pull.title), 300)
+    row.draft, row.head_branch, row.base_branch, row.head_commit = pull.draft, pull.head, pull.base, pull.head_commit
+    row.mergeable = pull.mergeable
+    row.review, row.checks = row.review or pull.review, row.checks or pull.checks
+    row.detail = {**row.detail, "labels": [storable(label) for label in pull.labels], "warnings": list(pull.warnings)}
+
+
+def _look(row: PullRequest, pull: Pull, now: datetime) -> None:
+    row.state, row.review, row.checks = pull.state, pull.review, pull.checks
+    row.merged_at = pull.merged_at or (now if pull.state == PullState.MERGED else None)
+    row.closed_at = pull.closed_at or (now if pull.state in (PullState.CLOSED, PullState.MERGED) else None)
+    remarks = sorted(pull.remarks, key=lambda remark: remark.at)[-SHOWN:]
+    row.detail = {
+        **row.detail,
+        "runs": [_plain(asdict(run)) for run in pull.runs[:SHOWN]],
+        "remarks": [_plain(asdict(remark)) for remark in remarks],
+    }
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    """As JSON can have it."""
+    said: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, datetime):
+            said[name] = rfc3339(value)
+        elif isinstance(value, str):
+            said[name] = cut(storable(value), TEXT)
+        else:
+            said[name] = value
+    return said
+
+
+async def _owner(tx: Transaction, row: PullRequest) -> str | None:
+    session = await tx.session.get(Session, row.session_id) if row.session_id is not None else None
+    if session is not None:
+        return session.owner_id
+    project = await tx.session.get(Project, row.project_id)
+    return project.owner_id if project is not None else None
+
+
+async def _emit(tx: Transaction, row: PullRequest, kind: str, data: dict[str, Any]) -> None:
+    about = {"pullRequestId": row.id, "number": row.number, "url": row.url, "title": row.title}
+    now = {"state": row.state, "review": row.review, "checks": row.checks}
+    names = {"kind": "remark", "url": "remarkUrl", "state": "verdict"}  # a remark has words of its own for these
+    tx.emit(
+        kind,
+        owner_id=await _owner(tx, row),
+        project_id=row.project_id,
+        task_id=row.task_id,
+        session_id=row.session_id,
+        sandbox_id=row.sandbox_id,
+        **about,
+        **now,
+        **{names.get(name, name): value for name, value in data.items()},
+    )
+
+
+async def _tell_session(tx: Transaction, row: PullRequest, parts: list[dict[str, Any]], now: datetime) -> None:
+    """One message for all that is new, so that the session is woken once."""
+    session = await tx.session.get(Session, row.session_id) if row.session_id is not None else None
+    if session is None:
+        return
+    which = {"pullRequestId": row.id, "number": row.number}
+    message = Message(
+        id=ordered_id("msg_"),
+        session_id=session.id,
+        role="system",
+        parts=[{**part, **which} for part in parts],
+        created_at=now,
+    )
+    tx.add(message)
+    tx.emit(
+        "message.created",
+        owner_id=session.owner_id,
+        project_id=session.project_id,
+        task_id=session.task_id,
+        session_id=session.id,
+        sandbox_id=session.sandbox_id,
+        messageId=message.id,
+        role=message.role,
+        by="github",
+    )

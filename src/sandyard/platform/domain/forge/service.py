@@ -1,0 +1,279 @@
+"""Pull requests: a branch of a sandbox, pushed and opened on the forge, then followed until it is merged or closed.
+
+The forge is asked first and the row written after, so a crash in between leaves a pull request without a row: whoever opens it
+again finds it there by its branch. There is never a second one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Project, PullRequest, Session
+from sandyard.platform.domain.forge import describe, plain
+from sandyard.platform.domain.forge.access import INTERACTIVE_S, Access
+from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
+from sandyard.platform.domain.forge.github import GitHubRepository
+from sandyard.platform.domain.forge.model import ForgeKind, MergeMethod, PullDraft, PullState
+from sandyard.platform.domain.forge.recording import Recorder
+from sandyard.platform.domain.forge.rows import PullRows
+from sandyard.platform.domain.forge.work import COMMITS, Work, gathered
+from sandyard.platform.domain.git import reading
+from sandyard.platform.domain.git.mirror import Mirrors
+from sandyard.platform.domain.git.remote import parse
+from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.paging import Listing, PageRequest
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+from sandyard.platform.settings import PlatformSettings
+
+log = get_logger(__name__)
+
+
+class PullRequests:
+    """NotFoundError for what the caller may not see. Who sees a sandbox may open its pull request; who owns its session or may change
+    its project may merge and close it."""
+
+    def __init__(  # noqa: PLR0917 - the parts it stands on
+        self,
+        database: Database,
+        git: GitService,
+        access: Access,
+        mirrors: Mirrors,
+        projects: Projects,
+        settings: PlatformSettings,
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._git = git
+        self._access = access
+        self._mirrors = mirrors
+        self._projects = projects
+        self._settings = settings
+        self._clock = clock
+        self._rows = PullRows(database)
+        self._recorder = Recorder(database, clock)
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    # looking -----------------------------------------------------------------------------------------------------------
+
+    async def get(
+        self, caller: Principal, project_id: str | None, number: int, *, refresh: bool = False
+    ) -> PullRequest:
+        """ConflictError when several projects of theirs have this number and `project_id` is None."""
+        row = await self._rows.numbered(caller, project_id, number)
+        return await self.refresh(row) if refresh else row
+
+    async def of_task(self, caller: Principal, task_id: str) -> PullRequest:
+        """The newest; NotFoundError when there is none."""
+        return await self._rows.newest_of(caller, PullRequest.task_id == task_id, f"Task {task_id[:60]}")
+
+    async def of_session(self, caller: Principal, session_id: str) -> PullRequest:
+        """The newest; NotFoundError when there is none."""
+        return await self._rows.newest_of(caller, PullRequest.session_id == session_id, f"Session {session_id[:60]}")
+
+    async def list(
+        self, caller: Principal, page: PageRequest, project_id: str | None = None, state: PullState | None = None
+    ) -> Listing[PullRequest]:
+        return await self._rows.page(caller, page, project_id, state)
+
+    # opening -----------------------------------------------------------------------------------------------------------
+
+    async def open(
+        self,
+        caller: Principal,
+        sandbox_id: str,
+        *,
+        title: str | None = None,
+        body: str | None = None,
+        draft: bool | None = None,
+        labels: Sequence[str] = (),
+        reviewers: Sequence[str] = (),
+        assignees: Sequence[str] = (),
+        base: str | None = None,
+    ) -> tuple[PullRequest, bool]:
+        """Push what is not pushed, then open the branch's pull request, or bring the one it has up to date. True: it was made now.
+        Idempotent. On one that exists only what is given is changed, and of its body only our part."""
+        checkout = await self._git.checkout(caller, sandbox_id)
+        async with self._lock(checkout.project_id, checkout.branch):
+            operation = await self._git.push(caller, sandbox_id)
+            self._git.raise_failure(await self._git.wait(operation.id))
+            checkout = await self._git.checkout(caller, sandbox_id)
+            work = await gathered(self._database, self._mirrors.of(checkout.project_id), checkout, base)
+            given = PullDraft(work.checkout.branch, work.base, title, body, draft, labels, reviewers, assignees)
+            if self._access.forge(work.project) == ForgeKind.PLAIN:
+                return await self._open_plain(work, given)
+            return await self._open_on_github(work, given)
+
+    async def _open_plain(self, work: Work, given: PullDraft) -> tuple[PullRequest, bool]:
+        known = await self._rows.of_branch(work.project.id, work.checkout.branch)
+        pull = plain.pushed(
+            self._settings,
+            work.project.id,
+            title=work.title(given.title),
+            base=work.base,
+            head=work.checkout.branch,
+            head_commit=work.head_commit,
+        )
+        made = not any(row.number is None for row in known)
+        return await self._recorder.record(work.provenance(ForgeKind.PLAIN), pull, made=made), made
+
+    async def _open_on_github(self, work: Work, given: PullDraft) -> tuple[PullRequest, bool]:
+        known = await self._rows.of_branch(work.project.id, work.checkout.branch)
+        for row in known:
+            if row.state == PullState.MERGED and row.head_commit == work.head_commit:
+                if row.branch_deleted_at is not None:  # the push has brought it back
+                    await self._delete_branch(work.project, row)
+                raise ConflictError(
+                    f"Pull request {row.number} has merged this branch already, and nothing was added since."
+                )
+        github = await self._access.github(work.project)
+        existing = await github.find(work.checkout.branch, work.base)
+        mine = next((row for row in known if existing is not None and row.number == existing.number), None)
+        if given.body is None and mine is not None:
+            given = replace(given, body=mine.told.get("words"))  # what was said once stays said
+        draft = work.draft(given, existing, recorded=mine is not None, web_url=self._settings.public_url)
+        pull, made = await github.open_or_update(draft)
+        row = await self._recorder.record(work.provenance(ForgeKind.GITHUB), pull, made=made, words=given.body)
+        if not made:
+            row = await self._look(row, github)
+        return row, made
+
+    # following ---------------------------------------------------------------------------------------------------------
+
+    async def refresh(self, row: PullRequest, *, max_wait_s: float = INTERACTIVE_S) -> PullRequest:
+        """Ask the forge how it is, and tell what is new. A plain remote has nothing to ask. When it was merged, its branch is deleted
+        if the project wants that."""
+        if row.forge != ForgeKind.GITHUB or row.number is None:
+            return row
+        project = await self._project(row)
+        return await self._look(row, await self._access.github(project, max_wait_s=max_wait_s))
+
+    async def _look(self, row: PullRequest, github: GitHubRepository) -> PullRequest:
+        assert row.number is not None
+        async with self._lock(row.project_id, f"#{row.number}"):  # else an older answer could come in after a newer one
+            row = await self._recorder.apply(row.id, await github.pull(row.number))
+        return await self.finish(row)
+
+    async def finish(self, row: PullRequest) -> PullRequest:
+        """Delete the branch of what was merged, if the project wants that, the branch is still what was merged and no other pull
+        request goes into it. Idempotent; what fails now is done by the next look."""
+        done = row.branch_deleted_at is not None or row.told.get("branch") == "kept"
+        if row.state != PullState.MERGED or done:
+            return row
+        project = await self._project(row)
+        if not ProjectSettings.of(project).forge.delete_branch or row.head_branch == project.base_branch:
+            return row
+        if await self._rows.goes_into(row.project_id, row.head_branch):
+            return row
+        gone = await self._delete_branch(project, row)
+        return row if gone is None else await self._recorder.branch_gone(row.id, deleted=gone)
+
+    async def _delete_branch(self, project: Project, row: PullRequest) -> bool | None:
+        """False: it is no longer what was merged, and was left alone. None: the remote could not be asked."""
+        if project.repository is None or row.head_commit is None:
+            return None
+        mirror, remote = self._mirrors.of(project.id), parse(project.repository)
+        try:
+            credential = await self._access.credential(project)
+            deleted = await mirror.delete_remote_branch(remote, credential, row.head_branch, row.head_commit)
+            return deleted or await mirror.remote_branch(remote, credential, row.head_branch) is None
+        except SandyardError as error:
+            log.warning("branch_not_deleted", pull_request=row.id, branch=row.head_branch, reason=error.message)
+            return None
+
+    # ending ------------------------------------------------------------------------------------------------------------
+
+    async def merge(
+        self,
+        caller: Principal,
+        pull_id: str,
+        method: MergeMethod | None = None,
+        *,
+        head_commit: str | None = None,
+    ) -> PullRequest:
+        """Merge what was seen: `head_commit`, or the head as it was last shown here. When the branch has moved since, the forge refuses.
+        Merging what is merged changes nothing."""
+        row, project = await self._for_ending(caller, pull_id)
+        if row.state == PullState.MERGED:
+            return await self.finish(row)
+        if row.state != PullState.OPEN:
+            raise ConflictError(f"Pull request {row.number} is {row.state}; only an open one can be merged.")
+        if row.draft:
+            raise ConflictError(f"Pull request {row.number} is a draft. Mark it as ready first.")
+        assert row.number is not None
+        github = await self._access.github(project)
+        method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
+        title, message = await self._squash(row) if method == MergeMethod.SQUASH else (None, None)
+        seen = head_commit or row.head_commit
+        await github.merge(row.number, method, head_commit=seen, title=title, message=message)
+        now = instant(self._clock)
+        pull = await github.pull(row.number)
+        if pull.state != PullState.MERGED:  # the forge has said so; what reads may lag behind what writes
+            pull = replace(pull, state=PullState.MERGED, merged_at=now, closed_at=now, updated_at=None)
+        return await self.finish(await self._recorder.apply(row.id, pull))
+
+    async def _squash(self, row: PullRequest) -> tuple[str, str | None]:
+        """What the one commit says; without the list of commits when the mirror does not have them."""
+        mirror, title = self._mirrors.of(row.project_id), f"{row.title} (#{row.number})"
+        onto = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
+        if onto is None or row.head_commit is None or not await mirror.has(row.head_commit):
+            return title, None
+        commits = await reading.history(mirror, f"{onto}..{row.head_commit}", limit=COMMITS)
+        return title, describe.squashed(commits)
+
+    async def ready(self, caller: Principal, pull_id: str) -> PullRequest:
+        """No draft any more. Idempotent."""
+        row, project = await self._for_ending(caller, pull_id)
+        github = await self._access.github(project)
+        assert row.number is not None
+        if row.draft:
+            await github.ready(row.number)
+        return await self._look(row, github)
+
+    async def close(self, caller: Principal, pull_id: str) -> PullRequest:
+        """Without merging it; its branch stays. Idempotent."""
+        row, project = await self._for_ending(caller, pull_id)
+        if row.state == PullState.MERGED:
+            raise ConflictError(f"Pull request {row.number} was merged; it cannot be closed.")
+        github = await self._access.github(project)
+        assert row.number is not None
+        if row.state == PullState.OPEN:
+            await github.close(row.number)
+        return await self._look(row, github)
+
+    async def _for_ending(self, caller: Principal, pull_id: str) -> tuple[PullRequest, Project]:
+        row = await self._rows.get_for(caller, pull_id)
+        project = await self._project(row)
+        async with self._database.reading() as session:
+            of = await session.get(Session, row.session_id) if row.session_id is not None else None
+        if of is None or of.owner_id != caller.user_id:
+            await self._projects.require_change(caller, project.id)
+        else:
+            await self._projects.get(caller, project.id)  # an owner who has left the project is nobody there
+        if row.forge != ForgeKind.GITHUB or row.number is None:
+            raise ForgeUnsupportedError(
+                "This is a plain git remote, which has no pull requests. The branch is pushed: merge it there by hand."
+            )
+        return row, project
+
+    async def _project(self, row: PullRequest) -> Project:
+        async with self._database.reading() as session:
+            project = await session.get(Project, row.project_id)
+        if project is None:
+            raise NotFoundError("The project of this pull request is no longer there.")
+        return project
+
+    def _lock(self, project_id: str, what: str) -> asyncio.Lock:
+        lock = self._locks.get((project_id, what))
+        if lock is None:
+            lock = self._locks[project_id, what] = asyncio.Lock()
+        return lock

@@ -1,0 +1,108 @@
+"""A branch that was pushed out of a sandbox, with all that can be said about it, and the pull request that makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Checkout, Project, Session, Task
+from sandyard.platform.domain.forge import checks, describe
+from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullDraft
+from sandyard.platform.domain.forge.recording import Provenance
+from sandyard.platform.domain.git import reading
+from sandyard.platform.domain.git.mirror import Mirror
+from sandyard.platform.domain.git.model import Commit, Diff
+from sandyard.platform.domain.projects.model import ProjectSettings
+
+COMMITS = 250
+"""Of a branch, that are read for its description."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    checkout: Checkout
+    project: Project
+    settings: ProjectSettings
+    base: str
+    head_commit: str
+    commits: Sequence[Commit]
+    diff: Diff
+    origin: describe.Origin
+    checks: Sequence[describe.Check]
+
+    def provenance(self, forge: ForgeKind) -> Provenance:
+        row = self.checkout
+        return Provenance(row.project_id, forge, row.sandbox_id, row.session_id, self.origin.task_id)
+
+    def title(self, given: str | None) -> str:
+        conventional = self.settings.git.commit_messages == "conventional"
+        return describe.title(self.commits, self.origin, given=given, conventional=conventional)
+
+    def draft(self, given: PullDraft, existing: Pull | None, *, recorded: bool, web_url: str | None) -> PullDraft:
+        """Of one that was written down before, only what is given now; else all that the project wants of a new one, because a crash
+        may have come between its opening and its labels."""
+        forge = self.settings.forge
+        block = describe.body(
+            self.commits, self.diff, self.origin, given=given.body, checks=self.checks, web_url=web_url
+        )
+        if not recorded:
+            given = replace(
+                given,
+                labels=_both(forge.labels, given.labels),
+                reviewers=_both(forge.reviewers, given.reviewers),
+                assignees=_both(forge.assignees, given.assignees),
+            )
+        if existing is None:
+            draft = given.draft if given.draft is not None else forge.draft
+            return replace(given, title=self.title(given.title), body=block, draft=draft)
+        title = self.title(given.title) if given.title is not None else None
+        if existing.body is None:
+            return replace(given, title=title, body=None)
+        return replace(given, title=title, body=describe.refreshed(existing.body, block, ours=recorded))
+
+
+async def gathered(database: Database, mirror: Mirror, checkout: Checkout, base: str | None) -> Work:
+    """Of a checkout whose branch is pushed. ConflictError when the base has all its commits already, InvalidInputError when there is
+    no such base."""
+    async with database.reading() as session:
+        project = await session.get(Project, checkout.project_id)
+        of = await session.get(Session, checkout.session_id) if checkout.session_id is not None else None
+        task = await session.get(Task, of.task_id) if of is not None and of.task_id is not None else None
+    if project is None:
+        raise NotFoundError("The project of this checkout is no longer there.")
+    base, head = base or checkout.base_branch, checkout.pushed or checkout.head
+    if base == checkout.branch:
+        raise InvalidInputError(f"A branch cannot be merged into itself: {base!r} is both.")
+    onto = await mirror.resolve(f"refs/remotes/origin/{base}")
+    if onto is None:
+        raise InvalidInputError(f"The repository has no branch {base[:100]!r} to merge into.")
+    commits = await reading.history(mirror, f"{onto}..{head}", limit=COMMITS)
+    if not commits:
+        raise ConflictError(
+            f"There is nothing to open a pull request with: branch {checkout.branch} has no commit that {base} has not. "
+            "Commit something first."
+        )
+    fork = await mirror.merge_base(onto, head) or onto
+    origin = describe.Origin(
+        session_id=checkout.session_id,
+        task_id=task.id if task else None,
+        task_title=task.title if task else None,
+        task_description=task.description if task else None,
+    )
+    return Work(
+        checkout=checkout,
+        project=project,
+        settings=ProjectSettings.of(project),
+        base=base,
+        head_commit=head,
+        commits=commits,
+        diff=await reading.diff(mirror, fork, head, patches=False),
+        origin=origin,
+        checks=await checks.run_in(database, checkout.sandbox_id),
+    )
+
+
+def _both(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))

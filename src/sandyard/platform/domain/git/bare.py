@@ -1,0 +1,206 @@
+"""A bare repository on the platform's machine, as everything that works on one sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Container, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from sandyard.platform.domain.git.errors import GitTimeoutError
+from sandyard.platform.domain.git.host import OUTPUT_LIMIT, Finished, Git, Stdin
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+OBJECT_LIMIT = 1 << 30
+"""Of memory git may ask for at once: a few bytes of a delta, or of zeros, can unfold to as much as they like."""
+_READ_TIMEOUT_S = 120.0
+_BIG_FILE = "8m"
+"""A larger file is shown as a binary one: nobody reads its differences, and they cost memory."""
+
+
+class Bare:
+    """Any number of readers and writers, since git locks each ref while it writes it; `alone` keeps writers out.
+
+    Only one object of this class per folder in one process, and no other process writes there: what an earlier one left behind when
+    it was killed is removed when this is made.
+    """
+
+    def __init__(self, git: Git, folder: Path) -> None:
+        self.git = git
+        self.folder = folder
+        self.own = folder / "sandyard"  # what is ours beside what is git's
+        self._scratch = self.own / "scratch"
+        self._door = asyncio.Lock()
+        self._writers = 0
+        self._nobody = asyncio.Event()
+        self._nobody.set()
+        self._suspect = False  # a git was stopped, and may have left a lock
+        self._sweep()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def objects(self) -> Path:
+        return self.folder / "objects"
+
+    async def run(
+        self,
+        *arguments: str,
+        ok: Container[int] = (0,),
+        limit: int = OUTPUT_LIMIT,
+        stdin: Stdin = None,
+        objects: Path | None = None,
+        timeout_s: float | None = None,
+    ) -> Finished:
+        """Git in this repository, without any remote, and with bounded memory whatever the objects are."""
+        return await self.git.run(
+            f"--git-dir={self.folder}",
+            *arguments,
+            cwd=self.folder,
+            ok=ok,
+            limit=limit,
+            stdin=stdin,
+            objects=objects,
+            timeout_s=timeout_s,
+            largest=OBJECT_LIMIT,
+        )
+
+    async def read(self, *arguments: str, limit: int = OUTPUT_LIMIT) -> tuple[bytes, bool]:
+        """What git wrote, and whether it was cut off at `limit`. For verbs that change nothing."""
+        big = ("-c", f"core.bigFileThreshold={_BIG_FILE}")
+        done = await self.run(*big, *arguments, limit=limit, timeout_s=_READ_TIMEOUT_S)
+        return done.stdout, done.truncated
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
+        """Whoever writes does so in here. Locks that git could not remove, because it was stopped, are not in the next one's way."""
+        async with self._door:
+            if self._suspect and not self._writers:
+                self._sweep()
+                self._suspect = False
+            self._writers += 1
+            self._nobody.clear()
+        try:
+            yield
+        except (GitTimeoutError, asyncio.CancelledError):
+            self._suspect = True
+            raise
+        finally:
+            self._writers -= 1
+            if not self._writers:
+                self._nobody.set()
+
+    @property
+    def busy(self) -> bool:
+        return self._writers > 0
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Waits until nobody writes, and keeps all others waiting."""
+        async with self._door:
+            await self._nobody.wait()
+            try:
+                yield
+            except (GitTimeoutError, asyncio.CancelledError):
+                self._suspect = True
+                raise
+
+    def _sweep(self) -> None:
+        for lock in (
+            *self.folder.glob("*.lock"),
+            *self.folder.glob("refs/**/*.lock"),
+            *self.folder.glob("objects/**/*.lock"),
+        ):
+            lock.unlink(missing_ok=True)
+        for leftover in (
+            self.folder / "gc.pid",
+            *self.folder.glob("objects/pack/tmp_*"),
+            *self.folder.glob("objects/pack/.tmp-*"),
+        ):
+            leftover.unlink(missing_ok=True)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A new folder on the same disk, gone afterwards."""
+        folder = self._scratch / secrets.token_hex(8)
+        folder.mkdir(parents=True, mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def quarantine(self) -> Iterator[Path]:
+        """A place for new objects that nothing sees which is not told of it, and that is gone afterwards."""
+        with self.scratch() as folder:
+            (folder / "info").mkdir()
+            (folder / "pack").mkdir()
+            (folder / "info" / "alternates").write_text(f"{self.objects}\n")
+            yield folder
+
+    # what is in it -----------------------------------------------------------------------------------------------------
+
+    async def resolve(self, rev: str) -> str | None:
+        """The commit a ref, an id or an expression of git names; None when there is none."""
+        done = await self.run(
+            "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}", ok=(0, 1, 128)
+        )
+        found = done.stdout.decode(errors="replace").strip()
+        return found if done.code == 0 and COMMIT.fullmatch(found) else None
+
+    async def has(self, commit: str) -> bool:
+        return bool(await self.known((commit,)))
+
+    async def known(self, commits: Sequence[str]) -> list[str]:
+        """Those of them that are commits of this repository, in their order."""
+        asked = [commit for commit in commits if COMMIT.fullmatch(commit)]
+        if not asked:
+            return []
+        done = await self.run(
+            "cat-file", "--batch-check=%(objectname) %(objecttype)", stdin="".join(f"{c}\n" for c in asked).encode()
+        )
+        there = {line.split()[0] for line in done.stdout.decode().splitlines() if line.endswith(" commit")}
+        return [commit for commit in asked if commit in there]
+
+    async def refs(self, prefix: str) -> dict[str, str]:
+        """Full names of refs at or below `prefix`, and what each points at (of an annotated tag, the tag itself)."""
+        done = await self.run("for-each-ref", "--format=%(objectname) %(refname)", prefix.rstrip("/"))
+        lines = (line.partition(" ") for line in done.stdout.decode(errors="surrogateescape").splitlines())
+        return {name: commit for commit, _, name in lines}
+
+    async def set_ref(self, name: str, commit: str) -> None:
+        """Idempotent. The object must be there."""
+        async with self.writing():
+            await self.set_refs({name: commit})
+
+    async def drop_ref(self, name: str) -> None:
+        """Idempotent."""
+        async with self.writing():
+            await self.run("update-ref", "-d", name)
+
+    async def set_refs(self, refs: dict[str, str]) -> None:
+        """All of them or none; the caller is in `writing`."""
+        lines = "".join(f"update {name} {commit}\n" for name, commit in refs.items())
+        await self.run("update-ref", "--stdin", stdin=f"start\n{lines}prepare\ncommit\n".encode())
+
+    async def is_ancestor(self, a: str, b: str) -> bool:
+        """Also when they are the same. False when one of them is not here."""
+        if len(await self.known((a, b))) < 2:
+            return False
+        return (await self.run("merge-base", "--is-ancestor", a, b, ok=(0, 1))).code == 0
+
+    async def merge_base(self, a: str, b: str) -> str | None:
+        done = await self.run("merge-base", "--end-of-options", a, b, ok=(0, 1))
+        return done.stdout.decode().strip() or None
+
+    async def count(self, range: str) -> int:
+        return int((await self.run("rev-list", "--count", "--end-of-options", range)).stdout)
+
+    def packs_size(self) -> int:
+        size = 0
+        for pack in self.objects.glob("pack/*.pack"):
+            with suppress(FileNotFoundError):
+                size += pack.stat().st_size
+        return size

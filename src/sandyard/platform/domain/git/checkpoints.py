@@ -1,0 +1,154 @@
+"""Checkpoints: the whole work tree, with what is not committed, kept in the mirror under a ref that nobody else sees.
+
+What git ignores is not in one; the snapshot that is kept of the sandbox before a pause has that too.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select
+
+from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.models import Checkout, Checkpoint, Sandbox
+from sandyard.platform.domain.git.ground import Ground
+from sandyard.platform.domain.git.guest import Guest
+from sandyard.platform.domain.git.model import OperationKind, OperationStatus, Reason
+from sandyard.platform.domain.git.names import fault
+from sandyard.platform.domain.git.operations import Detail, Job, Operations
+from sandyard.platform.domain.sandboxes.model import Status, about, utc_now
+
+CHECKPOINTS, HEADS = "refs/sandyard/checkpoints/", "refs/sandyard/sandboxes/"
+FAREWELL_S = 120.0
+"""How long a sandbox that is about to sleep or to end may take to give out its work."""
+
+
+class Checkpoints:
+    def __init__(self, ground: Ground, operations: Operations) -> None:
+        self._ground = ground
+        self._operations = operations
+        lifecycle = ground.lifecycle
+        lifecycle.before_pause.append(self._before_pause)
+        lifecycle.before_destroy.append(self._before_destroy)
+
+    async def checkpoint(self, job: Job) -> Detail:
+        """The handler. Before a pause or an end it uses the sandbox as it is, else it wakes it."""
+        reason = Reason(job.arguments["reason"])
+        row = await self._ground.checkout(job.sandbox.id)
+        if reason in (Reason.PAUSE, Reason.DESTROY):
+            assert job.sandbox.engine_id is not None
+            if reason == Reason.DESTROY and job.sandbox.status == Status.PAUSED:
+                await self._ground.lifecycle.engine.wake(job.sandbox.engine_id, FAREWELL_S * 2)
+            kept = await self.keep(row, job.sandbox, self._ground.guest(job.sandbox.engine_id, row.folder), reason)
+        else:
+            async with self._ground.inside(job.sandbox, row.folder) as guest:
+                kept = await self.keep(row, job.sandbox, guest, reason)
+        return {"checkpointId": kept.id, "commit": kept.head, "changed": kept.changed}
+
+    async def keep(self, row: Checkout, sandbox: Sandbox, guest: Guest, reason: Reason) -> Checkpoint:
+        """One of the work tree as it is now; the last one when nothing has changed since."""
+        tree = await guest.work_tree()
+        last = await self.newest(sandbox.id)
+        if last is not None and last.commit == tree.commit:
+            return last
+        mirror = self._ground.mirrors.of(row.project_id)
+        kept = Checkpoint(
+            id=ordered_id("chk_"),
+            project_id=row.project_id,
+            session_id=sandbox.session_id,
+            sandbox_id=sandbox.id,
+            reason=reason,
+            commit=tree.commit,
+            head=tree.head,
+            branch=row.branch if tree.branch is None or fault(tree.branch) else tree.branch,
+            base_branch=row.base_branch,
+            base_commit=row.base_commit,
+            changed=tree.changed,
+            created_at=utc_now(),
+        )
+        have = [row.head, row.base_commit, *([last.commit, last.head] if last else [])]
+        with self._ground.transfer() as path:
+            source = await guest.send(path, ref=tree.commit, have=have)
+            if path.exists():
+                await mirror.take(path, {source.ref: checkpoint_ref(kept.id)})
+            else:
+                await mirror.set_ref(checkpoint_ref(kept.id), tree.commit)
+        async with self._ground.database.transaction() as tx:
+            tx.add(kept)
+            tx.emit(
+                "checkpoint.saved",
+                **about(sandbox),
+                checkpointId=kept.id,
+                reason=reason,
+                commit=kept.head,
+                changed=kept.changed,
+                skipped=tree.skipped[:100],
+            )
+        await self._prune(sandbox, row.project_id)
+        return kept
+
+    async def newest(self, sandbox_id: str) -> Checkpoint | None:
+        async with self._ground.database.reading() as session:
+            query = select(Checkpoint).where(Checkpoint.sandbox_id == sandbox_id)
+            return (await session.scalars(query.order_by(Checkpoint.id.desc()).limit(1))).first()
+
+    async def forget(self, session_id: str) -> None:
+        """All that is kept of a session that is about to be deleted, and its checkouts."""
+        async with self._ground.database.transaction() as tx:
+            rows = list((await tx.session.scalars(select(Checkpoint).where(Checkpoint.session_id == session_id))).all())
+            gone = list((await tx.session.scalars(select(Checkout).where(Checkout.session_id == session_id))).all())
+            await tx.session.execute(delete(Checkout).where(Checkout.session_id == session_id))
+        await self._drop(rows)
+        for row in gone:
+            await self._ground.mirrors.of(row.project_id).drop_ref(head_ref(row.sandbox_id))
+
+    async def _prune(self, sandbox: Sandbox, project_id: str) -> None:
+        whose = (
+            Checkpoint.session_id == sandbox.session_id if sandbox.session_id else Checkpoint.sandbox_id == sandbox.id
+        )
+        async with self._ground.database.reading() as session:
+            query = select(Checkpoint).where(whose, Checkpoint.project_id == project_id)
+            query = query.order_by(Checkpoint.id.desc()).offset(self._ground.settings.git_checkpoints_kept)
+            rows = list((await session.scalars(query)).all())
+        await self._drop(rows)
+
+    async def _drop(self, rows: list[Checkpoint]) -> None:
+        """The row first: a ref without one is swept, a row without a ref would promise what is not there."""
+        if not rows:
+            return
+        async with self._ground.database.transaction() as tx:
+            await tx.session.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in rows])))
+        for row in rows:
+            await self._ground.mirrors.of(row.project_id).drop_ref(checkpoint_ref(row.id))
+
+    # hooks of the sandboxes' lifecycle ----------------------------------------------------------------------------------
+
+    async def _before_pause(self, sandbox: Sandbox) -> None:
+        await self._farewell(sandbox, Reason.PAUSE)
+
+    async def _before_destroy(self, sandbox: Sandbox) -> None:
+        """Also of one that sleeps: the engine may have put it to sleep by itself, after its last checkpoint."""
+        await self._farewell(sandbox, Reason.DESTROY)
+
+    async def _farewell(self, sandbox: Sandbox, reason: Reason) -> None:
+        async with self._ground.database.transaction() as tx:
+            checkout = await tx.session.get(Checkout, sandbox.id)
+            if checkout is None or sandbox.engine_id is None:
+                return
+            row = self._operations.draft(
+                tx,
+                OperationKind.CHECKPOINT,
+                sandbox,
+                project_id=checkout.project_id,
+                user_id=None,
+                arguments={"reason": reason},
+                status=OperationStatus.RUNNING,
+            )
+        await self._operations.carry_out(row, sandbox, timeout_s=FAREWELL_S)
+
+
+def head_ref(sandbox_id: str) -> str:
+    """Where the mirror has the newest commit that came out of a sandbox."""
+    return f"{HEADS}{sandbox_id}/head"
+
+
+def checkpoint_ref(checkpoint_id: str) -> str:
+    return CHECKPOINTS + checkpoint_id

@@ -1,0 +1,122 @@
+"""The ways git can fail, each with what a person can do about it. None of them ever holds a credential."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from sandyard.kit.errors import ConflictError, InvalidInputError, SandyardError
+from sandyard.platform.domain.git.model import Conflict
+
+
+class GitFailedError(SandyardError):
+    """Git could not do this."""
+
+    code, status = "git_failed", 409
+
+
+class GitTimeoutError(GitFailedError):
+    """Git took too long, and was stopped. Try again."""
+
+    code, status = "git_timeout", 504
+
+
+class RepositoryInvalidError(InvalidInputError):
+    """This is not the address of a repository."""
+
+    code = "repository_invalid"
+
+
+class RemoteRefusedError(SandyardError):
+    """The remote refuses the project's credential: it is missing, expired or revoked, or may not do this. Give the project a new
+    one."""
+
+    code, status = "remote_refused", 409
+
+
+class RemoteMissingError(SandyardError):
+    """There is no such repository on the remote, or the project's credential may not see it."""
+
+    code, status = "remote_missing", 409
+
+
+class RemoteUnreachableError(SandyardError):
+    """The remote does not answer, or the line was cut. Nothing was lost; try again."""
+
+    code, status = "remote_unreachable", 502
+
+
+class RemoteRejectedError(SandyardError):
+    """The remote has rejected the push."""
+
+    code, status = "remote_rejected", 409
+
+
+class BranchMovedError(ConflictError):
+    """The branch on the remote has commits that this checkout has not. Bring them in first, then push again."""
+
+    code = "branch_moved"
+
+
+class ConflictsError(ConflictError):
+    """Two sides have changed the same lines. `files` says which; nothing was changed."""
+
+    code = "conflicts"
+
+    def __init__(self, files: Sequence[Conflict], choices: Sequence[str] = ("agent", "give_up")) -> None:
+        named = ", ".join(conflict.path for conflict in files[:5])
+        more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+        merge = "Merge instead (how: merge), which may have none; or " if "merge" in choices else ""
+        hand = "hand them over (how: agent): both sides are then in the files, for the session's agent or for you to resolve."
+        hand = hand if merge else hand.capitalize()
+        super().__init__(f"There are conflicts in {named}{more}. Nothing was changed. {merge}{hand}")
+        self.files = tuple(files)
+        self.choices = tuple(choices)
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return {"files": [asdict(conflict) for conflict in self.files], "choices": list(self.choices)}
+
+
+class CommitMessageError(InvalidInputError):
+    """The commit's message does not follow the convention. `suggestion` is one that does."""
+
+    code = "commit_message"
+
+    def __init__(self, message: str, suggestion: str | None = None) -> None:
+        super().__init__(message)
+        self.suggestion = suggestion
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return {} if self.suggestion is None else {"suggestion": self.suggestion}
+
+
+class NothingToCommitError(ConflictError):
+    """There is nothing to commit: nothing was changed, or nothing is staged."""
+
+    code = "nothing_to_commit"
+
+
+class NoCheckoutError(ConflictError):
+    """This sandbox has no checkout of a repository. Clone one into it first."""
+
+    code = "no_checkout"
+
+
+class UnsafeBundleError(SandyardError):
+    """What came out of the sandbox is not a sound set of commits, and was not taken."""
+
+    code, status = "unsafe_commits", 409
+
+
+class TooMuchError(SandyardError):
+    """There is more to transfer than the limit allows."""
+
+    code, status = "too_large", 413
+
+
+class GuestGitError(SandyardError):
+    """Git in the sandbox does not work: look whether `git` is there, and whether its disk is full."""
+
+    code, status = "sandbox_git", 409

@@ -1,0 +1,147 @@
+"""What git says when it cannot do something, in the words and errors of the platform."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
+
+from sandyard.kit.errors import NoSpaceError, SandyardError
+from sandyard.platform.domain.git.errors import (
+    BranchMovedError,
+    GitFailedError,
+    RemoteMissingError,
+    RemoteRefusedError,
+    RemoteRejectedError,
+    RemoteUnreachableError,
+)
+from sandyard.platform.domain.git.model import Credential
+
+_PREFIX = re.compile(r"^(fatal|error|remote|warning|hint): ?")
+_NOISE = re.compile(r"^(hint:|warning:|To |Cloning into|From |Everything up-to-date|Warning: Permanently added)")
+_LONGEST = 500
+
+KEY_UNREADABLE = (
+    "The project's SSH key cannot be read: it is no private key, or it is locked with a passphrase. "
+    "Give the project one without a passphrase."
+)
+_HOST_CHANGED = (
+    "The remote's host key is not the one it had before. If that is right, remove its line from `known_hosts` in the platform's "
+    "git folder; if not, somebody may be listening."
+)
+_NO_HOST = "The remote's host is not known here: its name is wrong, or there is no network."
+_TROUBLE = "The remote has trouble of its own just now. Nothing was lost; try again."
+_UNTRUSTED = "The remote's certificate is not one this machine trusts."
+_TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
+    # the platform's own machine
+    (
+        r"(?m)^(?!remote:).*(No space left on device|Disk quota exceeded)",
+        NoSpaceError,
+        "The platform's disk is full: git could not write.",
+    ),
+    # what the server will not have: before the network's faults, which git reports after them
+    (r"\(non-fast-forward\)|\(fetch first\)|\(needs force\)|\(stale info\)", BranchMovedError, None),
+    (r"pre-receive hook declined|protected branch|\[remote rejected\]|GH\d{3}: ", RemoteRejectedError, ""),
+    # who one is
+    (r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED", RemoteRefusedError, _HOST_CHANGED),
+    (r"Load key .*(invalid format|error in libcrypto|incorrect passphrase)", RemoteRefusedError, KEY_UNREADABLE),
+    (r"Authentication failed|could not read (Username|Password)|Permission denied \(", RemoteRefusedError, None),
+    (r"requested URL returned error: (401|403)|Write access to repository not granted", RemoteRefusedError, None),
+    (r"Permission to \S+ denied|not allowed to push|access denied|deploy key", RemoteRefusedError, None),
+    # whether it is there
+    (r"requested URL returned error: (404|410)|[Rr]epository .*not found", RemoteMissingError, None),
+    (
+        r"does not appear to be a git repository|Repository not found|project you were looking for",
+        RemoteMissingError,
+        None,
+    ),
+    (r"not valid: is this a git repository", RemoteMissingError, "What answers at this address is no git repository."),
+    (
+        r"requested URL returned error: 3\d\d|unable to update url base from redirection",
+        RemoteMissingError,
+        "The remote sends elsewhere. Give the project the address the repository has now.",
+    ),
+    # the line
+    (r"[Cc]ould not resolve (host|proxy)", RemoteUnreachableError, _NO_HOST),
+    (
+        r"requested URL returned error: 429",
+        RemoteUnreachableError,
+        "The remote asks for fewer requests. Try again later.",
+    ),
+    (r"requested URL returned error: 5\d\d|HTTP 5\d\d", RemoteUnreachableError, _TROUBLE),
+    (r"SSL certificate problem|certificate verify failed|server certificate", RemoteUnreachableError, _UNTRUSTED),
+    (
+        r"[Cc]onnection (refused|reset|timed out|closed)|Failed to connect|Couldn't connect",
+        RemoteUnreachableError,
+        None,
+    ),
+    (
+        r"early EOF|RPC failed|unexpected disconnect|hung up unexpectedly|remote failed to report",
+        RemoteUnreachableError,
+        None,
+    ),
+    (
+        r"Operation (timed out|too slow)|Empty reply|transfer closed|Broken pipe|No route to host",
+        RemoteUnreachableError,
+        None,
+    ),
+    (r"Network is unreachable|SSL_|GnuTLS|TLS connection|invalid index-pack output", RemoteUnreachableError, None),
+    (r"Could not read from remote repository", RemoteUnreachableError, None),
+)
+_RULES = tuple((re.compile(pattern), kind, sentence) for pattern, kind, sentence in _TABLE)
+
+
+def translated(stderr: str, doing: str) -> SandyardError:
+    """The error for what git wrote when it failed at `doing` ("fetch", "push", …). `stderr` is free of credentials already."""
+    for pattern, kind, sentence in _RULES:
+        if pattern.search(stderr):
+            if kind is RemoteRejectedError:
+                return RemoteRejectedError(
+                    f"The remote has rejected the push. It says: {server_words(stderr) or gist(stderr)}"
+                )
+            return kind(sentence)
+    said = gist(stderr)
+    return GitFailedError(
+        f"Git could not do this ({doing}). It says: {said}" if said else f"Git could not do this ({doing})."
+    )
+
+
+def server_words(stderr: str) -> str:
+    """What the server itself said, without git's own words."""
+    said = [line.removeprefix("remote:").strip() for line in stderr.splitlines() if line.startswith("remote:")]
+    return _cut(" ".join(line for line in said if line and not set(line) <= set("=-* ")))
+
+
+def gist(stderr: str) -> str:
+    """The lines that say what went wrong."""
+    lines = [line.strip() for line in stderr.splitlines()]
+    fatal = [line for line in lines if line.startswith(("fatal:", "error:", "remote: ", "ssh: ", "!"))]
+    said = fatal or [line for line in lines if line and not _NOISE.match(line)]
+    return _cut(" ".join(_PREFIX.sub("", line).strip() for line in said))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def masking(credential: Credential | None) -> Callable[[str], str]:
+    """Takes every form of a credential that git or a server could repeat out of a text."""
+    forms = sorted({form for form in _forms(credential) if len(form) >= 4}, key=len, reverse=True)
+    if not forms:
+        return lambda text: text
+    pattern = re.compile("|".join(re.escape(form) for form in forms))
+    return lambda text: pattern.sub("***", text)
+
+
+def _forms(credential: Credential | None) -> Iterable[str]:
+    if credential is None:
+        return
+    if credential.token:
+        token = credential.token.reveal()
+        yield from (token, quote(token, safe=""))
+        for text in (token, f"{credential.username}:{token}"):
+            coded = base64.b64encode(text.encode()).decode()
+            yield from (coded, coded.rstrip("="))
+    if credential.ssh_key:
+        yield from (line for line in credential.ssh_key.reveal().splitlines() if not line.startswith("-----"))

@@ -1,0 +1,131 @@
+"""What every operation stands on: the rows, the mirror, the way to the remote, and git in the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlencode
+
+from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Checkout, Project, Sandbox
+from sandyard.platform.domain.git.errors import NoCheckoutError
+from sandyard.platform.domain.git.guest import Guest
+from sandyard.platform.domain.git.mirror import Mirror, Mirrors
+from sandyard.platform.domain.git.model import FOLDER, Credential, Identity, Progress
+from sandyard.platform.domain.git.remote import Remote, parse
+from sandyard.platform.domain.projects.model import IdentitySettings, ProjectSettings
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.settings import PlatformSettings
+
+SANDYARD = Identity("Sandyard", "sandyard@localhost")
+Opener = Callable[[Project], Awaitable[Credential | None]]
+"""Gives what opens a project's remote, as it is needed: it may have to be made first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A project's repository, with all that is needed to speak with its remote."""
+
+    remote: Remote
+    mirror: Mirror
+    credential: Credential | None
+
+    @property
+    def shown(self) -> str:
+        return shown(self.remote)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    database: Database
+    lifecycle: Lifecycle
+    mirrors: Mirrors
+    opener: Opener
+    settings: PlatformSettings
+    _refreshed: dict[str, float] = field(default_factory=dict)
+
+    async def project(self, project_id: str | None) -> Project:
+        async with self.database.reading() as session:
+            row = await session.get(Project, project_id) if project_id is not None else None
+        if row is None:
+            raise NotFoundError("The project of this checkout is no longer there.")
+        return row
+
+    async def repository(self, project: Project) -> Repository:
+        """ConflictError when the project has none."""
+        if project.repository is None:
+            raise ConflictError(f"Project {project.name!r} has no repository. Give it one first.")
+        credential = await self.opener(project)
+        return Repository(parse(project.repository), self.mirrors.of(project.id), credential)
+
+    async def refresh(self, project: Project, repository: Repository, progress: Progress, *, since: float) -> None:
+        """Bring the mirror up to date, unless somebody has begun to do so after `since` (time.monotonic) and has done it."""
+        if self._refreshed.get(project.id, 0.0) > since:
+            return
+        begun = time.monotonic()
+        await repository.mirror.refresh(repository.remote, repository.credential, progress)
+        self._refreshed[project.id] = begun
+
+    async def checkout(self, sandbox_id: str) -> Checkout:
+        async with self.database.reading() as session:
+            row = await session.get(Checkout, sandbox_id)
+        if row is None:
+            raise NoCheckoutError
+        return row
+
+    def guest(self, engine_id: str, folder: str = FOLDER) -> Guest:
+        return Guest(self.lifecycle.engine, engine_id, folder, limit=self.settings.git_transfer_limit)
+
+    @contextlib.contextmanager
+    def transfer(self) -> Iterator[Path]:
+        """A place for a file that is on its way, gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="transfer-", dir=self.settings.git_dir) as folder:
+            yield Path(folder) / "bundle"
+
+    @contextlib.asynccontextmanager
+    async def inside(self, sandbox: Sandbox, folder: str = FOLDER) -> AsyncIterator[Guest]:
+        """Git in a sandbox that runs, woken for this if need be."""
+        async with self.lifecycle.using(sandbox) as engine_id:
+            yield self.guest(engine_id, folder)
+
+
+def shown(remote: Remote) -> str:
+    """Its address as a sandbox may know it."""
+    return f"sandyard://{remote.name}" if remote.kind == "local" else remote.url
+
+
+def compare_url(settings: PlatformSettings, project_id: str, base: str, head: str) -> str:
+    """Where the platform shows what a branch has that another has not."""
+    return f"{settings.url}/api/v1/projects/{project_id}/compare?{urlencode({'base': base, 'head': head})}"
+
+
+def author_of(project: Project) -> Identity:
+    return _identity(ProjectSettings.of(project).git.author) or SANDYARD
+
+
+def committer_of(project: Project) -> Identity:
+    return _identity(ProjectSettings.of(project).git.committer) or author_of(project)
+
+
+def co_authors_of(project: Project, agent: str | None) -> tuple[Identity, ...]:
+    """The agent, if one works here."""
+    named = _identity(ProjectSettings.of(project).git.co_author)
+    if named is not None:
+        return (named,)
+    return (Identity(agent, f"{_local_part(agent)}@sandyard.localhost"),) if agent else ()
+
+
+def _identity(settings: IdentitySettings | None) -> Identity | None:
+    return None if settings is None else Identity(settings.name, settings.email)
+
+
+def _local_part(agent: str) -> str:
+    return (
+        "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in agent.lower()).strip("-")
+        or "agent"
+    )

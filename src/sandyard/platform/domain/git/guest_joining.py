@@ -1,0 +1,143 @@
+"""Two lines of commits become one: merge and rebase in a checkout, with their conflicts file by file."""
+
+from __future__ import annotations
+
+import re
+
+from sandyard.platform.domain.git.errors import ConflictsError, GitFailedError
+from sandyard.platform.domain.git.guest_run import Runner, script, signed, words
+from sandyard.platform.domain.git.model import Conflict, Identity
+
+JOIN_S = 300.0
+_UNDER_WAY, _CONFLICTS, _STUCK = 92, 93, 94
+_BUSY = f"""busy() {{ [ -e "$d/MERGE_HEAD" ] || [ -d "$d/rebase-merge" ] || [ -d "$d/rebase-apply" ]; }}
+! busy || exit {_UNDER_WAY}
+t=$(mktemp -d) || exit 1
+trap 'rm -rf -- "$t"' EXIT
+"""
+# Everything is put back before anything is told: whoever reads may stop reading.
+_MERGE = script(f"""leave=$1 other=$2
+{_BUSY}
+other=$(g rev-parse -q --verify --end-of-options "$other^{{commit}}") || {{ echo "there is no commit $2" >&2; exit 1; }}
+g -c merge.verifySignatures=false merge --ff --no-edit --no-verify --no-gpg-sign --no-autostash --no-stat --no-squash \\
+  "$other" >"$t/said" 2>&1
+code=$?
+[ $code -ne 0 ] || exit 0
+g ls-files -u -z >"$t/files"
+if [ ! -s "$t/files" ]; then
+  [ ! -e "$d/MERGE_HEAD" ] || g merge --abort 2>/dev/null || g reset -q --merge
+  cat "$t/said" >&2
+  exit 1
+fi
+if [ -z "$leave" ]; then g merge --abort 2>>"$t/said" || {{ cat "$t/said" >&2; exit {_STUCK}; }}; fi
+tr -d '\\000' <"$t/said"
+printf '\\0'
+cat "$t/files"
+exit {_CONFLICTS}
+""")
+_REBASE = script(f"""onto=$1
+{_BUSY}
+onto=$(g rev-parse -q --verify --end-of-options "$onto^{{commit}}") || {{ echo "there is no commit $1" >&2; exit 1; }}
+g -c rebase.updateRefs=false -c rebase.autoSquash=false -c rebase.rebaseMerges=false -c rebase.missingCommitsCheck=ignore \\
+  rebase -q --no-fork-point --no-autostash --no-gpg-sign --no-verify --no-stat "$onto" >"$t/said" 2>&1
+code=$?
+[ $code -ne 0 ] || exit 0
+g ls-files -u -z >"$t/files"
+if busy; then g rebase --abort 2>>"$t/said" || {{ cat "$t/said" >&2; exit {_STUCK}; }}; fi
+if [ ! -s "$t/files" ]; then cat "$t/said" >&2; exit 1; fi
+tr -d '\\000' <"$t/said"
+printf '\\0'
+cat "$t/files"
+exit {_CONFLICTS}
+""")
+_ABORT = script("""if [ -d "$d/rebase-merge" ]; then g rebase --abort || exit 1
+elif [ -f "$d/rebase-apply/applying" ]; then g am --abort || exit 1
+elif [ -d "$d/rebase-apply" ]; then g rebase --abort || exit 1
+elif [ -e "$d/MERGE_HEAD" ]; then g merge --abort || exit 1
+elif [ -e "$d/CHERRY_PICK_HEAD" ]; then g cherry-pick --abort || exit 1
+elif [ -e "$d/REVERT_HEAD" ]; then g revert --abort || exit 1
+else exit 0; fi
+echo ended
+""")
+_LINE = re.compile(r"CONFLICT \(([^)]{1,60})\): (.*)")
+_STAGES = {
+    "123": ("content", "Both sides have changed it."),
+    "23": ("add/add", "Both sides have added it, each in its own way."),
+    "12": ("modify/delete", "Ours has changed it, theirs has deleted it."),
+    "13": ("modify/delete", "Ours has deleted it, theirs has changed it."),
+    "1": ("rename/rename", "Both sides have renamed it, each in its own way."),
+    "2": ("rename/rename", "It has this name on our side only."),
+    "3": ("rename/rename", "It has this name on their side only."),
+}
+
+
+async def merge(runner: Runner, other: str, *, leave_conflicts: bool, identity: Identity) -> list[Conflict]:
+    ran = await runner.script(
+        _MERGE,
+        *("yes" if leave_conflicts else "", other),
+        envs=signed(identity),
+        ok=(0, 1, _UNDER_WAY, _CONFLICTS, _STUCK),
+        timeout_s=JOIN_S,
+    )
+    conflicts = _outcome(ran.exit_code, ran.stdout, ran.stderr, "merge")
+    if conflicts and not leave_conflicts:
+        raise ConflictsError(conflicts)
+    return conflicts
+
+
+async def rebase(runner: Runner, onto: str) -> None:
+    ran = await runner.script(_REBASE, onto, ok=(0, 1, _UNDER_WAY, _CONFLICTS, _STUCK), timeout_s=JOIN_S)
+    conflicts = _outcome(ran.exit_code, ran.stdout, ran.stderr, "rebase")
+    if conflicts:
+        raise ConflictsError(conflicts, ("merge", "agent", "give_up"))
+
+
+async def abort(runner: Runner) -> bool:
+    return b"ended" in (await runner.script(_ABORT)).stdout
+
+
+def _outcome(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]:
+    said = words(stderr)
+    if code == _UNDER_WAY:
+        raise GitFailedError(
+            "A merge or a rebase is under way in the sandbox. End it first, or give it up (how: give_up)."
+        )
+    if code == _STUCK:
+        raise GitFailedError(
+            f"There were conflicts, and the {what} could not be undone. Look into the sandbox. It said: {said}"
+        )
+    if code == 1:
+        changed = "unstaged changes" in said or "uncommitted changes" in said or "local changes" in said
+        if changed or "untracked working tree files" in said:
+            raise GitFailedError(
+                f"There are changes in the sandbox that are not committed, and the {what} would overwrite them. Commit or "
+                f"discard them first. It said: {said}"
+            )
+        raise GitFailedError(f"Git in the sandbox could not {what}. It said: {said}")
+    return parse_conflicts(stdout) if code == _CONFLICTS else []
+
+
+def parse_conflicts(told: bytes) -> list[Conflict]:
+    """Of what git said, a zero byte, and its unmerged entries."""
+    said, _, listed = told.partition(b"\0")
+    lines = _LINE.findall(said.decode(errors="replace"))
+    stages: dict[str, str] = {}
+    gitlinks: set[str] = set()
+    for entry in listed.split(b"\0")[:-1]:
+        about, _, name = entry.partition(b"\t")
+        path = name.decode(errors="replace")
+        mode, _, stage = about.decode("ascii", "replace").partition(" ")
+        stages[path] = stages.get(path, "") + stage[-1:]
+        if mode == "160000":
+            gitlinks.add(path)
+    conflicts = []
+    for path, found in stages.items():
+        kind, detail = _STAGES.get(found, ("content", ""))
+        kind = "submodule" if path in gitlinks else kind
+        for named, sentence in lines:
+            words_of = re.split(r"[\s,;:]+", sentence.rstrip("."))
+            if path in words_of or sentence.endswith(f" {path}"):
+                kind, detail = named, sentence
+                break
+        conflicts.append(Conflict(path, kind, detail))
+    return conflicts

@@ -1,0 +1,163 @@
+"""How git is run in a sandbox: always with the same options, and its refusals as errors of ours.
+
+What takes several steps is one constant script, because each run costs a login shell. A script gets its values as
+arguments and never as part of its text.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Container, Mapping
+
+from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError, GuestGitError, NoCheckoutError
+from sandyard.platform.domain.git.model import Identity
+from sandyard.platform.domain.sandboxes.e2b import (
+    DirectoryMissingError,
+    NotEnoughSpaceError,
+    ProgramTimeoutError,
+    Ran,
+    SandboxEngine,
+)
+
+TIMEOUT_S = 120.0
+LIMIT = 8 << 20
+NO_GIT, NO_CHECKOUT = 90, 91
+"""Exit codes of scripts. Those of their own begin at 92; 1 and all others are git's."""
+_SAID = 2000
+
+# What an agent has configured is its own business, except where the platform would be misled, or would wait for somebody.
+_OPTIONS = (
+    "core.fsmonitor=false core.quotePath=true color.ui=false core.pager=cat advice.addEmbeddedRepo=false gc.auto=0 "
+    "maintenance.auto=false commit.gpgSign=false tag.gpgSign=false tag.forceSignAnnotated=false rerere.enabled=false "
+    "log.showSignature=false protocol.allow=never merge.conflictStyle=merge merge.renames=true core.checkStat=default "
+    "core.trustctime=true core.ignoreStat=false core.bare=false core.safecrlf=false safe.directory=*"
+)
+_GIT = ["git", "--no-pager", *(word for pair in _OPTIONS.split() for word in ("-c", pair))]
+GIT = (*_GIT, "--literal-pathspecs", "-c", "core.hooksPath=/dev/null")
+"""Git without the checkout's hooks."""
+
+_FUNCTIONS = f"""set -u
+g() {{ {shlex.join(GIT)} "$@"; }}
+hooked() {{ {shlex.join(_GIT)} --literal-pathspecs "$@"; }}
+patterned() {{ {shlex.join(_GIT)} -c core.hooksPath=/dev/null "$@"; }}
+type -P git >/dev/null || exit {NO_GIT}
+"""
+_INSIDE = f"""{{ cd -- "$1" && [ -e .git ]; }} 2>/dev/null || exit {NO_CHECKOUT}
+shift
+d=.git; [ -d .git ] || d=$(g rev-parse --git-dir) || exit 1
+"""
+_ENVIRONMENT = {
+    "LC_ALL": "C",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_EDITOR": "true",
+    "GIT_SEQUENCE_EDITOR": "true",
+    "GIT_MERGE_AUTOEDIT": "no",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+}
+
+
+def script(body: str, *, inside: bool = True) -> str:
+    """A whole script of a body. `inside`: its first argument is the folder of a checkout, where it begins with the others, `d`
+    being the folder of the repository. `g` is git; `hooked` is git with the checkout's hooks, `patterned` is git to which a
+    path may be a pattern."""
+    return _FUNCTIONS + (_INSIDE if inside else "") + body
+
+
+def signed(author: Identity, committer: Identity | None = None) -> dict[str, str]:
+    """Variables that make git sign with these names."""
+    committer = committer or author
+    return {
+        "GIT_AUTHOR_NAME": author.name,
+        "GIT_AUTHOR_EMAIL": author.email,
+        "GIT_COMMITTER_NAME": committer.name,
+        "GIT_COMMITTER_EMAIL": committer.email,
+    }
+
+
+class Runner:
+    """Git in one sandbox, in one folder."""
+
+    def __init__(self, engine: SandboxEngine, engine_id: str, folder: str) -> None:
+        self.engine = engine
+        self.engine_id = engine_id
+        self.folder = folder
+
+    async def script(
+        self,
+        text: str,
+        *arguments: str,
+        envs: Mapping[str, str] | None = None,
+        ok: Container[int] = (0,),
+        reads: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        limit: int = LIMIT,
+    ) -> Ran:
+        """`reads`: it changes nothing, takes no lock, and may be repeated when the line breaks. An exit code that is not `ok`
+        is raised as what it means."""
+        argv = ["bash", "-c", text, "sandyard", self.folder, *arguments]
+        return await self._run(argv, envs=envs or {}, ok=ok, reads=reads, timeout_s=timeout_s, limit=limit, cwd=None)
+
+    async def read(self, *arguments: str, limit: int = LIMIT, timeout_s: float = TIMEOUT_S) -> tuple[bytes, bool]:
+        """Plain git, for reading."""
+        ran = await self._run(
+            [*GIT, *arguments], envs={}, ok=(0,), reads=True, timeout_s=timeout_s, limit=limit, cwd=self.folder
+        )
+        return ran.stdout, ran.truncated
+
+    async def _run(
+        self,
+        argv: list[str],
+        *,
+        envs: Mapping[str, str],
+        ok: Container[int],
+        reads: bool,
+        timeout_s: float,
+        limit: int,
+        cwd: str | None,
+    ) -> Ran:
+        parent = self.folder.rpartition("/")[0] or "/"
+        variables = {**_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": parent, **envs}
+        if reads:
+            variables["GIT_OPTIONAL_LOCKS"] = "0"
+        try:
+            ran = await self.engine.run(
+                self.engine_id,
+                argv,
+                cwd=cwd,
+                envs=variables,
+                timeout_s=timeout_s,
+                limit=limit,
+                idempotent=reads,
+            )
+        except ProgramTimeoutError as error:
+            raise GitTimeoutError(
+                f"Git in the sandbox did not end within {timeout_s:g} s, and was stopped. Try again."
+            ) from error
+        except DirectoryMissingError:
+            raise NoCheckoutError from None
+        if ran.exit_code in ok or (ran.truncated and reads):
+            return ran
+        raise refusal(ran)
+
+
+def refusal(ran: Ran) -> Exception:
+    """What git's exit code and words mean."""
+    said = words(ran.stderr)
+    if "No space left on device" in said or "Disk quota exceeded" in said:
+        return NotEnoughSpaceError()
+    if ran.exit_code in (NO_GIT, 127):
+        return GuestGitError("There is no git in the sandbox. Install it in the template.")
+    if ran.exit_code == NO_CHECKOUT or "not a git repository" in said:
+        return NoCheckoutError()
+    if ".lock': File exists" in said:
+        return GitFailedError(
+            f"Another git is at work in the sandbox. Try again when it is through; if none is, remove its lock. It said: {said}"
+        )
+    return GitFailedError(f"Git in the sandbox could not do this. It said: {said}" if said else None)
+
+
+def words(stderr: str) -> str:
+    """What git said, fit for a sentence: the end of it, without its hints."""
+    lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith("hint:")]
+    return "\n".join(lines).strip()[-_SAID:]

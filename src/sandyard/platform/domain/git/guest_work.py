@@ -1,0 +1,100 @@
+"""A whole work tree in one commit, and back again. The shape is that of git-stash: the commit's tree has every file, its
+first parent is HEAD, its second one a commit of the index."""
+
+from __future__ import annotations
+
+import re
+
+from sandyard.platform.domain.git.errors import GitFailedError, GuestGitError
+from sandyard.platform.domain.git.guest_run import Runner, script, signed
+from sandyard.platform.domain.git.model import Identity, WorkTree
+
+LARGEST_MIB = 100
+"""An untracked file that is larger is not kept: no forge takes one either."""
+WORK_S = 300.0
+_NOT_ONE = 92
+_OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_US = Identity("Sandyard", "sandyard@localhost")
+# with a fixed date the same work tree is the same commit, and needs to be sent but once
+_SIGNED = {
+    **signed(_US),
+    "GIT_AUTHOR_DATE": "1700000000 +0000",
+    "GIT_COMMITTER_DATE": "1700000000 +0000",
+}
+
+# The index used is a copy: with it come the dates and sizes of all files, so that only what was changed is read again.
+_WORK_TREE = script(f"""t=$(mktemp -d) || exit 1
+trap 'rm -rf -- "$t"' EXIT
+branch=$(g symbolic-ref -q --short HEAD) || branch=
+unborn=
+head=$(g rev-parse -q --verify 'HEAD^{{commit}}') || {{
+  unborn=1
+  head=$(g commit-tree -m 'sandyard: no commit yet' "$(g hash-object -w -t tree /dev/null)") || exit 1
+}}
+index=$(g rev-parse --git-path index)
+[ ! -f "$index" ] || cp -- "$index" "$t/index" || exit 1
+export GIT_INDEX_FILE=$t/index
+staged=$(g write-tree 2>/dev/null) || staged=$(g rev-parse "$head^{{tree}}") || exit 1
+skipped=$t/skipped
+: >"$skipped"
+g ls-files -z --others --exclude-standard | sed -z 's,^,./,' |
+  xargs -0 -r sh -c 'find "$@" -maxdepth 0 -type f -size +{LARGEST_MIB * 1024}k -print0' sandyard >"$t/large" 2>/dev/null
+not=()
+while IFS= read -r -d '' path; do
+  not+=(":(exclude,top,literal)${{path#./}}")
+  printf '%s\\0' "${{path#./}}" >>"$skipped"
+done <"$t/large"
+if [ ${{#not[@]}} -eq 0 ]; then g add -A --ignore-errors 2>"$t/said"
+else patterned add -A --ignore-errors -- . "${{not[@]}}" 2>"$t/said"; fi
+if [ $? -ne 0 ]; then
+  ! grep -qE 'No space left|Disk quota' "$t/said" || {{ cat "$t/said" >&2; exit 1; }}
+  g ls-files -z --others --modified --exclude-standard >"$t/left"
+  while IFS= read -r -d '' path; do
+    [ ! -e "$path" ] && [ ! -L "$path" ] || printf '%s\\0' "$path" >>"$skipped"
+  done <"$t/left"
+fi
+tree=$(g write-tree) || {{ cat "$t/said" >&2; exit 1; }}
+printf -v message 'sandyard: work tree\\n\\nbranch: %s\\nunborn: %s\\n' "$branch" "$unborn"
+at=$(g commit-tree -p "$head" -m 'sandyard: index' "$staged") || exit 1
+commit=$(g commit-tree -p "$head" -p "$at" -m "$message" "$tree") || exit 1
+changed=$(g diff-tree -r -z --name-only --no-renames "$head" "$commit" | tr -cd '\\000' | wc -c)
+g diff-tree -r -z --no-renames --diff-filter=AM "$head" "$commit" | sed -nz '/^:[0-7]* 160000 /{{n;p}}' >>"$skipped"
+printf '%s\\0%s\\0%s\\0%s\\0' "$commit" "$head" "$branch" "$((changed))"
+cat "$skipped"
+""")
+
+_RESTORE = script(f"""commit=$1
+kind=$(g log -1 --format='%P%n%B' --end-of-options "$commit" -- 2>/dev/null) || exit {_NOT_ONE}
+{{ read -r head index more; read -r first; }} <<<"$kind"
+[ "$first" = 'sandyard: work tree' ] && [ -n "$index" ] && [ -z "$more" ] || exit {_NOT_ONE}
+branch= unborn=
+while read -r name value; do
+  case $name in branch:) branch=$value ;; unborn:) unborn=$value ;; esac
+done <<<"$kind"
+if [ -e "$d/rebase-merge" ] || [ -e "$d/rebase-apply" ]; then g rebase --quit 2>/dev/null || g am --quit 2>/dev/null; fi
+rm -f -- "$d/MERGE_HEAD" "$d/MERGE_MSG" "$d/MERGE_MODE" "$d/CHERRY_PICK_HEAD" "$d/REVERT_HEAD"
+g -c checkout.workers=0 read-tree --reset -u "$commit" && g clean -ffdq || exit 1
+g read-tree -m "$commit" "$index" || exit 1
+if [ -n "$unborn" ]; then g symbolic-ref HEAD "refs/heads/$branch" && g update-ref -d "refs/heads/$branch" || exit 1
+elif [ -n "$branch" ]; then
+  g update-ref -m 'sandyard: restored' "refs/heads/$branch" "$head" && g symbolic-ref HEAD "refs/heads/$branch" || exit 1
+else g update-ref --no-deref -m 'sandyard: restored' HEAD "$head" || exit 1; fi
+g update-index -q --refresh
+exit 0
+""")
+
+
+async def work_tree(runner: Runner) -> WorkTree:
+    ran = await runner.script(_WORK_TREE, envs=_SIGNED, timeout_s=WORK_S)
+    fields = ran.stdout.split(b"\0")
+    shown = [field.decode(errors="replace") for field in fields]
+    if len(shown) < 5 or not all(_OID.fullmatch(oid) for oid in shown[:2]) or not re.fullmatch("[0-9]{1,9}", shown[3]):
+        raise GuestGitError
+    skipped = tuple(dict.fromkeys(shown[4:-1]))
+    return WorkTree(commit=shown[0], head=shown[1], branch=shown[2] or None, changed=int(shown[3]), skipped=skipped)
+
+
+async def restore(runner: Runner, commit: str) -> None:
+    ran = await runner.script(_RESTORE, commit, ok=(0, _NOT_ONE), timeout_s=WORK_S)
+    if ran.exit_code == _NOT_ONE:
+        raise GitFailedError(f"{commit[:12]} is not in the checkout, or is not a work tree that was kept.")

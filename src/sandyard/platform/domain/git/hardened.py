@@ -1,0 +1,210 @@
+"""The surroundings git gets on the platform's machine: nothing of the user's or the system's, and a credential nobody else sees.
+
+Configuration, token and SSH key live in memory files that only this process and the git it starts can open; none of them is ever in a
+command line, an environment variable, an address or a file on disk.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.platform.domain.git.errors import RemoteRefusedError, RepositoryInvalidError
+from sandyard.platform.domain.git.faults import KEY_UNREADABLE
+from sandyard.platform.domain.git.model import Credential
+from sandyard.platform.domain.git.remote import Remote
+
+HARMLESS = ("zeroPaddedFilemode", "missingSpaceBeforeDate", "badTimezone")
+"""Faults that old, honest histories have, and that no reader trips over. Forges let them pass too."""
+
+_PASSED_ON = ("PATH", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+_CONFIG = """\
+[core]
+    askPass =
+    attributesFile = /dev/null
+    excludesFile = /dev/null
+    fsmonitor = false
+    packedRefsTimeout = 10000
+    filesRefLockTimeout = 10000
+    pager = cat
+    protectHFS = true
+    protectNTFS = true
+    fsync = committed,reference
+[credential]
+    helper =
+[diff]
+    noprefix = false
+    mnemonicPrefix = false
+[fetch]
+    fsckObjects = true
+    unpackLimit = 1
+    recurseSubmodules = false
+[transfer]
+    fsckObjects = true
+[gc]
+    auto = 0
+[maintenance]
+    auto = false
+[http]
+    followRedirects = initial
+    lowSpeedLimit = 1
+    lowSpeedTime = 120
+[init]
+    defaultBranch = main
+[protocol]
+    version = 2
+[protocol "ext"]
+    allow = never
+[push]
+    followTags = false
+    recurseSubmodules = no
+[safe]
+    directory = *
+[submodule]
+    recurse = false
+""" + "".join(f'[fetch "fsck"]\n    {name} = ignore\n' for name in HARMLESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What to start git with. Good until the context that gave it ends."""
+
+    environment: dict[str, str]
+    descriptors: tuple[int, ...]
+
+
+@contextmanager
+def surroundings(folder: Path, credential: Credential | None, remote: Remote | None) -> Iterator[Surroundings]:
+    """`folder`: the platform's git folder, which stands for a home folder. Without a `remote`, git can reach none.
+
+    Raises RepositoryInvalidError when the credential would go over a line that others can read.
+    """
+    descriptors: list[int] = []
+    try:
+        config = _CONFIG
+        if remote is not None and remote.kind == "http" and credential is not None and credential.token:
+            config += _helper(credential, remote, descriptors)
+        settings = memory_file("git-config", config.encode())
+        descriptors.append(settings)
+        environment = {name: os.environ[name] for name in (*_PASSED_ON, *_PROXIES) if name in os.environ} | {
+            "LC_ALL": "C",
+            "HOME": str(folder),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": f"/dev/fd/{settings}",
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_ASKPASS": "",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_ALLOW_PROTOCOL": _protocols(remote),
+            "GIT_SSH_VARIANT": "ssh",
+            "GIT_SSH_COMMAND": "false",
+        }
+        if remote is not None and remote.kind == "ssh":
+            environment["GIT_SSH_COMMAND"] = _ssh(folder, credential, descriptors)
+        yield Surroundings(environment, tuple(descriptors))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def memory_file(name: str, content: bytes) -> int:
+    """A file without a place on any disk, open for reading from its start and for its owner alone."""
+    descriptor = os.memfd_create(name)
+    try:
+        os.fchmod(descriptor, 0o600)
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _protocols(remote: Remote | None) -> str:
+    if remote is None:
+        return ""
+    return "http:https" if remote.scheme == "http" else remote.scheme
+
+
+def _helper(credential: Credential, remote: Remote, descriptors: list[int]) -> str:
+    """A credential helper for this remote's origin alone.
+
+    An `http.extraHeader` would be simpler, but git goes on sending it after a redirect to another host; a helper is asked anew, by
+    the name of the host that wants to know.
+    """
+    if not remote.private_line:
+        raise RepositoryInvalidError(
+            "This address begins with http://, where anyone on the way can read the project's token. "
+            "Use https://, or remove the credential."
+        )
+    assert credential.token is not None
+    token = credential.token.reveal()
+    if any(character in token + credential.username for character in "\n\r\0"):
+        raise RemoteRefusedError("The project's token has a line break in it. Give the project its token again.")
+    answer = memory_file("git-credential", f"username={credential.username}\npassword={token}\n".encode())
+    descriptors.append(answer)
+    script = f'!f() {{ test \\"$1\\" != get || cat /dev/fd/{answer}; }}; f'
+    return f'[credential "{remote.origin}"]\n    helper = "{script}"\n'
+
+
+def _ssh(folder: Path, credential: Credential | None, descriptors: list[int]) -> str:
+    program = shutil.which("ssh")
+    if program is None:
+        raise RepositoryInvalidError(
+            "There is no `ssh` on the platform's machine. Install it, or use an https:// address."
+        )
+    key = "none"  # not the keys of the user the platform runs as
+    if credential is not None and credential.ssh_key:
+        text = credential.ssh_key.reveal().replace("\r\n", "\n").strip() + "\n"
+        if _is_locked(text):
+            raise RemoteRefusedError(KEY_UNREADABLE)  # ssh would try, and only say that it was not let in
+        descriptor = memory_file("ssh-key", text.encode())
+        descriptors.append(descriptor)
+        # ssh closes what it inherits, so that /dev/fd would not do; the key is there for as long as this process holds it open
+        key = f"/proc/{os.getpid()}/fd/{descriptor}"
+    known = str(folder / "known_hosts").replace('"', "")
+    options = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "accept-new",
+        "UserKnownHostsFile": f'"{known}"',
+        "IdentitiesOnly": "yes",
+        "IdentityAgent": "none",
+        "IdentityFile": key,
+        "PreferredAuthentications": "publickey",
+        "ForwardAgent": "no",
+        "ClearAllForwardings": "yes",
+        "ControlPath": "none",
+        "ConnectTimeout": "30",
+        "ServerAliveInterval": "30",
+    }
+    words = [
+        program,
+        "-F",
+        "/dev/null",
+        *(part for name, value in options.items() for part in ("-o", f"{name}={value}")),
+    ]
+    return shlex.join(words)
+
+
+def _is_locked(key: str) -> bool:
+    """Whether a private key needs a passphrase: PEM says so in words, OpenSSH's own format names its cipher."""
+    if "ENCRYPTED" in key:
+        return True
+    body = "".join(line for line in key.splitlines() if not line.startswith("-----"))
+    try:
+        content = base64.b64decode(body, validate=True)
+    except ValueError:
+        return False
+    magic = b"openssh-key-v1\0"
+    return content.startswith(magic) and not content.startswith(magic + b"\0\0\0\4none")

@@ -1,0 +1,218 @@
+"""Git on the platform's own machine: the only git that ever sees a remote or a credential."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Container
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError
+from sandyard.platform.domain.git.faults import masking, translated
+from sandyard.platform.domain.git.hardened import memory_file, surroundings
+from sandyard.platform.domain.git.model import Credential, Progress, no_progress
+from sandyard.platform.domain.git.remote import Remote
+
+OUTPUT_LIMIT = 64 << 20
+_STDERR_LIMIT = 64 << 10
+_LINE_LIMIT = 4 << 10
+_CHUNK = 64 << 10
+_GRACE_S = 2.0  # for git to remove its lock files after SIGTERM
+
+_LINE_END = re.compile(rb"[\r\n]+")
+_PERCENT = re.compile(r"^(?:remote: )?(?P<what>[A-Z][A-Za-z /-]+):\s+(?P<percent>\d{1,3})% ")
+_COUNTED = re.compile(r"^(?:remote: )?[A-Z][A-Za-z /-]+: \d+(, done\.)?$")
+
+NEEDED = (2, 38)
+"""Of git: the first that can merge without a work tree."""
+
+Stdin = bytes | Path | IO[bytes] | None
+"""A file is read from where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`truncated`: there was more than the limit on stdout, and git was stopped there; `code` then says nothing."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+    truncated: bool = False
+
+
+class Git:
+    """Runs git, one process (group) per call, with nothing of this machine's or user's configuration."""
+
+    def __init__(self, folder: Path, *, timeout_s: float) -> None:
+        self.folder = folder
+        self._timeout_s = timeout_s
+
+    async def run(
+        self,
+        *arguments: str,
+        cwd: Path | None,
+        credential: Credential | None = None,
+        remote: Remote | None = None,
+        stdin: Stdin = None,
+        progress: Progress = no_progress,
+        timeout_s: float | None = None,
+        limit: int = OUTPUT_LIMIT,
+        ok: Container[int] = (0,),
+        objects: Path | None = None,
+        largest: int | None = None,
+    ) -> Finished:
+        """Runs `git arguments…` in `cwd` (the git folder when None) until it ends.
+
+        It can speak with `remote` alone, and with none when that is None. `objects`: new objects go there instead of into the
+        repository. `largest`: git may not ask for more memory than this at once.
+
+        Raises GitFailedError or one of its more exact kin when git's exit code is not among `ok`, GitTimeoutError when it takes
+        longer than `timeout_s`. On a timeout and on cancellation git and all it has started are gone when this returns. No text
+        that leaves here holds the credential.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        where = cwd or self.folder
+        mask = masking(credential)
+        with ExitStack() as stack:
+            around = stack.enter_context(surroundings(self.folder, credential, remote))
+            environment = around.environment | {"GIT_CEILING_DIRECTORIES": str(where.parent)}
+            if objects is not None:
+                environment["GIT_OBJECT_DIRECTORY"] = str(objects)
+            if largest is not None:
+                environment["GIT_ALLOC_LIMIT"] = str(largest)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    "git",
+                    "-c",
+                    "core.hooksPath=/dev/null",  # not in the configuration: a local remote's own hooks are its rules
+                    *arguments,
+                    cwd=where,
+                    env=environment,
+                    stdin=_opened(stdin, stack),
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    pass_fds=around.descriptors,
+                    start_new_session=True,
+                )
+            except FileNotFoundError as missing:
+                raise GitFailedError(
+                    f"There is no folder {where} any more."
+                    if not where.is_dir()
+                    else "Git is not installed on the platform's machine."
+                ) from missing
+            assert process.stdout is not None
+            assert process.stderr is not None
+            patience = self._timeout_s if timeout_s is None else timeout_s
+            try:
+                async with asyncio.timeout(patience):
+                    listening = asyncio.create_task(_listen(process.stderr, mask, progress))
+                    try:
+                        stdout, truncated = await _collect(process.stdout, limit)
+                        if truncated:
+                            _signal(process, signal.SIGTERM)
+                        code = await process.wait()
+                        stderr = await listening
+                    finally:
+                        listening.cancel()
+            except TimeoutError:
+                raise GitTimeoutError(
+                    f"Git took longer than {patience:g} seconds ({_verb(arguments)}), and was stopped. Try again."
+                ) from None
+            finally:
+                await _end(process)
+        if code not in ok and not truncated:
+            raise translated(stderr, _verb(arguments))
+        return Finished(code, stdout, stderr, truncated)
+
+
+def _opened(stdin: Stdin, stack: ExitStack) -> int | IO[bytes]:
+    if stdin is None:
+        return asyncio.subprocess.DEVNULL
+    if isinstance(stdin, bytes):
+        descriptor = memory_file("git-stdin", stdin)
+        stack.callback(os.close, descriptor)
+        return descriptor
+    return stack.enter_context(stdin.open("rb")) if isinstance(stdin, Path) else stdin
+
+
+def _verb(arguments: tuple[str, ...]) -> str:
+    """What git was asked to do: the first argument that is neither an option nor the value of `-c`."""
+    previous = ""
+    for argument in arguments:
+        if not argument.startswith("-") and previous not in ("-c", "-C"):
+            return argument
+        previous = argument
+    return "git"
+
+
+async def _collect(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
+    """What is on stdout, no more than `limit` bytes of it; whether there was more."""
+    held = bytearray()
+    while chunk := await stream.read(_CHUNK):
+        held += chunk
+        if len(held) > limit:
+            return bytes(held[:limit]), True
+    return bytes(held), False
+
+
+async def _listen(stream: asyncio.StreamReader, mask: Callable[[str], str], progress: Progress) -> str:
+    """The last lines of stderr that are not progress; progress is told as it comes."""
+    kept: list[str] = []
+    size = 0
+    told: tuple[str, int] | None = None
+    rest = b""
+    while True:
+        chunk = await stream.read(_CHUNK)
+        *lines, rest = _LINE_END.split(rest + chunk) if chunk else [rest, b""]
+        if len(rest) > _LINE_LIMIT:
+            lines, rest = [*lines, rest], b""
+        for raw in lines:
+            line = mask(raw.decode(errors="replace")).rstrip()[:_LINE_LIMIT]
+            if match := _PERCENT.match(line):
+                now = (match["what"], min(100, int(match["percent"])))
+                if now != told:
+                    told = now
+                    progress(*now)
+            elif line and not _COUNTED.match(line):
+                kept.append(line)
+                size += len(line)
+                while size > _STDERR_LIMIT:
+                    size -= len(kept.pop(0))
+        if not chunk:
+            return "\n".join(kept)
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Nothing of the process group is left afterwards, however this is left."""
+    if process.returncode is None:
+        _signal(process, signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await process.wait()
+    _signal(process, signal.SIGKILL)
+    if process.returncode is None:
+        await process.wait()
+
+
+def lacking() -> str | None:
+    """What is wrong with the git of this machine, as a sentence; None: nothing. Blocks for a moment."""
+    wanted = ".".join(str(number) for number in NEEDED)
+    try:
+        told = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return f"There is no git on this machine: install git {wanted} or newer for projects with a repository."
+    found = re.search(r"(\d+)\.(\d+)", told)
+    if found is None or (int(found[1]), int(found[2])) < NEEDED:
+        return f"{told.strip()} is too old for projects with a repository: install git {wanted} or newer."
+    return None

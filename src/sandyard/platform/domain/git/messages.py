@@ -1,0 +1,215 @@
+"""What commits say: conventional subjects, a correction for every other one, and trailers.
+
+A subject here is what git makes of a message: the lines of its first paragraph, joined. So a message that passes when it is
+committed passes again when it is pushed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from sandyard.platform.domain.git.errors import CommitMessageError
+from sandyard.platform.domain.git.model import Commit, Identity
+
+TYPES = ("feat", "fix", "docs", "style", "refactor", "perf", "test", "build", "ci", "chore", "revert")
+LONGEST = 100
+"""Of the description, in characters."""
+
+CONVENTIONAL = re.compile(rf"^({'|'.join(TYPES)})(\(.+\))?!?: .{{1,{LONGEST}}}$")
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_LOOSE = re.compile(
+    r"\[?\s*(?P<type>[A-Za-z]{2,20})\s*\]?\s*(?:\((?P<scope>[^()]*)\))?\s*(?P<breaking>!?)\s*(?P<end>[:\u2013\u2014-]|\])?\s*(?P<rest>.*)"
+)
+_TRAILER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*: \S.*")
+_NAMED = 10
+_EXAMPLE = "update"
+
+# other names people give to the types
+_ALIASES = {
+    **dict.fromkeys("feature features enhancement enhance improvement".split(), "feat"),
+    **dict.fromkeys("bug bugfix hotfix fixes fixed bugs patch".split(), "fix"),
+    **dict.fromkeys("doc documentation".split(), "docs"),
+    **dict.fromkeys("styles styling format formatting lint".split(), "style"),
+    **dict.fromkeys("refactoring refactors cleanup".split(), "refactor"),
+    **dict.fromkeys("performance optimization optimisation".split(), "perf"),
+    **dict.fromkeys("tests testing".split(), "test"),
+    **dict.fromkeys("deps dependencies dependency packaging".split(), "build"),
+    **dict.fromkeys("workflow pipeline".split(), "ci"),
+    **dict.fromkeys("chores misc maintenance wip".split(), "chore"),
+    **{word: word for word in TYPES},
+}
+# what a sentence is about, by the word it begins with
+_VERBS = {
+    **dict.fromkeys("add adds added implement implements implemented introduce support allow enable".split(), "feat"),
+    **dict.fromkeys("create creates created make provide".split(), "feat"),
+    **dict.fromkeys("correct corrects corrected repair resolve resolves resolved prevent avoid handle".split(), "fix"),
+    **dict.fromkeys("document documents documented explain describe".split(), "docs"),
+    **dict.fromkeys("reformat reindent".split(), "style"),
+    **dict.fromkeys("rename renames renamed extract move moves moved simplify restructure rewrite".split(), "refactor"),
+    **dict.fromkeys("reorganise reorganize split inline deduplicate clean".split(), "refactor"),
+    **dict.fromkeys("optimise optimize speed accelerate cache".split(), "perf"),
+    **dict.fromkeys("bump upgrade upgrades upgraded downgrade pin".split(), "build"),
+    **dict.fromkeys("reverts reverted undo".split(), "revert"),
+}
+
+
+def subject_of(message: str) -> str:
+    """As `git log --format=%s` shows it."""
+    lines = [line.rstrip(" \t\r") for line in message.split("\n")]
+    while lines and not lines[0]:
+        lines.pop(0)
+    paragraph = lines[: lines.index("")] if "" in lines else lines
+    return " ".join(paragraph)
+
+
+def check(message: str) -> None:
+    """CommitMessageError says what is wrong and has the whole message corrected, nothing of it lost."""
+    subject = subject_of(message)
+    if CONVENTIONAL.fullmatch(subject) and not _UNPRINTABLE.search(message.replace("\r\n", "\n")):
+        return
+    corrected = _corrected(message)
+    raise CommitMessageError(f"{_complaint(subject)} Use, for example: {subject_of(corrected)}", corrected)
+
+
+def check_pushed(commits: Sequence[Commit]) -> None:
+    """CommitMessageError names each commit whose subject does not follow the convention. Merges say what git has them say."""
+    bad = [commit for commit in commits if len(commit.parents) < 2 and not CONVENTIONAL.fullmatch(commit.subject)]
+    if not bad:
+        return
+    named = "; ".join(
+        f"{commit.id[:10]} “{_short(commit.subject)}” → {suggest(commit.subject)}" for commit in bad[:_NAMED]
+    )
+    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    which = "One commit does not follow" if len(bad) == 1 else f"{len(bad)} commits do not follow"
+    raise CommitMessageError(
+        f"{which} the convention for messages, and nothing was pushed. Reword: {named}{more}.", suggest(bad[0].subject)
+    )
+
+
+def suggest(subject: str) -> str:
+    """The subject as it should be; one that is right already comes back as it is. The answer always passes the check."""
+    plain = _plain(subject)
+    if CONVENTIONAL.fullmatch(plain):
+        return plain
+    kind, scope, breaking, rest = _understood(plain)
+    scope = f"({scope})" if scope else ""
+    return f"{kind}{scope}{breaking}: {_cut(_tidy(rest)) or _EXAMPLE}"
+
+
+def with_trailers(message: str, co_authors: Iterable[Identity]) -> str:
+    """The message with a line for each co-author at its end. One who is named already is not named again."""
+    text = message.replace("\r\n", "\n").rstrip()
+    there = text.lower()
+    lines: list[str] = []
+    for person in co_authors:
+        name, email = _bare(person.name), _bare(person.email)
+        if f"<{email.lower()}>" not in "".join(_co_author_lines(there)):
+            lines.append(f"Co-authored-by: {name} <{email}>")
+            there += "\n" + lines[-1].lower()
+    if not lines:
+        return text
+    return text + ("\n" if _ends_with_trailers(text) else "\n\n") + "\n".join(lines)
+
+
+def co_authors(message: str) -> list[Identity]:
+    """Those whom its trailers name, in their order."""
+    found = []
+    for line in _co_author_lines(message):
+        match = re.fullmatch(r"[^:]+:\s*(?P<name>[^<>]+?)\s*<(?P<email>[^<>\s]+)>", line)
+        if match:
+            found.append(Identity(match["name"], match["email"]))
+    return found
+
+
+def _co_author_lines(message: str) -> list[str]:
+    return [line.strip() for line in message.splitlines() if line.lower().startswith("co-authored-by:")]
+
+
+def _complaint(subject: str) -> str:
+    if not subject:
+        return "The commit has no message."
+    kind, colon, _ = subject.partition(": ")
+    if colon and CONVENTIONAL.fullmatch(f"{kind}: x"):
+        if len(subject) > len(kind) + 2 + LONGEST:
+            return f"The description behind “{_short(kind)}:” has more than {LONGEST} characters; put the rest into the message's body."
+        return "The commit's message has characters that cannot be printed."
+    return (
+        f"The commit's subject “{_short(subject)}” does not follow the convention: a type ({', '.join(TYPES)}), a scope in brackets "
+        f"if there is one, a colon, a space, and a description of at most {LONGEST} characters."
+    )
+
+
+def _corrected(message: str) -> str:
+    subject = subject_of(message)
+    better = suggest(subject)
+    body = _UNPRINTABLE.sub("", _body(message).replace("\r\n", "\n")).strip("\n").rstrip()
+    whole = _plain(subject)
+    kept = [whole] if len(whole) > LONGEST and not better.endswith(_understood(whole)[3]) else []
+    return "\n\n".join([better, *kept, *([body] if body else [])])
+
+
+def _body(message: str) -> str:
+    lines = [line.rstrip(" \t\r") for line in message.split("\n")]
+    while lines and not lines[0]:
+        lines.pop(0)
+    return "\n".join(lines[lines.index("") :]) if "" in lines else ""
+
+
+def _plain(text: str) -> str:
+    return " ".join(_UNPRINTABLE.sub(" ", text.replace("\n", " ")).split())
+
+
+def _understood(plain: str) -> tuple[str, str, str, str]:
+    """Its type, scope, "!" and description, as far as they can be made out."""
+    match = _LOOSE.fullmatch(plain)
+    if match is None:
+        return _guessed(plain), "", "", plain
+    word = match["type"].lower()
+    marked = bool(match["end"] or match["scope"] is not None or plain.startswith("["))
+    if marked and word in _ALIASES:
+        return _ALIASES[word], " ".join((match["scope"] or "").split())[:40].strip(), match["breaking"], match["rest"]
+    return _guessed(plain), "", "", plain
+
+
+def _guessed(plain: str) -> str:
+    words = [word for word in re.split(r"[^a-z]+", plain.lower()) if word]
+    first = words[0] if words else ""
+    if first in _VERBS and not ({"test", "tests"} & set(words[1:4])):
+        kind = _VERBS[first]
+        return "docs" if kind == "feat" and {"readme", "docs", "documentation"} & set(words) else kind
+    if {"test", "tests"} & set(words[:4]):
+        return "test"
+    if {"readme", "docs", "documentation", "changelog", "typo"} & set(words):
+        return "docs"
+    return _ALIASES.get(first, "chore")
+
+
+def _tidy(rest: str) -> str:
+    text = rest.strip().lstrip(":-\u2013\u2014] ").rstrip(" .")
+    first, space, others = text.partition(" ")
+    if first[:1].isupper() and first[1:].islower():  # not a name such as API or GitHub
+        first = first[:1].lower() + first[1:]
+    return first + space + others
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    whole = text[: LONGEST + 1].rpartition(" ")[0]
+    return (whole if len(whole) > LONGEST // 2 else text[:LONGEST]).rstrip(" ,;:.-")
+
+
+def _short(text: str) -> str:
+    plain = _plain(text)
+    return plain if len(plain) <= 72 else plain[:71] + "…"
+
+
+def _bare(text: str) -> str:
+    return " ".join(re.sub(r"[<>]", "", _UNPRINTABLE.sub("", text)).split())
+
+
+def _ends_with_trailers(text: str) -> bool:
+    head, blank, last = text.rpartition("\n\n")
+    return bool(blank and head) and all(_TRAILER.fullmatch(line) for line in last.split("\n"))

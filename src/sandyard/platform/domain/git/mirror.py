@@ -1,0 +1,259 @@
+"""Mirrors: the platform's own full copy of each project's repository, which sandboxes get their commits from and bring them to.
+
+`refs/remotes/origin/*` and `refs/tags/*` are the remote's; `refs/sandyard/…` is what came out of sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sandyard.platform.domain.git import merging, pushing
+from sandyard.platform.domain.git.bare import COMMIT, Bare
+from sandyard.platform.domain.git.bundles import Bundles
+from sandyard.platform.domain.git.errors import RemoteMissingError
+from sandyard.platform.domain.git.host import Git
+from sandyard.platform.domain.git.model import Bundle, Conflict, Credential, Progress, no_progress
+from sandyard.platform.domain.git.pushing import Line, Patience
+from sandyard.platform.domain.git.remote import Remote
+from sandyard.platform.domain.git.taking import take
+from sandyard.platform.settings import PlatformSettings
+
+HEADS, ORIGIN, TAGS = "refs/heads/", "refs/remotes/origin/", "refs/tags/"
+OWN_TAGS = "refs/sandyard/tags/"
+_MANY_PACKS = 20
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_SUBMODULES = "It has submodules, which are not checked out: their folders are empty."
+_LFS = "It uses Git LFS: the large files are not fetched, and pointer files stand in their places."
+
+
+class Mirrors:
+    """One for a platform: it keeps one Mirror per project, whose locks hold only within this process."""
+
+    def __init__(self, git: Git, settings: PlatformSettings, *, patience: Patience | None = None) -> None:
+        self._git = git
+        self._settings = settings
+        self._patience = patience or Patience()
+        self._open: dict[str, Mirror] = {}
+
+    def of(self, project_id: str) -> Mirror:
+        """The project's mirror, whether or not it has been made."""
+        if project_id not in self._open:
+            if not _PROJECT.fullmatch(project_id):
+                raise ValueError(f"{project_id!r} is not a project's id")
+            folder = self._settings.git_dir / f"{project_id}.git"
+            self._open[project_id] = Mirror(self._git, folder, self._settings, self._patience)
+        return self._open[project_id]
+
+    def known(self) -> list[str]:
+        """The projects that have something of a mirror on the disk."""
+        return sorted(folder.stem for folder in self._settings.git_dir.glob("*.git") if _PROJECT.fullmatch(folder.stem))
+
+    async def remove(self, project_id: str) -> None:
+        """With all that was kept in it. Idempotent; one that was cut short is completed by the next."""
+        mirror = self.of(project_id)
+        async with mirror.alone():
+            if mirror.folder.exists():
+                mirror.folder.rename(mirror.folder.with_name(f"{project_id}-{secrets.token_hex(4)}.removed"))
+            self._open.pop(project_id, None)
+        for folder in self._settings.git_dir.glob("*.removed"):
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+class Mirror(Bare):
+    """A Place. Everything that changes it can be repeated after a crash in its middle."""
+
+    def __init__(self, git: Git, folder: Path, settings: PlatformSettings, patience: Patience) -> None:
+        super().__init__(git, folder)
+        self._settings = settings
+        self._patience = patience
+        self._bundles = Bundles(self, limit=settings.git_transfer_limit)
+        self._bundles.sweep()
+        self._complete = self.own / "complete"
+        self._refreshing = asyncio.Lock()
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has been fetched wholly once."""
+        return self._complete.exists()
+
+    # the remote --------------------------------------------------------------------------------------------------------
+
+    async def refresh(self, remote: Remote, credential: Credential | None, progress: Progress = no_progress) -> None:
+        """Brings it up to date, and makes it when there is none or only a part of one. Branches and tags that are gone from the
+        remote are gone here afterwards. Asks the remote once when nothing is new; tries again when the line is faulty.
+
+        Raises RemoteMissingError when the repository has no branch yet, and what Git.run raises of remotes.
+        """
+
+        async def attempt() -> None:
+            async with self._refreshing, self.writing():
+                await self._refresh(remote, credential, progress)
+
+        await self._patience.over(attempt, "fetch")
+
+    async def _refresh(self, remote: Remote, credential: Credential | None, progress: Progress) -> None:
+        progress("Asking the remote")
+        done = await self.git.run(
+            "ls-remote", "--symref", "--", remote.url, "HEAD", f"{HEADS}*", f"{TAGS}*",
+            cwd=None, remote=remote, credential=credential,
+        )  # fmt: skip
+        default, wanted = _advertised(done.stdout)
+        if not any(name.startswith(ORIGIN) for name in wanted):
+            raise RemoteMissingError(
+                "The repository is empty: it has no branch yet. Push a first commit to it, then try again."
+            )
+        if not self.exists:
+            # what is there was cut short before it was ever whole: nothing has been kept in it
+            await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+            await self.git.run("init", "--quiet", "--bare", "--template=", str(self.folder), cwd=None)
+        if not self.exists or await self.refs(ORIGIN) | await self.refs(TAGS) != wanted:
+            await self.git.run(
+                f"--git-dir={self.folder}",
+                *("fetch", "--prune", "--no-tags", "--no-write-fetch-head", "--progress", "--", remote.url),
+                *(f"+{HEADS}*:{ORIGIN}*", f"+{TAGS}*:{TAGS}*"),
+                cwd=self.folder, remote=remote, credential=credential, progress=progress,
+            )  # fmt: skip
+        self.own.mkdir(exist_ok=True)
+        (self.own / "default-branch").write_text(default or "")
+        self._complete.touch()
+
+    async def look(self, remote: Remote, credential: Credential | None) -> dict[str, str]:
+        """The remote's branches as it has them now. Writes nothing, and needs no mirror."""
+        found = await Line(self, remote, credential).look(f"{HEADS}*")
+        return {name.removeprefix(HEADS): commit for name, commit in found.items() if name.startswith(HEADS)}
+
+    async def remote_branch(self, remote: Remote, credential: Credential | None, branch: str) -> str | None:
+        return await Line(self, remote, credential).at(HEADS + branch)
+
+    async def push(
+        self,
+        remote: Remote,
+        credential: Credential | None,
+        commit: str,
+        branch: str,
+        *,
+        expected: str | None,
+        base: str | None = None,
+        progress: Progress = no_progress,
+    ) -> None:
+        """See `pushing.push`. Afterwards the mirror knows the remote's branch to be there."""
+        line = Line(self, remote, credential)
+        await pushing.push(
+            line, commit, branch, expected=expected, base=base, progress=progress, patience=self._patience
+        )
+        await self.set_ref(ORIGIN + branch, commit)
+
+    async def push_tag(
+        self, remote: Remote, credential: Credential | None, name: str, progress: Progress = no_progress
+    ) -> None:
+        """The tag that a sandbox brought to `refs/sandyard/tags/<name>`; see `pushing.push_tag`."""
+        tag = (await self.refs(OWN_TAGS + name))[OWN_TAGS + name]
+        line = Line(self, remote, credential)
+        await pushing.push_tag(line, tag, name, progress=progress, patience=self._patience)
+        await self.set_ref(TAGS + name, tag)
+
+    async def delete_remote_branch(
+        self, remote: Remote, credential: Credential | None, branch: str, expected: str
+    ) -> bool:
+        """See `pushing.delete_branch`."""
+        line = Line(self, remote, credential)
+        gone = await pushing.delete_branch(line, branch, expected, progress=no_progress, patience=self._patience)
+        if gone:
+            await self.drop_ref(ORIGIN + branch)
+        return gone
+
+    # what it has -------------------------------------------------------------------------------------------------------
+
+    async def branches(self) -> dict[str, str]:
+        """The remote's, as of the last refresh."""
+        return {name.removeprefix(ORIGIN): commit for name, commit in (await self.refs(ORIGIN)).items()}
+
+    async def default_branch(self) -> str | None:
+        """As the remote said at the last refresh. None when it says nothing, or names one that is not there."""
+        try:
+            return (self.own / "default-branch").read_text() or None
+        except FileNotFoundError:
+            return None
+
+    async def on_remote(self, commit: str) -> bool:
+        """Whether one of the remote's branches or tags has this commit: if not, it came out of a sandbox."""
+        if not await self.has(commit):
+            return False
+        done = await self.run("for-each-ref", f"--contains={commit}", "--count=1", "--format=x", ORIGIN, TAGS)
+        return bool(done.stdout)
+
+    async def features(self, commit: str) -> list[str]:
+        """What a checkout of it will lack, in sentences."""
+        found = []
+        if (await self.run("ls-tree", commit, "--", ".gitmodules")).stdout:
+            found.append(_SUBMODULES)
+        where = ("--", ":(top,glob)**/.gitattributes")
+        if (await self.run("grep", "--quiet", "--fixed-strings", "filter=lfs", commit, *where, ok=(0, 1))).code == 0:
+            found.append(_LFS)
+        return found
+
+    async def conflicts(self, ours: str, theirs: str) -> list[Conflict]:
+        """What a merge of the two would stumble over. Changes nothing."""
+        return await merging.conflicts(self, ours, theirs)
+
+    async def large(self) -> bool:
+        return await asyncio.to_thread(self.packs_size) > self._settings.git_shallow_over
+
+    # in and out of sandboxes -------------------------------------------------------------------------------------------
+
+    async def bundle(
+        self,
+        commit: str,
+        *,
+        ref: str,
+        have: Sequence[str] = (),
+        depth: int | None = None,
+        shallow: Sequence[str] = (),
+    ) -> Bundle:
+        """A file with `commit` under the name `ref`, to be given back with `release`.
+
+        Without `have` it holds the history, of `depth` generations or all of it; it is kept for whoever wants the same. With `have`
+        it holds what those commits lack; `shallow` must then say where the receiver's own history ends, if it is not whole. What
+        of `have` the mirror does not know is left aside. TooMuchError when it is larger than `git_transfer_limit`.
+        """
+        return await self._bundles.make(commit, ref=ref, have=have, depth=depth, shallow=shallow)
+
+    async def release(self, bundle: Bundle) -> None:
+        """Removes it, unless it is one that is kept."""
+        await self._bundles.release(bundle)
+
+    async def take(self, path: Path, refs: Mapping[str, str]) -> None:
+        """See `taking.take`: ref in the bundle → ref below refs/sandyard/ in the mirror."""
+        async with self.writing():
+            await take(self, path, refs, limit=self._settings.git_transfer_limit)
+
+    async def tidy(self) -> None:
+        """Packs anew when there are many packs, and drops kept bundles. What no ref has is dropped after two weeks. Does nothing
+        while somebody writes: there will be another time."""
+        if not self.exists or self.busy:
+            return
+        await self._bundles.drop()
+        async with self.alone():
+            if sum(1 for _ in self.objects.glob("pack/*.pack")) > _MANY_PACKS:
+                await self.run("gc", "--quiet", "--cruft", "--prune=2.weeks.ago")
+
+
+def _advertised(listing: bytes) -> tuple[str | None, dict[str, str]]:
+    """Of `ls-remote --symref`: the default branch, and the refs under the names they have in a mirror."""
+    default, refs = None, dict[str, str]()
+    for line in listing.decode(errors="surrogateescape").splitlines():
+        value, _, name = line.partition("\t")
+        if name == "HEAD" and value.startswith(f"ref: {HEADS}"):
+            default = value.removeprefix(f"ref: {HEADS}")
+        elif name.endswith("^{}") or not COMMIT.fullmatch(value):
+            continue
+        elif name.startswith(HEADS):
+            refs[ORIGIN + name.removeprefix(HEADS)] = value
+        elif name.startswith(TAGS):
+            refs[name] = value
+    return default if default and ORIGIN + default in refs else None, refs

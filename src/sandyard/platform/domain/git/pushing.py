@@ -1,0 +1,165 @@
+"""Pushing to a remote: never forced, and sure of what has arrived when the line was cut."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sandyard.kit.logging import get_logger
+from sandyard.platform.domain.git.bare import Bare
+from sandyard.platform.domain.git.errors import BranchMovedError, RemoteRejectedError, RemoteUnreachableError
+from sandyard.platform.domain.git.faults import server_words, translated
+from sandyard.platform.domain.git.model import Credential, Progress
+from sandyard.platform.domain.git.remote import Remote
+
+_log = get_logger(__name__)
+_REJECTED = re.compile(r"^!\t[^\t]*\t\[(?P<by>[^\]]+)\](?: \((?P<why>.*)\))?$", re.MULTILINE)
+_RACE = ("failed to update ref", "cannot lock ref", "reference already exists", "failed to lock")
+_PAUSES = (1.0, 4.0)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a faulty line is tried again, and how long to wait before each time."""
+
+    pauses: Sequence[float] = _PAUSES
+    sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
+
+    async def over(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
+        """Tries until it works, or fails for another reason than the line, or has failed once more than there are pauses."""
+        for pause in self.pauses:
+            try:
+                return await attempt()
+            except RemoteUnreachableError as fault:
+                _log.info("git_remote_faulty", what=what, reason=fault.message, pause_s=pause)
+                await self.sleep(pause)
+        return await attempt()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A remote and what opens it."""
+
+    bare: Bare
+    remote: Remote
+    credential: Credential | None
+
+    async def look(self, *patterns: str) -> dict[str, str]:
+        """Refs as the remote has them, by their full names."""
+        done = await self.bare.git.run(
+            "ls-remote", "--", self.remote.url, *patterns, cwd=None, remote=self.remote, credential=self.credential
+        )
+        lines = (line.partition("\t") for line in done.stdout.decode(errors="surrogateescape").splitlines())
+        return {name: commit for commit, _, name in lines if not name.endswith("^{}")}
+
+    async def at(self, ref: str) -> str | None:
+        return (await self.look(ref)).get(ref)
+
+    async def send(self, refspec: str, ref: str, progress: Progress, *options: str) -> None:
+        """One try. BranchMovedError, RemoteRejectedError, and what Git.run raises."""
+        done = await self.bare.git.run(
+            f"--git-dir={self.bare.folder}",
+            "push",
+            "--porcelain",
+            "--progress",
+            *options,
+            "--",
+            self.remote.url,
+            refspec,
+            cwd=self.bare.folder,
+            remote=self.remote,
+            credential=self.credential,
+            progress=progress,
+            ok=(0, 1),
+        )
+        if done.code == 0:
+            return
+        rejected = _REJECTED.search(done.stdout.decode(errors="replace"))
+        if rejected is None or rejected["by"] == "remote failure":
+            raise translated(done.stderr, "push")
+        if rejected["by"] != "remote rejected":
+            raise BranchMovedError
+        why = rejected["why"] or "it does not say why"
+        if why.startswith(_RACE):
+            raise RemoteUnreachableError(f"Somebody else wrote {ref} at the same moment. Try again.")
+        words = server_words(done.stderr)
+        raise RemoteRejectedError(f"The remote has rejected the push ({why}).{f' It says: {words}' if words else ''}")
+
+
+async def push(
+    line: Line,
+    commit: str,
+    branch: str,
+    *,
+    expected: str | None,
+    base: str | None,
+    progress: Progress,
+    patience: Patience,
+) -> None:
+    """Idempotent: when the remote's branch is at `commit` already, nothing is done. `expected`: where it was left when it was last
+    pushed to; `base`: what the work began from.
+
+    Raises BranchMovedError when the branch has commits that `commit` has not, when it should be there and is gone, and when it should
+    not be there and has nothing that `base` has not: such a branch was never pushed from here.
+    """
+    ref = f"refs/heads/{branch}"
+
+    async def attempt() -> None:
+        now = await line.at(ref)
+        if now == commit:
+            return
+        if now is None and expected is not None:
+            raise BranchMovedError(
+                f"The branch {branch} was pushed before, but it is not on the remote any more: somebody has deleted it. "
+                "Nothing was pushed. Begin a new branch to push this work."
+            )
+        if expected is None and base is not None and now is not None and await line.bare.is_ancestor(now, base):
+            raise BranchMovedError(
+                f"The remote has a branch {branch} already, which is somebody else's. Begin a new branch to push this work."
+            )
+        if now is not None and not await line.bare.is_ancestor(now, commit):
+            raise BranchMovedError(
+                f"The branch {branch} on the remote has commits that this checkout has not. Bring them in first, then push again."
+            )
+        await line.send(f"{commit}:{ref}", ref, progress)
+
+    await patience.over(attempt, f"push {branch}")
+
+
+async def push_tag(line: Line, tag: str, name: str, *, progress: Progress, patience: Patience) -> None:
+    """`tag`: the object that the tag is. Idempotent. RemoteRejectedError when the remote has another of that name."""
+    ref = f"refs/tags/{name}"
+
+    async def attempt() -> None:
+        now = await line.at(ref)
+        if now == tag:
+            return
+        if now is not None:
+            raise RemoteRejectedError(f"The remote has another tag {name}. Tags are not moved; choose another name.")
+        await line.send(f"{tag}:{ref}", ref, progress)
+
+    await patience.over(attempt, f"push tag {name}")
+
+
+async def delete_branch(line: Line, branch: str, expected: str, *, progress: Progress, patience: Patience) -> bool:
+    """Whether the branch is gone: it is left alone when it is anywhere but at `expected`. Idempotent."""
+    ref = f"refs/heads/{branch}"
+
+    async def attempt() -> bool:
+        now = await line.at(ref)
+        if now is None:
+            return True
+        if now != expected:
+            return False
+        try:
+            # the lease is what makes the server compare once more while it deletes
+            await line.send(f":{ref}", ref, progress, f"--force-with-lease={ref}:{expected}")
+        except BranchMovedError:
+            return False
+        return True
+
+    return await patience.over(attempt, f"delete {branch}")

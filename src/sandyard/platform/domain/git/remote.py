@@ -1,0 +1,215 @@
+"""The address of a repository: what may be one, and what it says about where the repository is."""
+
+from __future__ import annotations
+
+import ipaddress
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from sandyard.platform.domain.git.errors import RepositoryInvalidError
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SCP = re.compile(r"(?:(?P<user>[^@:/]+)@)?(?P<host>[^@:/\[\]]+|\[[^\]]+\]):(?P<path>(?!//|:).+)")
+_UNFIT = re.compile(r"[\x00-\x20\x7f\\]")
+_LONGEST = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Where a repository is. `url` is what git is given and never holds a credential; `key` is the same for every way of writing
+    the same repository, so that one lock guards it; `slug` is "owner/name" where the path looks so."""
+
+    kind: Literal["http", "ssh", "local"]
+    url: str
+    host: str | None
+    path: str
+    slug: str | None
+    name: str
+    key: str
+    web_url: str | None
+
+    @property
+    def scheme(self) -> str:
+        """The protocol as git calls it."""
+        if self.kind == "http":
+            return self.url.partition(":")[0]
+        return "file" if self.kind == "local" else "ssh"
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port: all that a credential is good for."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    @property
+    def private_line(self) -> bool:
+        """Whether what is said to this remote can be read by nobody on the way."""
+        return self.scheme != "http" or (self.host is not None and _is_loopback(self.host))
+
+
+def parse(repository: str) -> Remote:
+    """Understands http(s)://, ssh://, git@host:path, file:// and absolute paths. Looks at nothing but the text.
+
+    Raises RepositoryInvalidError, whose sentence never repeats a password that was in the address.
+    """
+    address = repository.strip()
+    if not address:
+        raise RepositoryInvalidError("The address of the repository is empty.")
+    if len(address) > _LONGEST:
+        raise RepositoryInvalidError(f"The address of the repository is longer than {_LONGEST} characters.")
+    if address.startswith("/"):
+        return _local(address)
+    if _UNFIT.search(address):
+        raise RepositoryInvalidError(
+            "The address of the repository has spaces, backslashes or control characters in it."
+        )
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return _scp_like(address)
+    match scheme.lower():
+        case "http" | "https":
+            return _http(address)
+        case "ssh" | "git+ssh" | "ssh+git":
+            return _ssh(f"ssh://{rest}")
+        case "file":
+            if not rest.startswith("/"):
+                raise RepositoryInvalidError("A file:// address names an absolute path: file:///path/to/repository.")
+            return _local(rest)
+        case _:
+            raise RepositoryInvalidError(
+                f"Repositories are reached over https://, ssh:// (or git@host:path) or file://, not over {scheme[:20]}://."
+            )
+
+
+def _http(address: str) -> Remote:
+    parts = urlsplit(address)
+    if "@" in parts.netloc:
+        raise RepositoryInvalidError(
+            "Leave out what stands before the @ in the address: a name, password or token does not belong in it. "
+            "Give the project its token as a credential instead."
+        )
+    if parts.query or parts.fragment:
+        raise RepositoryInvalidError("The address of a repository has no '?' and no '#' in it.")
+    host, port = _host_and_port(parts.netloc, {"http": 80, "https": 443}[parts.scheme.lower()])
+    path = _segments(parts.path)
+    scheme, where = parts.scheme.lower(), host + (f":{port}" if port else "")
+    return Remote(
+        kind="http",
+        url=f"{scheme}://{where}/{path}",
+        host=host.strip("[]"),
+        path=path,
+        slug=_slug(path),
+        name=_name(path),
+        key=f"{where}/{_bare(path).lower()}",
+        web_url=f"{scheme}://{where}/{_bare(path)}",
+    )
+
+
+def _ssh(address: str) -> Remote:
+    parts = urlsplit(address)
+    user, at, netloc = parts.netloc.rpartition("@")
+    if at and ":" in user:
+        raise RepositoryInvalidError("Leave out the password in the address. Give the project an SSH key instead.")
+    if parts.query or parts.fragment:
+        raise RepositoryInvalidError("The address of a repository has no '?' and no '#' in it.")
+    host, port = _host_and_port(netloc, 22)
+    path = _segments(parts.path)
+    who = _user(user) if at else ""
+    return _over_ssh(f"ssh://{who}{host}{f':{port}' if port else ''}/{path}", host, path)
+
+
+def _scp_like(address: str) -> Remote:
+    match = _SCP.fullmatch(address)
+    if match is None:
+        raise RepositoryInvalidError(
+            "This is not the address of a repository. It looks like https://host/owner/name.git, git@host:owner/name.git or "
+            "/absolute/path."
+        )
+    host, _ = _host_and_port(match["host"], 22)
+    absolute = "/" if match["path"].startswith("/") else ""
+    path = _segments(match["path"])
+    who = _user(match["user"]) if match["user"] else ""
+    return _over_ssh(f"{who}{host}:{absolute}{path}", host, path)
+
+
+def _over_ssh(url: str, host: str, path: str) -> Remote:
+    return Remote(
+        kind="ssh",
+        url=url,
+        host=host.strip("[]"),
+        path=path,
+        slug=_slug(path),
+        name=_name(path),
+        key=f"{host}/{_bare(path).lower()}",
+        web_url=f"https://{host}/{_bare(path)}",
+    )
+
+
+def _local(path: str) -> Remote:
+    if "\x00" in path or "\n" in path:
+        raise RepositoryInvalidError("The path of the repository has control characters in it.")
+    clean = "/" + posixpath.normpath(path).lstrip("/")
+    if clean == "/":
+        raise RepositoryInvalidError("The path of the repository is the root of the disk.")
+    return Remote(
+        kind="local",
+        url=clean,
+        host=None,
+        path=clean,
+        slug=None,
+        name=_name(clean),
+        key=f"local:{_bare(clean)}",
+        web_url=None,
+    )
+
+
+def _host_and_port(netloc: str, usual: int) -> tuple[str, int | None]:
+    """The host in small letters, and its port unless it is the usual one."""
+    host, port = netloc, None
+    match = re.fullmatch(r"(.*):(\d*)", netloc)
+    if match and not netloc.endswith("]"):
+        host, port = match[1], int(match[2] or usual)
+        if not 0 < port < 65536:
+            raise RepositoryInvalidError(f"{port} is not a port.")
+    if not _HOST.fullmatch(host) or ".." in host:
+        raise RepositoryInvalidError("The address names no host, or one that cannot be a host's name.")
+    return host.lower(), None if port == usual else port
+
+
+def _user(name: str) -> str:
+    if not _USER.fullmatch(name):
+        raise RepositoryInvalidError("The name before the @ in the address cannot be a user's name.")
+    return f"{name}@"
+
+
+def _segments(path: str) -> str:
+    """The path without slashes at its ends or doubled ones."""
+    parts = [part for part in path.split("/") if part]
+    if not parts or any(part in (".", "..") for part in parts) or parts[0].startswith("-") or parts[-1] == ".git":
+        raise RepositoryInvalidError("The address names a host, but no repository on it.")
+    return "/".join(parts)
+
+
+def _bare(path: str) -> str:
+    return path.removesuffix(".git")
+
+
+def _name(path: str) -> str:
+    """The last part; of a work tree's `.git`, the part before it."""
+    return _bare(path).rstrip("/").rpartition("/")[2] or "repository"
+
+
+def _slug(path: str) -> str | None:
+    bare = _bare(path)
+    return bare if re.fullmatch(r"[^/~]+/[^/]+", bare) else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

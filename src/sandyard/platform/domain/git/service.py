@@ -1,0 +1,351 @@
+"""What people ask of git. Every verb takes who asks, and knows nothing of what that person may not see.
+
+What changes something is an operation: these verbs write it down and answer at once; `wait` gives its end. What only reads never
+wakes a sandbox: of one that sleeps, its last checkpoint is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlalchemy import or_, select
+
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project, Sandbox
+from sandyard.platform.domain.git import messages, reading
+from sandyard.platform.domain.git.changes import Changes
+from sandyard.platform.domain.git.checkouts import Checkouts
+from sandyard.platform.domain.git.checkpoints import CHECKPOINTS, HEADS, Checkpoints, checkpoint_ref, head_ref
+from sandyard.platform.domain.git.errors import GitFailedError, NoCheckoutError
+from sandyard.platform.domain.git.ground import Ground
+from sandyard.platform.domain.git.mirror import Mirror
+from sandyard.platform.domain.git.model import (
+    Commit,
+    Diff,
+    OperationKind,
+    OperationStatus,
+    Place,
+    Reason,
+    Status,
+    no_progress,
+)
+from sandyard.platform.domain.git.operations import OperationFailedError, Operations
+from sandyard.platform.domain.git.sharing import Sharing
+from sandyard.platform.domain.git.turns import Turns
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects import service as projects
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes import rows as sandbox_rows
+from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.model import Status as SandboxStatus
+from sandyard.platform.domain.sandboxes.model import check_usable
+from sandyard.platform.domain.users.model import Principal
+
+How = Literal["rebase", "merge", "check", "agent", "give_up"]
+_FORGOTTEN = timedelta(minutes=1)
+_REMOTE = (OperationKind.PUSH, OperationKind.UPDATE, OperationKind.TAG)
+
+
+class GitService:
+    def __init__(self, ground: Ground, projects: projects.Projects) -> None:
+        self._ground = ground
+        self._database: Database = ground.database
+        self._projects = projects
+        self._turns = Turns()
+        self._operations = Operations(ground.database, self._turns)
+        self.checkpoints_kept = Checkpoints(ground, self._operations)
+        checkouts, changes = Checkouts(ground), Changes(ground)
+        sharing = Sharing(ground, self.checkpoints_kept)
+        self._operations.handlers |= {
+            OperationKind.CLONE: checkouts.clone,
+            OperationKind.RESTORE: checkouts.restore,
+            OperationKind.BRANCH: checkouts.branch,
+            OperationKind.STAGE: changes.stage,
+            OperationKind.DISCARD: changes.discard,
+            OperationKind.COMMIT: changes.commit,
+            OperationKind.PUSH: sharing.push,
+            OperationKind.UPDATE: sharing.update,
+            OperationKind.TAG: sharing.tag,
+            OperationKind.CHECKPOINT: self.checkpoints_kept.checkpoint,
+        }
+        self.close = self._operations.close
+        self.wait = self._operations.wait
+        self.begin = self._operations.begin
+
+    # what changes something ----------------------------------------------------------------------------------------------
+
+    async def clone(
+        self,
+        caller: Principal,
+        sandbox_id: str,
+        *,
+        project_id: str | None = None,
+        base_branch: str | None = None,
+        branch: str | None = None,
+    ) -> GitOperation:
+        """The project's repository into a sandbox that has none yet. Without a project, that of the sandbox."""
+        row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
+        check_usable(row)
+        wanted = project_id or row.project_id
+        if wanted is None:
+            raise InvalidInputError("projectId: this sandbox belongs to no project; say whose repository it shall be.")
+        project = await self._projects.get(caller, wanted)
+        if project.repository is None:
+            raise ConflictError(f"Project {project.name!r} has no repository. Give it one first.")
+        return await self._operations.submit(
+            OperationKind.CLONE,
+            row,
+            project_id=project.id,
+            user_id=caller.user_id,
+            baseBranch=base_branch,
+            branch=branch,
+        )
+
+    def draft_checkout(
+        self, tx: Transaction, sandbox: Sandbox, project: Project, user_id: str, checkpoint: Checkpoint | None = None
+    ) -> GitOperation:
+        """For a sandbox that is being made in this very transaction; then call `begin`."""
+        kind = OperationKind.CLONE if checkpoint is None else OperationKind.RESTORE
+        arguments = {} if checkpoint is None else {"checkpointId": checkpoint.id}
+        return self._operations.draft(tx, kind, sandbox, project_id=project.id, user_id=user_id, arguments=arguments)
+
+    async def branch(self, caller: Principal, sandbox_id: str, *, name: str, start: str | None = None) -> GitOperation:
+        return await self._submit(caller, sandbox_id, OperationKind.BRANCH, name=name, start=start)
+
+    async def stage(
+        self, caller: Principal, sandbox_id: str, paths: Sequence[str], *, unstage: bool = False
+    ) -> GitOperation:
+        return await self._submit(caller, sandbox_id, OperationKind.STAGE, paths=list(paths), unstage=unstage)
+
+    async def discard(
+        self, caller: Principal, sandbox_id: str, *, paths: Sequence[str] = (), everything: bool = False
+    ) -> GitOperation:
+        """What was changed and not committed: of these paths, or everything. New files go too."""
+        if not paths and not everything:
+            raise InvalidInputError("Say which paths to discard, or everything.")
+        return await self._submit(caller, sandbox_id, OperationKind.DISCARD, paths=list(paths), everything=everything)
+
+    async def commit(
+        self,
+        caller: Principal,
+        sandbox_id: str,
+        *,
+        message: str,
+        paths: Sequence[str] = (),
+        everything: bool = True,
+    ) -> GitOperation:
+        """CommitMessageError with a suggestion when the project's convention asks for another message."""
+        row = await self.checkout(caller, sandbox_id)
+        project = await self._ground.project(row.project_id)
+        if ProjectSettings.of(project).git.commit_messages == "conventional":
+            messages.check(message)
+        return await self._submit(
+            caller, sandbox_id, OperationKind.COMMIT, message=message, paths=list(paths), everything=everything
+        )
+
+    async def push(self, caller: Principal, sandbox_id: str) -> GitOperation:
+        return await self._submit(caller, sandbox_id, OperationKind.PUSH)
+
+    async def update(
+        self, caller: Principal, sandbox_id: str, *, how: How, source: Literal["base", "branch"] = "base"
+    ) -> GitOperation:
+        return await self._submit(caller, sandbox_id, OperationKind.UPDATE, how=how, source=source)
+
+    async def tag(
+        self, caller: Principal, sandbox_id: str, *, name: str, message: str | None = None, push: bool = False
+    ) -> GitOperation:
+        return await self._submit(caller, sandbox_id, OperationKind.TAG, name=name, message=message, push=push)
+
+    async def checkpoint(self, caller: Principal, sandbox_id: str, reason: Reason = Reason.ASKED) -> GitOperation:
+        return await self._submit(caller, sandbox_id, OperationKind.CHECKPOINT, reason=reason)
+
+    async def _submit(self, caller: Principal, sandbox_id: str, kind: OperationKind, **arguments: Any) -> GitOperation:
+        row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
+        check_usable(row)
+        checkout = await self._ground.checkout(row.id)
+        if kind in _REMOTE:  # with the project's credential: not for who has left the project
+            await self._projects.get(caller, checkout.project_id)
+        return await self._operations.submit(
+            kind, row, project_id=checkout.project_id, user_id=caller.user_id, **arguments
+        )
+
+    def raise_failure(self, operation: GitOperation) -> None:
+        """What a failed one has failed with."""
+        if operation.status == OperationStatus.FAILED:
+            raise OperationFailedError(operation)
+
+    # what is read --------------------------------------------------------------------------------------------------------
+
+    async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
+        row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
+        return await self._ground.checkout(row.id)
+
+    async def status(self, caller: Principal, sandbox_id: str) -> Status:
+        row, sandbox = await self._both(caller, sandbox_id)
+        if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
+            try:
+                return await self._ground.guest(sandbox.engine_id, row.folder).status()
+            except SandboxNotRunningError:
+                pass  # it fell asleep this moment
+        kept = await self._kept(row)
+        mirror = self._ground.mirrors.of(row.project_id)
+        return await reading.status_between(mirror, kept.commit, branch=kept.branch, as_of=kept.created_at)
+
+    async def history(self, caller: Principal, sandbox_id: str, *, limit: int = 50, skip: int = 0) -> list[Commit]:
+        """The commits of the checkout that its base has not, newest first."""
+        row, sandbox = await self._both(caller, sandbox_id)
+        if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
+            guest = self._ground.guest(sandbox.engine_id, row.folder)
+            try:
+                return await reading.history(guest, f"{await _base(guest, row, 'HEAD')}..HEAD", limit=limit, skip=skip)
+            except SandboxNotRunningError:
+                pass
+        kept, mirror = await self._kept(row), self._ground.mirrors.of(row.project_id)
+        base = await _base(mirror, row, kept.head)
+        return await reading.history(mirror, f"{base}..{kept.head}", limit=limit, skip=skip)
+
+    async def diff(
+        self,
+        caller: Principal,
+        sandbox_id: str,
+        *,
+        against: str = "base",
+        paths: Sequence[str] = (),
+        patches: bool = True,
+    ) -> Diff:
+        """What the work tree has that the base, the newest commit (`head`) or another commit has not."""
+        row, sandbox = await self._both(caller, sandbox_id)
+        place: Place
+        if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
+            guest = place = self._ground.guest(sandbox.engine_id, row.folder)
+            try:
+                tree = await guest.work_tree()
+                base = await _base(place, row, tree.head, against)
+                return await reading.diff(place, base, tree.commit, paths=paths, patches=patches)
+            except SandboxNotRunningError:
+                pass
+        kept, place = await self._kept(row), self._ground.mirrors.of(row.project_id)
+        base = await _base(place, row, kept.head, against)
+        return await reading.diff(place, base, kept.commit, paths=paths, patches=patches)
+
+    async def compare(
+        self, caller: Principal, project_id: str, base: str, head: str, *, patches: bool = True
+    ) -> tuple[list[Commit], Diff]:
+        """What branch or commit `head` has since it left `base`, as the mirror knows them."""
+        project = await self._projects.get(caller, project_id)
+        mirror = self._ground.mirrors.of(project.id)
+        if not mirror.exists:
+            raise ConflictError("Nothing was fetched of this repository yet.")
+        old, new = [await self._named(mirror, name) for name in (base, head)]
+        forked = await mirror.merge_base(old, new)
+        commits = await reading.history(mirror, f"{old}..{new}", limit=250)
+        return commits, await reading.diff(mirror, forked or old, new, patches=patches)
+
+    async def _named(self, mirror: Mirror, name: str) -> str:
+        """A branch or tag of the remote, or a commit that one of them has."""
+        found = await mirror.resolve(f"refs/remotes/origin/{name}") or await mirror.resolve(f"refs/tags/{name}")
+        if found is None and reading.is_commit(name) and await mirror.on_remote(name):
+            found = name
+        if found is None:
+            raise NotFoundError(f"The repository has no branch or commit {name[:100]!r}, as far as it was fetched.")
+        return found
+
+    async def _both(self, caller: Principal, sandbox_id: str) -> tuple[Checkout, Sandbox]:
+        sandbox = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
+        return await self._ground.checkout(sandbox.id), sandbox
+
+    async def _kept(self, row: Checkout) -> Checkpoint:
+        kept = await self.checkpoints_kept.newest(row.sandbox_id)
+        if kept is None:
+            raise NoCheckoutError("The sandbox does not run, and nothing was kept of it. Resume it to look inside.")
+        return kept
+
+    async def checkpoints(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Checkpoint]:
+        """The caller was checked to see the session."""
+        async with self._database.reading() as session:
+            query = select(Checkpoint).where(Checkpoint.session_id == session_id)
+            return await newest_first(session, query, Checkpoint.id, page)
+
+    async def operation(self, caller: Principal, operation_id: str) -> GitOperation:
+        async with self._database.reading() as session:
+            query = select(GitOperation).where(GitOperation.id == operation_id, _visible_to(caller))
+            row = (await session.scalars(query)).first()
+        if row is None:
+            raise NotFoundError(f"There is no git operation {operation_id[:60]!r}.")
+        return row
+
+    async def operations(
+        self,
+        caller: Principal,
+        page: PageRequest,
+        *,
+        sandbox_id: str | None = None,
+        session_id: str | None = None,
+        project_id: str | None = None,
+    ) -> Listing[GitOperation]:
+        query = select(GitOperation).where(_visible_to(caller))
+        for column, value in (
+            (GitOperation.sandbox_id, sandbox_id),
+            (GitOperation.session_id, session_id),
+            (GitOperation.project_id, project_id),
+        ):
+            query = query if value is None else query.where(column == value)
+        async with self._database.reading() as session:
+            return await newest_first(session, query, GitOperation.id, page)
+
+    def position(self, operation: GitOperation) -> int | None:
+        return self._operations.position(operation.id)
+
+    # upkeep --------------------------------------------------------------------------------------------------------------
+
+    async def refresh(self, project: Project) -> None:
+        """Bring the mirror up to date: somebody has pushed."""
+        repository = await self._ground.repository(project)
+        if repository.mirror.exists:
+            await self._ground.refresh(project, repository, no_progress, since=float("inf"))
+
+    async def recover(self) -> int:
+        """After a start, before anything else: drop what a crash has left half done, then go on with what was asked for."""
+        async with self._database.reading() as session:
+            kept = {checkpoint_ref(one) for one in await session.scalars(select(Checkpoint.id))}
+            kept |= {head_ref(one) for one in await session.scalars(select(Checkout.sandbox_id))}
+        for project_id in self._ground.mirrors.known():
+            mirror = self._ground.mirrors.of(project_id)
+            for ref in {**await mirror.refs(CHECKPOINTS), **await mirror.refs(HEADS)}.keys() - kept:
+                await mirror.drop_ref(ref)
+        return await self._operations.recover()
+
+    async def tidy(self, older_than: timedelta) -> None:
+        """Forget old operations and the mirrors of projects that are gone; keep the others small. Begin what could not be begun, or ended,
+        while the database was away."""
+        await self._operations.trim(older_than)
+        await self._operations.recover(_FORGOTTEN)
+        known = self._ground.mirrors.known()  # before the projects: one that is made meanwhile is among those
+        async with self._database.reading() as session:
+            there = set((await session.scalars(select(Project.id))).all())
+        for project_id in known:
+            if project_id in there:
+                await self._ground.mirrors.of(project_id).tidy()
+            else:
+                await self._ground.mirrors.remove(project_id)
+
+
+async def _base(place: Place, row: Checkout, head: str, against: str = "base") -> str:
+    """What is compared with. `base` is where the branch left it: what was merged from there since is not the branch's own."""
+    if against != "base":
+        return head if against == "head" else against
+    try:
+        told, _ = await place.read("merge-base", head, f"refs/remotes/origin/{row.base_branch}")
+    except GitFailedError:
+        return row.base_commit
+    found = told.decode("ascii", "replace").strip()
+    return found if reading.is_commit(found) else row.base_commit
+
+
+def _visible_to(caller: Principal) -> Any:
+    seen = select(Sandbox.id).where(sandbox_rows.visible_to(caller))
+    mine = select(Project.id).where(projects.visible_to(caller))
+    return or_(GitOperation.sandbox_id.in_(seen), GitOperation.project_id.in_(mine))

@@ -1,0 +1,247 @@
+"""What goes to the remote and what comes from it: push, update, tags. Nothing is ever forced, nor done behind the remote's back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sandyard.kit.errors import ConflictError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.models import Checkout, Message, Project
+from sandyard.platform.domain.git import messages, reading
+from sandyard.platform.domain.git.checkpoints import Checkpoints, head_ref
+from sandyard.platform.domain.git.errors import ConflictsError, GitFailedError
+from sandyard.platform.domain.git.ground import Ground, Repository, author_of, committer_of, compare_url
+from sandyard.platform.domain.git.guest import Guest
+from sandyard.platform.domain.git.mirror import Mirror
+from sandyard.platform.domain.git.model import Conflict, Reason
+from sandyard.platform.domain.git.operations import Detail, Job
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.model import about, utc_now
+
+log = get_logger(__name__)
+CHECKED_COMMITS = 1000
+"""How many commits of a branch are looked at before it is pushed."""
+
+
+class NothingToPushError(ConflictError):
+    """The branch has no commits that its base branch has not. Commit something first."""
+
+    code = "nothing_to_push"
+
+
+class RebaseRefusedError(ConflictError):
+    """The branch was pushed already: to rebase it would need a forced push, and nothing is ever forced. Merge instead."""
+
+    code = "rebase_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A checkout with both its ends: the repository, and git in the sandbox."""
+
+    row: Checkout
+    project: Project
+    repository: Repository
+    guest: Guest
+
+
+class Sharing:
+    """Handlers of operations."""
+
+    def __init__(self, ground: Ground, checkpoints: Checkpoints) -> None:
+        self._ground = ground
+        self._checkpoints = checkpoints
+
+    # push --------------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _at(self, job: Job) -> AsyncIterator[_Site]:
+        row = await self._ground.checkout(job.sandbox.id)
+        project = await self._ground.project(row.project_id)
+        repository = await self._ground.repository(project)
+        async with self._ground.inside(job.sandbox, row.folder) as guest:
+            yield _Site(row, project, repository, guest)
+
+    async def push(self, job: Job) -> Detail:
+        async with self._at(job) as site:
+            row, repository = site.row, site.repository
+            mirror = repository.mirror
+            kept = await self._checkpoints.keep(row, job.sandbox, site.guest, Reason.PUSH)
+            commit = await self._fetch(site, kept.head)
+            commits = await self._check(site, commit)
+            base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
+            async with job.turn(repository.remote.key):
+                await mirror.push(
+                    repository.remote,
+                    repository.credential,
+                    commit,
+                    row.branch,
+                    expected=row.pushed,
+                    base=base,
+                    progress=job.progress,
+                )
+            left_at = await mirror.merge_base(commit, base) or row.base_commit
+            await self._know(row.sandbox_id, head=commit, pushed=commit, base_commit=left_at)
+            await site.guest.track(row.branch, commit)
+        conflicts = await self._foreseen(mirror, commit, base)
+        return {
+            "branch": row.branch,
+            "commit": commit,
+            "commits": commits,
+            "compareUrl": compare_url(self._ground.settings, row.project_id, row.base_branch, row.branch),
+            "conflicts": [asdict(conflict) for conflict in conflicts],
+            "upToDate": commit == row.pushed,
+        }
+
+    async def _foreseen(self, mirror: Mirror, ours: str, theirs: str) -> list[Conflict]:
+        """For who wants to know; what was pushed is pushed, whatever comes of this."""
+        try:
+            return await mirror.conflicts(ours, theirs)
+        except GitFailedError as error:
+            log.warning("conflicts_unknown", commit=ours, reason=error.message)
+            return []
+
+    async def _fetch(self, site: _Site, *known: str) -> str:
+        """Bring the branch's newest commit into the mirror, which has the `known` ones already."""
+        row, mirror = site.row, site.repository.mirror
+        with self._ground.transfer() as path:
+            sent = await site.guest.send(path, ref=f"refs/heads/{row.branch}", have=[row.head, row.base_commit, *known])
+            if path.exists():
+                await mirror.take(path, {sent.ref: head_ref(row.sandbox_id)})
+            else:
+                await mirror.set_ref(head_ref(row.sandbox_id), sent.commit)
+        return sent.commit
+
+    async def _check(self, site: _Site, commit: str) -> int:
+        """How many commits it has that the base has not; raises why it may not be pushed."""
+        row, mirror = site.row, site.repository.mirror
+        if row.branch in (row.base_branch, site.project.base_branch):
+            raise ConflictError(f"{row.branch!r} is the base branch: changes reach it by a pull request only.")
+        base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
+        added = await reading.history(mirror, f"{base}..{commit}", limit=CHECKED_COMMITS)
+        if not added:
+            raise NothingToPushError
+        if ProjectSettings.of(site.project).git.commit_messages == "conventional":
+            messages.check_pushed(added)
+        return len(added)
+
+    # update ------------------------------------------------------------------------------------------------------------
+
+    async def update(self, job: Job) -> Detail:
+        """Bring in what is new on the base branch, or on the branch itself."""
+        how, begun = job.arguments["how"], time.monotonic()
+        async with self._at(job) as site:
+            row, repository = site.row, site.repository
+            if how == "give_up":
+                return {"ended": await site.guest.abort()}
+            known = []
+            if how != "check":
+                known = [(await self._checkpoints.keep(row, job.sandbox, site.guest, Reason.UPDATE)).head]
+            async with job.turn(repository.remote.key):
+                await self._ground.refresh(site.project, repository, job.progress, since=begun)
+            ours = await self._fetch(site, *known)
+            await self._know(row.sandbox_id, head=ours)
+            source = row.branch if job.arguments["source"] == "branch" else row.base_branch
+            theirs = await repository.mirror.resolve(f"refs/remotes/origin/{source}")
+            if theirs is None:
+                raise ConflictError(f"The remote has no branch {source!r}.")
+            mirror = repository.mirror
+            conflicts = await mirror.conflicts(ours, theirs)
+            found: Detail = {
+                "source": source,
+                "commit": theirs,
+                "behind": await mirror.count(f"{ours}..{theirs}"),
+                "ahead": await mirror.count(f"{theirs}..{ours}"),
+                "conflicts": [asdict(conflict) for conflict in conflicts],
+            }
+            if how == "check" or not found["behind"]:
+                return found
+            if how == "rebase" and row.pushed is not None and source == row.base_branch:
+                raise RebaseRefusedError
+            if conflicts and how != "agent":
+                raise ConflictsError(conflicts)
+            left = await self._bring_in(job, site, source, ours, theirs)
+            return {**found, "head": await site.guest.head(), "conflicts": [asdict(conflict) for conflict in left]}
+
+    async def _bring_in(self, job: Job, site: _Site, source: str, ours: str, theirs: str) -> list[Conflict]:
+        """Into the sandbox, and there into the branch. The conflicts that were left for the agent."""
+        row, how, mirror = site.row, job.arguments["how"], site.repository.mirror
+        job.progress(f"bringing in {source}")
+        bundle = await mirror.bundle(
+            theirs, ref=f"refs/heads/{source}", have=[ours, row.base_commit], shallow=row.shallow
+        )
+        try:
+            await site.guest.receive(bundle, {f"refs/heads/{source}": f"refs/remotes/origin/{source}"})
+        finally:
+            await mirror.release(bundle)
+        left: list[Conflict] = []
+        if how == "rebase":
+            await site.guest.rebase(theirs)
+        else:
+            identity = committer_of(site.project)
+            left = await site.guest.merge(theirs, leave_conflicts=how == "agent", identity=identity)
+        if left:
+            await self._hand_over(job, left, source)
+        else:
+            await self._know(
+                row.sandbox_id, **({"base_commit": theirs} if source == row.base_branch else {"pushed": theirs})
+            )
+        return left
+
+    async def _hand_over(self, job: Job, conflicts: list[Conflict], source: str) -> None:
+        """Tell the session's agent what is left to do: the merge is under way in the sandbox, with markers in the files."""
+        names = "\n".join(f"- {one.path} ({one.kind})" for one in conflicts)
+        text = (
+            f"A merge of {source} into your branch has stopped at conflicts in these files:\n{names}\n"
+            "Resolve them, stage the files, and commit the merge."
+        )
+        sandbox = job.sandbox
+        async with self._ground.database.transaction() as tx:
+            if sandbox.session_id is not None:
+                parts = [{"type": "conflicts", "text": text, "files": [asdict(one) for one in conflicts]}]
+                message = Message(
+                    id=ordered_id("msg_"),
+                    session_id=sandbox.session_id,
+                    role="system",
+                    parts=parts,
+                    created_at=utc_now(),
+                )
+                tx.add(message)
+                tx.emit("message.created", **about(sandbox), messageId=message.id, role=message.role, by="git")
+            tx.emit("git.conflicts_handed_over", **about(sandbox), files=[one.path for one in conflicts], text=text)
+
+    # tags --------------------------------------------------------------------------------------------------------------
+
+    async def tag(self, job: Job) -> Detail:
+        """On the checkout's newest commit; on the remote too if that is wanted, once its commit is there."""
+        name = str(job.arguments["name"])
+        async with self._at(job) as site:
+            row, repository, mirror = site.row, site.repository, site.repository.mirror
+            wanted = job.arguments["push"]
+            if wanted and (row.pushed is None or not await mirror.is_ancestor(await site.guest.head(), row.pushed)):
+                raise ConflictError("The newest commit is not on the remote yet. Push the branch first, then tag it.")
+            commit = await site.guest.tag(name, job.arguments["message"], author_of(site.project))
+            if not wanted:
+                return {"tag": name, "commit": commit, "pushed": False}
+            async with job.turn(repository.remote.key):  # from here on: another sandbox may have a tag of that name too
+                with self._ground.transfer() as path:
+                    sent = await site.guest.send(path, ref=f"refs/tags/{name}", have=[row.head])
+                    if path.exists():
+                        await mirror.take(path, {sent.ref: f"refs/sandyard/tags/{name}"})
+                    else:
+                        await mirror.set_ref(f"refs/sandyard/tags/{name}", sent.commit)
+                await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
+        return {"tag": name, "commit": commit, "pushed": True}
+
+    async def _know(self, sandbox_id: str, **facts: Any) -> None:
+        async with self._ground.database.transaction() as tx:
+            row = await tx.session.get(Checkout, sandbox_id)
+            if row is not None:
+                row.updated_at = utc_now()
+                for name, value in facts.items():
+                    setattr(row, name, value)

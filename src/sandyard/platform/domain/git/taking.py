@@ -1,0 +1,138 @@
+"""Taking commits that came out of a sandbox: whatever it is, nothing unsound gets into a mirror.
+
+The pack is indexed in a quarantine beside the mirror's objects, each object in it checked as git checks what is pushed to a server that
+trusts nobody, and every object the new refs need must be there. Only then do the pack and the refs become part of the mirror.
+(`git fetch` of a bundle would not do: git 2.39 leaves the checks out there.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sandyard.kit.errors import NoSpaceError, SandyardError
+from sandyard.platform.domain.git.bare import OBJECT_LIMIT, Bare
+from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError, TooMuchError, UnsafeBundleError
+from sandyard.platform.domain.git.hardened import HARMLESS
+
+_OURS = "refs/sandyard/"
+_HEADER_LIMIT = 1 << 20
+_LINE_LIMIT = 4 << 10
+_SIGNATURES = (b"# v2 git bundle\n", b"# v3 git bundle\n")
+_NEEDED = re.compile(rb"-([0-9a-f]{40})(?: .*)?\n")
+_REF = re.compile(rb"([0-9a-f]{40}) (\S+)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    needed: tuple[str, ...]
+    refs: dict[str, str]
+
+
+async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -> None:
+    """The commits of the bundle at `path`, its ref names translated by `refs`; the caller is in `writing`.
+
+    Raises UnsafeBundleError, and TooMuchError for more than `limit` bytes; then the mirror is as it was. Idempotent.
+    """
+    if any(not name.startswith(_OURS) for name in refs.values()):
+        raise ValueError("what comes out of a sandbox is kept below refs/sandyard/ alone")
+    _check_file(path, limit)
+    with path.open("rb", buffering=0) as file, bare.quarantine() as objects:
+        header = _parse(file)
+        _compare(header, refs)
+        missing = set(header.needed) - set(await bare.known(header.needed))
+        if missing:
+            raise UnsafeBundleError(
+                "What came out of the sandbox builds upon commits that the platform has never seen."
+            )
+        try:
+            await _index(bare, file, objects, limit)
+            await _connected(bare, header, objects)
+        except (GitTimeoutError, NoSpaceError):
+            raise
+        except SandyardError as fault:
+            raise UnsafeBundleError(f"What came out of the sandbox was not taken. {fault.message}") from fault
+        _admit(objects / "pack", bare.objects / "pack")
+        await bare.set_refs({refs[name]: commit for name, commit in header.refs.items()})
+
+
+def _check_file(path: Path, limit: int) -> None:
+    if path.is_symlink() or not path.is_file():
+        raise UnsafeBundleError("What came out of the sandbox is not a file.")
+    if path.stat().st_size > limit:
+        raise TooMuchError(
+            f"There are more than {limit >> 20} MiB of commits to take out of the sandbox, which is the limit."
+        )
+
+
+def _parse(file: IO[bytes]) -> _Header:
+    """Reads the header, and leaves the file where the pack begins. The file is unbuffered, so that git reads on from there."""
+    start = file.read(_HEADER_LIMIT) or b""
+    end = start.find(b"\n\n")
+    if not start.startswith(_SIGNATURES):
+        raise UnsafeBundleError("What came out of the sandbox is not a git bundle.")
+    if end < 0:
+        raise UnsafeBundleError("What came out of the sandbox has no end of its list of refs.")
+    needed: list[str] = []
+    refs: dict[str, str] = {}
+    for line in start[: end + 1].splitlines(keepends=True)[1:]:
+        if line == b"@object-format=sha1\n":
+            continue
+        if len(line) > _LINE_LIMIT:
+            raise UnsafeBundleError("What came out of the sandbox has a line in its header that is too long.")
+        if match := _NEEDED.fullmatch(line):
+            needed.append(match[1].decode())
+        elif (match := _REF.fullmatch(line)) and match[2].decode(errors="replace") not in refs:
+            refs[match[2].decode(errors="replace")] = match[1].decode()
+        else:
+            raise UnsafeBundleError("What came out of the sandbox has a header that makes no sense.")
+    file.seek(end + 2)
+    return _Header(tuple(dict.fromkeys(needed)), refs)
+
+
+def _compare(header: _Header, refs: Mapping[str, str]) -> None:
+    if header.refs.keys() != refs.keys():
+        raise UnsafeBundleError(
+            f"What came out of the sandbox should have {', '.join(sorted(refs))} and nothing else; "
+            f"it has {', '.join(sorted(header.refs))[:200] or 'nothing'}."
+        )
+
+
+async def _index(bare: Bare, file: IO[bytes], objects: Path, limit: int) -> None:
+    forgiven = ",".join(f"{name}=ignore" for name in HARMLESS)
+    await bare.git.run(
+        f"--git-dir={bare.folder}",
+        "index-pack",
+        "--stdin",
+        "--fix-thin",
+        f"--strict={forgiven}",
+        f"--max-input-size={limit}",
+        cwd=bare.folder,
+        stdin=file,
+        objects=objects,
+        largest=OBJECT_LIMIT,
+        limit=1 << 20,
+    )
+
+
+async def _connected(bare: Bare, header: _Header, objects: Path) -> None:
+    """Every object between the new tips and what the mirror has is there."""
+    tips = "".join(f"{tip}\n" for tip in header.refs.values())
+    kinds = await bare.run("cat-file", "--batch-check=%(objecttype)", stdin=tips.encode(), objects=objects)
+    if not {*kinds.stdout.split()} <= {b"commit", b"tag"}:
+        raise GitFailedError("One of its refs is not a commit.")
+    await bare.run(
+        "rev-list", "--objects", "--quiet", "--stdin", "--not", "--all", stdin=tips.encode(), objects=objects
+    )
+
+
+def _admit(found: Path, packs: Path) -> None:
+    """The index last: without it, git does not see the pack."""
+    packs.mkdir(parents=True, exist_ok=True)
+    for suffix in (".pack", ".rev", ".idx"):
+        for path in found.glob(f"*{suffix}"):
+            if not (packs / path.name).exists():
+                path.replace(packs / path.name)

@@ -1,0 +1,47 @@
+"""Where a project's repository is: who may say so, and which servers its credentials were given for."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from sandyard.kit.errors import ConflictError, ForbiddenError
+from sandyard.platform.domain.git.errors import RepositoryInvalidError
+from sandyard.platform.domain.git.remote import parse
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.users.model import Principal
+
+
+def clean(caller: Principal, repository: str) -> str:
+    """The address as it is stored. RepositoryInvalidError; ForbiddenError for a path on this machine, which is everybody's who may
+    read it: only administrators say so."""
+    remote = parse(repository)
+    if remote.kind == "local" and not caller.is_admin:
+        raise ForbiddenError(
+            "A path on the platform's own machine may only be given by an administrator. Use an https or ssh address."
+        )
+    return remote.url
+
+
+def servers(repository: str | None, settings: ProjectSettings) -> frozenset[str]:
+    """The hosts that get to see the project's credentials; GitHub's own API goes without saying."""
+    api = settings.forge.api_url
+    return frozenset(host for host in (_host(repository), urlsplit(api).hostname if api else None) if host)
+
+
+def check_move(before: frozenset[str], after: frozenset[str]) -> None:
+    """ConflictError when credentials that were given for one server could be shown to another: nobody gets to read them by pointing
+    the project at a server of their own, nor in two steps with nowhere in between."""
+    if before and not (after and after <= before):
+        raise ConflictError(
+            f"The project has credentials that were given for {' and '.join(sorted(before))}. Remove them before it is moved to "
+            f"another address ({', '.join(sorted(after - before)) or 'or to none'}); then give those for the new one."
+        )
+
+
+def _host(repository: str | None) -> str | None:
+    if repository is None:
+        return None
+    try:
+        return parse(repository).host
+    except RepositoryInvalidError:  # stored by a version that did not look
+        return None

@@ -1,0 +1,102 @@
+"""GitHub's deliveries at the door: signed, bounded, counted, and no person's deed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.api.app import build
+from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.db.models import Audit
+from sandyard.platform.domain.audit.service import AuditQuery
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.services import Services
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+from tests.unit.platform.world import ROOT, client
+
+SECRET = "0123456789abcdef0123456789abcdef"
+PING = {
+    "zen": "Speak like a human.",
+    "repository": {"full_name": "example/website", "html_url": "https://github.com/example/website"},
+}
+
+
+@dataclass
+class Door:
+    services: Services
+    web: httpx.AsyncClient
+
+    async def knock(
+        self, payload: Any = PING, *, secret: str = SECRET, event: str = "ping", delivery: str = "one"
+    ) -> httpx.Response:
+        body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+        headers = {
+            "X-GitHub-Event": event,
+            "X-GitHub-Delivery": delivery,
+            "X-Hub-Signature-256": "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest(),
+            "Content-Type": "application/json",
+        }
+        return await self.web.post("/api/v1/webhooks/github", content=body, headers=headers)
+
+    async def recorded(self) -> list[Audit]:
+        return list((await self.services.audit.list(ROOT, AuditQuery(action="webhook.github"), PageRequest())).items)
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    settings = PlatformSettings.load({}, data_dir=tmp_path, executes_per_minute=20)
+    async with opened(settings) as services, client(build(services, ROUTERS), peer="192.0.2.1") as web:
+        maria = await services.users.create(ROOT, "maria", "member")
+        owner = Principal(maria.id, "maria", "member", "test")
+        project = await services.projects.create(owner, "website", repository="https://github.com/example/website.git")
+        await services.credentials.put(owner, project.id, webhook_secret=Secret(SECRET))
+        yield Door(services, web)
+
+
+async def test_taken_once_and_recorded_as_nobodys(door: Door) -> None:
+    first, again = await door.knock(), await door.knock()
+    assert (first.status_code, first.json()) == (202, {"status": "taken"})
+    assert (again.status_code, again.json()) == (202, {"status": "known"})
+    other = await door.knock(event="star", delivery="two")
+    assert (other.status_code, other.json()) == (202, {"status": "ignored"})
+    found = await door.recorded()
+    assert [(one.user_id, one.outcome, one.address) for one in found] == [(None, "ok", "192.0.2.1")] * 3
+    assert found[-1].detail == {"event": "ping", "delivery": "one"}
+
+
+async def test_what_is_not_signed_is_refused_and_leaves_no_trace(door: Door) -> None:
+    wrong = await door.knock(secret="x" * 32)
+    assert (wrong.status_code, wrong.json()["code"]) == (401, "webhook_signature")
+    bare = await door.web.post("/api/v1/webhooks/github", json=PING)
+    assert (bare.status_code, bare.json()["code"]) == (401, "webhook_signature")
+    unknown = await door.knock({"repository": {"full_name": "somebody/else"}})
+    assert (unknown.status_code, unknown.json()["code"]) == (403, "webhook_unconfigured")
+    for odd in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000):
+        assert (await door.knock(odd)).status_code in (400, 401), odd[:10]
+    assert await door.recorded() == []
+
+
+async def test_its_size_has_a_limit_of_its_own(door: Door) -> None:
+    large = await door.knock(PING | {"padding": "x" * (3 << 20)})
+    assert large.status_code == 202
+    too_large = await door.knock(PING | {"padding": "x" * (5 << 20)})
+    assert (too_large.status_code, too_large.json()["code"]) == (413, "too_large")
+
+
+async def test_an_address_may_only_knock_so_often(door: Door) -> None:
+    taken = 0
+    while (answer := await door.knock(delivery=str(taken))).status_code == 202:
+        taken += 1
+    assert taken >= 20 and (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
+    async with client(door.web._transport.app, peer="192.0.2.2") as other:  # type: ignore[attr-defined]
+        assert (await Door(door.services, other).knock(delivery="from-another")).status_code == 202

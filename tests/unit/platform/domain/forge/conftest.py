@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.forge import GitHub, forge
+from tests.forge.repositories import Repository
+from tests.unit.platform.domain.forge.desk import Desk, opened
+from tests.unit.platform.world import World
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+async def desk(world: World, tmp_path: Path) -> AsyncIterator[Desk]:
+    """On SQLite and on PostgreSQL."""
+    async with opened(world, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def double() -> Iterator[GitHub]:
+    """The forge of tests/forge: one for all tests of a module, for it takes a while to start."""
+    with forge() as github:
+        yield github
+
+
+@pytest.fixture
+def site(double: GitHub) -> Iterator[Repository]:
+    """A repository of the test's own in it, with a branch `main`, and `task-1` one commit ahead of it."""
+    made = double.repository(f"acme/site-{next(_numbers)}", files={"README.md": "hi\n"})
+    made.commit({"a.txt": "a\n"}, "feat: add a", branch="task-1")
+    yield made
+    double.faults.clear()

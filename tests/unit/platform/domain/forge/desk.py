@@ -1,0 +1,351 @@
+"""Pull requests on a real database and a real git remote, before a GitHub that does what a test says.
+
+The double keeps what GitHub would keep and answers from it; `tests/forge` has the API that nobody here wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.models import (
+    Checkout,
+    Event,
+    GitOperation,
+    Message,
+    Project,
+    PullRequest,
+    Sandbox,
+    Session,
+    Task,
+)
+from sandyard.platform.domain.forge.errors import ForgeNotFoundError, ForgeRefusedError
+from sandyard.platform.domain.forge.model import Budget, ForgeKind, MergeMethod, Pull, PullDraft, PullState, Remark
+from sandyard.platform.domain.forge.service import PullRequests
+from sandyard.platform.domain.git.errors import NoCheckoutError
+from sandyard.platform.domain.git.host import Git
+from sandyard.platform.domain.git.mirror import Mirrors
+from sandyard.platform.domain.git.remote import parse
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.rows import SandboxRows, new_row
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+from tests.unit.platform.world import ROOT, World
+
+BASE_URL = "https://github.com/acme/website/pull"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Hub:
+    """GitHub's side of one repository."""
+
+    def __init__(self, bare: Path) -> None:
+        self._bare = bare
+        self.pulls: dict[int, Pull] = {}
+        self.drafts: list[PullDraft] = []
+        self.merges: list[dict[str, Any]] = []
+        self.asked = 0
+        self.left: Budget | None = None
+        self.fault: Callable[[str], None] = lambda verb: None
+        self._minutes = 0
+
+    def say(self, number: int, remark: Remark | None = None, **changes: Any) -> None:
+        """Somebody does something on GitHub."""
+        self._minutes += 1
+        known = self.pulls[number]
+        remarks = (*known.remarks, remark) if remark else known.remarks
+        self.pulls[number] = replace(known, **{"remarks": remarks, "updated_at": self.now(), **changes})
+
+    def now(self) -> datetime:
+        return START + timedelta(minutes=self._minutes)
+
+    async def find(self, head: str, base: str | None = None) -> Pull | None:
+        self.fault("find")
+        return next((one for one in self.pulls.values() if one.head == head and one.state == PullState.OPEN), None)
+
+    async def open_or_update(self, draft: PullDraft) -> tuple[Pull, bool]:
+        self.drafts.append(draft)
+        found = await self.find(draft.head)
+        if found is not None:
+            assert found.number is not None
+            given = {name: value for name in ("title", "body", "draft") if (value := getattr(draft, name)) is not None}
+            self.say(found.number, labels=tuple(dict.fromkeys((*found.labels, *draft.labels))), **given)
+            return replace(self.pulls[found.number], remarks=()), False
+        number = len(self.pulls) + 1
+        self.pulls[number] = Pull(
+            number=number,
+            url=f"{BASE_URL}/{number}",
+            title=draft.title or "",
+            state=PullState.OPEN,
+            draft=bool(draft.draft),
+            head=draft.head,
+            base=draft.base,
+            head_commit=git(self._bare, "rev-parse", f"refs/heads/{draft.head}"),
+            labels=tuple(draft.labels),
+            updated_at=self.now(),
+            body=draft.body or "",
+        )
+        self.fault("opened")
+        return self.pulls[number], True
+
+    async def pull(self, number: int) -> Pull:
+        self.asked += 1
+        self.fault("pull")
+        if number not in self.pulls:
+            raise ForgeNotFoundError
+        self._follow(number)
+        return self.pulls[number]
+
+    def _follow(self, number: int) -> None:
+        """An open one is where its branch is."""
+        known = self.pulls[number]
+        heads = git(self._bare, "for-each-ref", "--format=%(objectname)", f"refs/heads/{known.head}")
+        if known.state == PullState.OPEN and heads:
+            self.pulls[number] = replace(known, head_commit=heads)
+
+    async def merge(self, number: int, method: MergeMethod, *, head_commit: str, title: Any, message: Any) -> str:
+        self._follow(number)
+        if self.pulls[number].head_commit != head_commit:
+            raise ForgeRefusedError("The branch has moved.")
+        self.merges.append({"method": method, "title": title, "message": message})
+        self.say(number, state=PullState.MERGED, merged_at=self.now())
+        self.fault("merged")
+        return "m" * 40
+
+    async def ready(self, number: int) -> None:
+        self.say(number, draft=False)
+
+    async def close(self, number: int) -> None:
+        self.say(number, state=PullState.CLOSED)
+
+
+@dataclass
+class Doors:
+    """What opens the forge; whether it is GitHub is the test's to say."""
+
+    hub: Hub
+    kind: ForgeKind = ForgeKind.GITHUB
+    refused: SandyardError | None = None
+    waits: list[float] = field(default_factory=list)
+
+    def forge(self, project: Project) -> ForgeKind:
+        return self.kind
+
+    async def github(self, project: Project, *, max_wait_s: float = 60) -> Hub:
+        self.waits.append(max_wait_s)
+        if self.refused is not None:
+            raise self.refused
+        return self.hub
+
+    async def credential(self, project: Project) -> None:
+        return None
+
+    async def budget(self, project: Project) -> Budget | None:
+        return self.hub.left
+
+
+class Pushes:
+    """Of the checkouts' verbs the three that a pull request needs. What is committed in `work` is what the sandbox has."""
+
+    def __init__(self, world: World, mirrors: Mirrors, work: Path, bare: Path) -> None:
+        self._world, self._mirrors, self._work, self._bare = world, mirrors, work, bare
+        self.failure: SandyardError | None = None
+        self.pushed = 0
+
+    async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
+        await SandboxRows(self._world.database).get_for(caller, sandbox_id)
+        async with self._world.database.reading() as session:
+            row = await session.get(Checkout, sandbox_id)
+        if row is None:
+            raise NoCheckoutError
+        return row
+
+    async def push(self, caller: Principal, sandbox_id: str) -> GitOperation:
+        row = await self.checkout(caller, sandbox_id)
+        if self.failure is None:
+            git(self._work, "push", "-q", "origin", f"HEAD:refs/heads/{row.branch}")
+            await self._mirrors.of(row.project_id).refresh(parse(str(self._bare)), None)
+            async with self._world.database.transaction() as tx:
+                known = await tx.session.get(Checkout, sandbox_id)
+                assert known is not None
+                known.head = known.pushed = git(self._work, "rev-parse", "HEAD")
+            self.pushed += 1
+        return GitOperation(id="op", kind="push", status="failed" if self.failure else "completed")
+
+    async def wait(self, operation_id: str, timeout_s: float | None = None) -> GitOperation:
+        return GitOperation(id=operation_id, kind="push", status="failed" if self.failure else "completed")
+
+    def raise_failure(self, operation: GitOperation) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+@dataclass
+class Desk:
+    world: World
+    pulls: PullRequests
+    hub: Hub
+    doors: Doors
+    git: Pushes
+    mirrors: Mirrors
+    project: Project
+    owner: Principal
+    worker: Principal
+    sandbox_id: str
+    session_id: str
+    task_id: str
+    work: Path
+    bare: Path
+
+    def commit(self, message: str, **files: str) -> str:
+        """In the sandbox, so to speak."""
+        for name, text in (files or {"file.txt": message}).items():
+            (self.work / name).write_text(text)
+        git(self.work, "add", "-A")
+        git(self.work, "commit", "-q", "--allow-empty", "-m", message)
+        return git(self.work, "rev-parse", "HEAD")
+
+    async def open(self, caller: Principal | None = None, **wanted: Any) -> tuple[PullRequest, bool]:
+        return await self.pulls.open(caller or self.worker, self.sandbox_id, **wanted)
+
+    async def kinds(self) -> list[str]:
+        return [event.kind.removeprefix("pull_request.") for event in await self.told()]
+
+    async def told(self) -> list[Event]:
+        return [event for event in await self.world.events() if event.kind.startswith("pull_request.")]
+
+    async def rows(self) -> list[PullRequest]:
+        async with self.world.database.reading() as session:
+            return list(await session.scalars(select(PullRequest).order_by(PullRequest.id)))
+
+    async def messages(self) -> list[Message]:
+        async with self.world.database.reading() as session:
+            return list(await session.scalars(select(Message).order_by(Message.id)))
+
+    def branches(self) -> set[str]:
+        """On the remote."""
+        return set(git(self.bare, "for-each-ref", "--format=%(refname:short)", "refs/heads").split())
+
+    async def settings(self, **forge: Any) -> None:
+        settings = ProjectSettings.model_validate({"forge": forge})
+        self.project = await self.world.projects.update(self.owner, self.project.id, settings=settings)
+
+    async def another(self, branch: str) -> str:
+        """A sandbox of the same project, on another branch."""
+        return await _checkout(
+            self.world, self.worker, self.project.id, None, branch, git(self.work, "rev-parse", "HEAD")
+        )
+
+
+@contextlib.asynccontextmanager
+async def opened(world: World, folder: Path) -> AsyncIterator[Desk]:
+    owner, worker = [(await world.person(name)).principal for name in ("olga", "wim")]
+    bare, work = folder / "acme" / "website.git", folder / "work"
+    git(folder, "init", "-q", "--bare", "-b", "main", str(bare))
+    git(folder, "clone", "-q", str(bare), str(work))
+    for key, value in (("user.name", "Agent"), ("user.email", "agent@example.org")):
+        git(work, "config", key, value)
+    git(work, "checkout", "-q", "-b", "main")
+    git(work, "commit", "-q", "--allow-empty", "-m", "chore: begin")
+    git(work, "push", "-q", "origin", "main")
+    base = git(work, "rev-parse", "HEAD")
+    git(work, "checkout", "-q", "-b", "task-1")
+    project = await world.projects.create(owner, "website")
+    project = await world.projects.update(
+        ROOT, project.id, repository=str(bare)
+    )  # a path is an administrator's to give
+    await world.projects.add_member(owner, project.id, worker.user_id)
+    task = await _task(world, project.id)
+    session_id = await _session(world, worker, project.id, task.id)
+    sandbox_id = await _checkout(world, worker, project.id, session_id, "task-1", base)
+    mirrors = Mirrors(Git(world.settings.git_dir, timeout_s=60), world.settings)
+    hub = Hub(bare)
+    doors, pushes = Doors(hub), Pushes(world, mirrors, work, bare)
+    pulls = PullRequests(
+        world.database,
+        pushes,  # type: ignore[arg-type]
+        doors,  # type: ignore[arg-type]
+        mirrors,
+        world.projects,
+        world.settings,
+        world.clock,
+    )
+    yield Desk(
+        world, pulls, hub, doors, pushes, mirrors, project, owner, worker, sandbox_id, session_id, task.id, work, bare
+    )
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+async def _task(world: World, project_id: str) -> Task:
+    now = instant(world.clock)
+    task = Task(
+        id=ordered_id("tsk_"),
+        project_id=project_id,
+        title="Make the login work",
+        description="It fails since Monday, see #7. @maria knows more.",
+        status="in_progress",
+        position=0,
+        priority=0,
+        created_at=now,
+        updated_at=now,
+    )
+    async with world.database.transaction() as tx:
+        tx.add(task)
+    return task
+
+
+async def _session(world: World, who: Principal, project_id: str, task_id: str) -> str:
+    now = instant(world.clock)
+    row = Session(
+        id=ordered_id("ses_"),
+        owner_id=who.user_id,
+        project_id=project_id,
+        task_id=task_id,
+        title="work",
+        template="base",
+        created_at=now,
+        updated_at=now,
+    )
+    async with world.database.transaction() as tx:
+        tx.add(row)
+    return row.id
+
+
+async def _checkout(
+    world: World, who: Principal, project_id: str, session_id: str | None, branch: str, base: str
+) -> str:
+    now = instant(world.clock)
+    sandbox: Sandbox = new_row(
+        who.user_id, project_id=project_id, session_id=session_id, template="base", idle_seconds=300
+    )
+    async with world.database.transaction() as tx:
+        tx.add(sandbox)
+        await tx.session.flush()
+        tx.add(
+            Checkout(
+                sandbox_id=sandbox.id,
+                session_id=session_id,
+                project_id=project_id,
+                folder="/home/user/workspace",
+                branch=branch,
+                base_branch="main",
+                base_commit=base,
+                head=base,
+                created_at=now,
+                updated_at=now,
+            )
+        )
+    return sandbox.id

@@ -1,0 +1,88 @@
+"""An API that answers what a test has told it to, one answer after the other: for what the forge of tests/forge cannot show.
+
+The answers have the shape of GitHub's, as its documentation and its real answers have them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from sandyard.kit.clock import Clock
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+class Scripted:
+    """Used as a context. Its `Date` is the test's clock's. Asked more often than it was told answers, it answers 599."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.asked: list[Asked] = []
+        self._answers: list[tuple[int, dict[str, str], bytes]] = []
+        self._clock = clock
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/api/v3"
+
+    def answer(self, status: int = 200, body: Any = None, **headers: str) -> None:
+        """Underscores in the names of headers stand for dashes."""
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        self._answers.append((status, {name.replace("_", "-"): value for name, value in headers.items()}, content))
+
+    def limit(self, remaining: int, reset_in_s: float, limit: int = 5000) -> dict[str, str]:
+        """The headers that say so."""
+        reset = str(int(self._clock.now() + reset_in_s))
+        names = ("limit", "remaining", "reset", "resource")
+        values = (str(limit), str(remaining), reset, "core")
+        return {f"X_RateLimit_{name}": value for name, value in zip(names, values, strict=True)}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one(self) -> None:
+                size = int(self.headers.get("Content-Length") or 0)
+                data = self.rfile.read(size)
+                body = json.loads(data) if data else None
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                script.asked.append(Asked(self.command, self.path.removeprefix("/api"), headers, body))
+                status, more, content = script._answers.pop(0) if script._answers else (599, {}, b"")
+                self.send_response_only(status)
+                self.send_header("Date", formatdate(script._clock.now(), usegmt=True))
+                for name, value in more.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                if status != 304:
+                    self.wfile.write(content)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one  # noqa: N815 - as the base class calls them
+
+            def log_message(self, *_: object) -> None:
+                """Tests read what was asked."""
+
+        return Handler

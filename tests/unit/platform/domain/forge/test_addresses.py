@@ -1,0 +1,76 @@
+"""Which forge a repository is on, and who is told its token."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandyard.platform.db.models import Project
+from sandyard.platform.domain.forge import addresses
+from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
+from sandyard.platform.domain.forge.model import ForgeKind
+from sandyard.platform.domain.git.errors import RepositoryInvalidError
+
+
+def project(repository: str | None, **forge: str) -> Project:
+    return Project(id="prj_1", repository=repository, template=None, settings={"forge": forge})
+
+
+@pytest.mark.parametrize(
+    ("repository", "forge", "kind"),
+    [
+        ("https://github.com/acme/site.git", {}, ForgeKind.GITHUB),
+        ("git@github.com:acme/site.git", {}, ForgeKind.GITHUB),
+        ("ssh://git@ssh.github.com:443/acme/site.git", {}, ForgeKind.GITHUB),
+        ("https://git.example.org/acme/site.git", {}, ForgeKind.PLAIN),
+        ("https://github.com.evil.example/acme/site.git", {}, ForgeKind.PLAIN),
+        ("https://ghe.example.org/acme/site", {"apiUrl": "https://ghe.example.org/api/v3"}, ForgeKind.GITHUB),
+        ("https://github.com/acme/site.git", {"kind": "plain"}, ForgeKind.PLAIN),
+        ("https://ghe.example.org/acme/site", {"kind": "github"}, ForgeKind.GITHUB),
+        ("/srv/git/site.git", {}, ForgeKind.PLAIN),
+        ("/srv/git/site.git", {"apiUrl": "https://ghe.example.org/api/v3"}, ForgeKind.PLAIN),
+    ],
+)
+def test_auto_is_github_for_what_is_on_it_or_has_an_api(
+    repository: str, forge: dict[str, str], kind: ForgeKind
+) -> None:
+    assert addresses.forge_of(project(repository, **forge)) is kind
+
+
+@pytest.mark.parametrize(
+    ("repository", "forge", "api"),
+    [
+        ("https://github.com/acme/site.git", {}, "https://api.github.com"),
+        ("git@github.com:acme/site.git", {}, "https://api.github.com"),
+        ("git@ghe.example.org:a/b", {"apiUrl": "https://ghe.example.org/api/v3"}, "https://ghe.example.org/api/v3"),
+        ("https://git.example.org/a/b", {"apiUrl": "http://127.0.0.1:9/api/v3"}, "http://127.0.0.1:9/api/v3"),
+        ("https://git.example.org/a/b", {"apiUrl": "http://[::1]:9"}, "http://[::1]:9"),
+    ],
+)
+def test_the_api_is_the_repositorys_own_or_the_one_its_owner_named(
+    repository: str, forge: dict[str, str], api: str
+) -> None:
+    assert addresses.api_of(project(repository, **forge)) == api
+
+
+@pytest.mark.parametrize(
+    "repository", ["https://git.example.org/acme/site.git", "git@git.example.org:acme/site", "/srv/site.git"]
+)
+def test_a_token_does_not_go_to_a_host_that_is_not_the_repositorys(repository: str) -> None:
+    with pytest.raises(ForgeUnsupportedError, match=r"not on github\.com: the project's token is not sent there"):
+        addresses.api_of(project(repository, kind="github"))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://ghe.example.org/api/v3", "http://127.0.0.1.example.org", "http://10.0.0.1/api"]
+)
+def test_nor_over_a_line_that_others_can_read(url: str) -> None:
+    with pytest.raises(ForgeUnsupportedError, match="Use https://"):
+        addresses.api_of(project("https://ghe.example.org/acme/site", apiUrl=url))
+
+
+def test_what_has_no_repository_or_no_owner_is_said() -> None:
+    with pytest.raises(RepositoryInvalidError, match="has no repository"):
+        addresses.forge_of(project(None))
+    with pytest.raises(ForgeUnsupportedError, match="OWNER/NAME"):
+        addresses.slug_of(project("https://github.com/site"))
+    assert addresses.slug_of(project("https://github.com/acme/site.git")) == "acme/site"

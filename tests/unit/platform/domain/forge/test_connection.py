@@ -1,0 +1,381 @@
+"""A line to the API: limits waited for, faults repeated where that is safe, answers remembered, refusals explained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+
+import pytest
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.forge.app_tokens import FixedToken
+from sandyard.platform.domain.forge.connection import Connection
+from sandyard.platform.domain.forge.errors import (
+    ForgeError,
+    ForgeForbiddenError,
+    ForgeInvalidError,
+    ForgeNotFoundError,
+    ForgeRateLimitedError,
+    ForgeRefusedError,
+    ForgeUnauthorizedError,
+    ForgeUnreachableError,
+)
+from sandyard.platform.domain.forge.remembered import Remembered
+from tests.unit.platform.domain.forge.clocks import HurriedClock
+from tests.unit.platform.domain.forge.scripted import Scripted
+
+TOKEN = "github_pat_planted_0123456789"
+
+
+@pytest.fixture
+def clock() -> HurriedClock:
+    return HurriedClock()
+
+
+@pytest.fixture
+def api(clock: HurriedClock) -> Iterator[Scripted]:
+    with Scripted(clock) as made:
+        yield made
+
+
+@pytest.fixture
+async def line(api: Scripted, clock: HurriedClock) -> AsyncIterator[Connection]:
+    made = Connection(api.url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one")
+    yield made
+    await made.close()
+
+
+async def get(line: Connection, path: str = "/repos/acme/site", wait: float = 60.0) -> object:
+    return (await line.request("GET", path, max_wait_s=wait)).json
+
+
+class TestLimits:
+    async def test_the_budget_is_what_the_headers_say(
+        self, line: Connection, api: Scripted, clock: HurriedClock
+    ) -> None:
+        assert line.pace.budget is None
+        api.answer(body={}, **api.limit(4321, 1800))
+        await get(line)
+        budget = line.pace.budget
+        assert budget is not None
+        assert (budget.limit, budget.remaining, budget.low) == (5000, 4321, False)
+        assert budget.resets_at.timestamp() == clock.now() + 1800
+        clock.pass_(1801)
+        assert line.pace.budget is None
+
+    async def test_a_low_budget_is_warned_of_once_in_a_window(
+        self, line: Connection, api: Scripted, clock: HurriedClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for remaining in (101, 99, 98):
+            api.answer(body={}, **api.limit(remaining, 600))
+            await get(line)
+        clock.pass_(700)
+        api.answer(body={}, **api.limit(5, 3600))
+        await get(line)
+        assert [record.message for record in caplog.records].count("forge_budget_low") == 2
+
+    async def test_an_exhausted_budget_is_waited_for_and_then_the_request_succeeds(
+        self, line: Connection, api: Scripted, clock: HurriedClock
+    ) -> None:
+        api.answer(403, {"message": "API rate limit exceeded for user ID 1."}, **api.limit(0, 40))
+        api.answer(body={"id": 1}, **api.limit(4999, 3640))
+        assert await get(line) == {"id": 1}
+        assert sum(clock.waits) == pytest.approx(41)
+
+    async def test_the_request_after_the_last_one_is_not_even_sent(
+        self, line: Connection, api: Scripted, clock: HurriedClock
+    ) -> None:
+        api.answer(body={}, **api.limit(0, 3000))
+        await get(line)
+        with pytest.raises(ForgeRateLimitedError) as refused:
+            await get(line)
+        assert len(api.asked) == 1
+        assert refused.value.status == 503
+        assert refused.value.until is not None
+        assert refused.value.until.timestamp() == pytest.approx(clock.now() + 3001)
+        assert refused.value.retry_after == pytest.approx(3001)
+        assert "until 2023-11-14 23:03:21 UTC" in refused.value.message
+        api.answer(body={"id": 2}, **api.limit(4999, 3600))
+        assert await get(line, wait=3600) == {"id": 2}  # somebody with more patience
+
+    async def test_a_forge_whose_clock_is_wrong_is_waited_for_as_long_as_it_means(
+        self, line: Connection, api: Scripted, clock: HurriedClock
+    ) -> None:
+        behind = HurriedClock(clock.now() - 7200)
+        api._clock = behind
+        api.answer(429, {"message": "API rate limit exceeded"}, **api.limit(0, 30))
+        api.answer(body={}, **api.limit(4999, 3600))
+        await get(line)
+        assert sum(clock.waits) == pytest.approx(31)
+
+    @pytest.mark.parametrize("status", [403, 429])
+    async def test_a_secondary_limit_is_waited_for_as_long_as_it_says(
+        self, line: Connection, api: Scripted, clock: HurriedClock, status: int
+    ) -> None:
+        api.answer(status, {"message": "You have exceeded a secondary rate limit."}, Retry_After="17")
+        api.answer(201, {"id": 3})
+        answer = await line.request("POST", "/repos/acme/site/pulls", body={}, max_wait_s=60)
+        assert answer.json == {"id": 3}  # also what may not be repeated: it was not taken the first time
+        assert clock.waits == [17.0]
+
+    async def test_a_secondary_limit_that_says_nothing_is_given_longer_and_longer(
+        self, line: Connection, api: Scripted, clock: HurriedClock
+    ) -> None:
+        for _ in range(2):
+            api.answer(403, {"message": "You have exceeded a secondary rate limit. Please wait a few minutes."})
+        api.answer(body={})
+        await get(line, wait=3600)
+        assert clock.waits == [60.0, 120.0]
+
+    async def test_a_limit_beyond_ones_patience_is_an_error_at_once_and_for_the_others_too(
+        self, line: Connection, api: Scripted, clock: HurriedClock
+    ) -> None:
+        api.answer(403, {"message": "You have exceeded a secondary rate limit."}, Retry_After="600")
+        with pytest.raises(ForgeRateLimitedError):
+            await get(line)
+        with pytest.raises(ForgeRateLimitedError):
+            await get(line, "/repos/acme/other")
+        assert clock.waits == []
+        assert len(api.asked) == 1
+
+    async def test_a_forge_that_says_in_no_time_forever_is_given_up(
+        self, line: Connection, api: Scripted, clock: HurriedClock
+    ) -> None:
+        for _ in range(100):
+            api.answer(429, {"message": "slow down"}, Retry_After="0")
+        with pytest.raises(ForgeRateLimitedError):
+            await get(line, wait=20)
+        assert len(api.asked) <= 21
+
+
+class TestFaults:
+    async def test_a_question_is_asked_three_times(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
+        api.answer(502)
+        api.answer(503)
+        api.answer(body={"id": 4})
+        assert await get(line) == {"id": 4}
+        assert clock.waits == [1.0, 2.0]
+
+    async def test_and_not_a_fourth_time(self, line: Connection, api: Scripted) -> None:
+        for _ in range(4):
+            api.answer(502)
+        with pytest.raises(ForgeUnreachableError, match=r"fault of its own \(502\)"):
+            await get(line)
+        assert len(api.asked) == 3
+
+    async def test_a_503_that_says_when_is_given_that_time(
+        self, line: Connection, api: Scripted, clock: HurriedClock
+    ) -> None:
+        api.answer(503, Retry_After="30")
+        api.answer(body={})
+        await get(line)
+        assert clock.waits == [30.0]
+
+    async def test_what_is_not_safe_to_repeat_is_not_repeated(self, line: Connection, api: Scripted) -> None:
+        api.answer(502)
+        with pytest.raises(ForgeUnreachableError):
+            await line.request("POST", "/repos/acme/site/issues/1/comments", body={"body": "x"}, max_wait_s=60)
+        assert len(api.asked) == 1
+
+    async def test_nobody_there(self, clock: HurriedClock) -> None:
+        with Scripted(clock) as gone:
+            url = gone.url
+        line = Connection(url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one")
+        with pytest.raises(ForgeUnreachableError, match=r"127\.0\.0\.1 cannot be reached"):
+            await get(line)
+        assert clock.waits == [1.0, 2.0]
+        await line.close()
+
+    @pytest.mark.parametrize("content", [b"<html>a proxy's page</html>", b'{"half": '])
+    async def test_what_is_no_json_is_no_answer(self, line: Connection, api: Scripted, content: bytes) -> None:
+        api.answer(200, content)
+        with pytest.raises(ForgeUnreachableError, match="not what GitHub answers"):
+            await get(line)
+
+    async def test_an_endless_answer_is_cut_off(self, line: Connection, api: Scripted) -> None:
+        for _ in range(3):
+            api.answer(200, b" " * ((16 << 20) + 1))
+        with pytest.raises(ForgeUnreachableError, match="too large"):
+            await get(line)
+
+    async def test_a_packed_answer_is_not_unpacked(self, line: Connection, api: Scripted) -> None:
+        for _ in range(3):
+            api.answer(200, b"x", Content_Encoding="gzip")
+        with pytest.raises(ForgeUnreachableError, match="encoding"):
+            await get(line)
+        assert api.asked[0].headers["accept-encoding"] == "identity"
+
+
+class TestRemembering:
+    async def test_what_has_not_changed_is_not_sent_again(self, line: Connection, api: Scripted) -> None:
+        api.answer(body={"id": 5}, ETag='W/"abc"', Link='<http://elsewhere/x?page=2>; rel="next"')
+        first = await line.request("GET", "/repos/acme/site", max_wait_s=0)
+        api.answer(304, ETag='W/"abc"')
+        again = await line.request("GET", "/repos/acme/site", max_wait_s=0)
+        assert again == first
+        assert again.next == 2
+        assert api.asked[1].headers["if-none-match"] == 'W/"abc"'
+
+    async def test_a_changed_answer_takes_the_place_of_the_old_one(self, line: Connection, api: Scripted) -> None:
+        for number in (1, 2):
+            api.answer(body={"id": number}, ETag=f'"{number}"')
+            assert await get(line) == {"id": number}
+        api.answer(304)
+        assert await get(line) == {"id": 2}
+        assert api.asked[2].headers["if-none-match"] == '"2"'
+
+    async def test_nobody_is_given_anothers_answer(self, api: Scripted, clock: HurriedClock) -> None:
+        shared = Remembered()
+        lines = [Connection(api.url, FixedToken(Secret(name)), clock, shared, name) for name in ("ada", "eve")]
+        api.answer(body={"private": "ada's"}, ETag='"1"')
+        await get(lines[0])
+        api.answer(404, {"message": "Not Found"})
+        with pytest.raises(ForgeNotFoundError):
+            await get(lines[1])
+        assert "if-none-match" not in api.asked[1].headers
+        for line in lines:
+            await line.close()
+
+    async def test_other_parameters_are_another_question(self, line: Connection, api: Scripted) -> None:
+        api.answer(body=[1], ETag='"1"')
+        await line.request("GET", "/repos/acme/site/pulls", params={"head": "acme:a"}, max_wait_s=0)
+        api.answer(body=[2], ETag='"2"')
+        await line.request("GET", "/repos/acme/site/pulls", params={"head": "acme:b"}, max_wait_s=0)
+        assert "if-none-match" not in api.asked[1].headers
+
+
+class _Renewing:
+    """A source that has another token when one is not accepted."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    async def token(self) -> Secret:
+        return Secret(f"token-{self.made}")
+
+    def rejected(self, token: Secret) -> bool:
+        self.made += 1
+        return True
+
+    async def granted(self) -> Mapping[str, str] | None:
+        return None
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("status", "body", "headers", "kind", "code", "words"),
+        [
+            (401, {"message": "Bad credentials"}, {}, ForgeUnauthorizedError, "forge_unauthorized", "expired, revoked"),
+            (404, {"message": "Not Found"}, {}, ForgeNotFoundError, "forge_not_found", "may not see it"),
+            (
+                403,
+                {"message": "Resource not accessible by personal access token"},
+                {"X_Accepted_GitHub_Permissions": "pull_requests=write,contents=read; issues=write"},
+                ForgeForbiddenError,
+                "forge_forbidden",
+                "'Pull requests: write' and 'Contents: read', or 'Issues: write'",
+            ),
+            (
+                403,
+                {"message": "Resource not accessible by integration"},
+                {},
+                ForgeForbiddenError,
+                "forge_forbidden",
+                "'Pull requests: read and write'",
+            ),
+            (
+                403,
+                {"message": "Resource protected by organization SAML enforcement. You must grant your token access."},
+                {"X_GitHub_SSO": "required; url=https://github.com/orgs/acme/sso?authorization_request=AZSCKA"},
+                ForgeForbiddenError,
+                "forge_forbidden",
+                "'Configure SSO'",
+            ),
+            (
+                403,
+                {"message": "Repository was archived so is read-only."},
+                {},
+                ForgeForbiddenError,
+                "forge_forbidden",
+                "is archived",
+            ),
+            (
+                422,
+                {
+                    "message": "Validation Failed",
+                    "errors": [{"resource": "PullRequest", "code": "custom", "message": "No commits between main and task-x"}],
+                },
+                {},
+                ForgeInvalidError,
+                "forge_invalid",
+                "does not accept this: No commits between main and task-x.",
+            ),
+            (
+                422,
+                {"message": "Validation Failed", "errors": [{"resource": "PullRequest", "field": "head", "code": "invalid"}]},
+                {},
+                ForgeInvalidError,
+                "forge_invalid",
+                "head invalid",
+            ),
+            (405, {"message": "Pull Request is not mergeable"}, {}, ForgeRefusedError, "forge_refused", "not mergeable."),
+            (418, None, {}, ForgeError, "forge_failed", "418"),
+        ],
+    )  # fmt: skip
+    async def test_each_says_what_to_do(
+        self,
+        line: Connection,
+        api: Scripted,
+        status: int,
+        body: object,
+        headers: dict[str, str],
+        kind: type[ForgeError],
+        code: str,
+        words: str,
+    ) -> None:
+        api.answer(status, body, **headers)
+        with pytest.raises(ForgeError) as refused:
+            await get(line)
+        assert type(refused.value) is kind
+        assert refused.value.code == code
+        assert words in refused.value.message
+        assert "AZSCKA" not in refused.value.message
+
+    async def test_a_server_that_repeats_the_token_does_not_get_it_into_an_error(
+        self, line: Connection, api: Scripted, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("DEBUG")
+        api.answer(422, {"message": f"Header Authorization: Bearer {TOKEN} is odd"})
+        with pytest.raises(ForgeInvalidError) as refused:
+            await get(line)
+        assert TOKEN not in f"{refused.value!r} {refused.value.message} {refused.value.__context__!r} {line!r}"
+        assert "***" in refused.value.message
+        assert TOKEN not in caplog.text
+        assert api.asked[0].headers["authorization"] == f"Bearer {TOKEN}"
+
+    async def test_a_new_token_is_tried_once(self, api: Scripted, clock: HurriedClock) -> None:
+        line = Connection(api.url, _Renewing(), clock, Remembered(), "one")
+        api.answer(401, {"message": "Bad credentials"})
+        api.answer(body={"id": 6})
+        assert await get(line) == {"id": 6}
+        assert [asked.headers["authorization"] for asked in api.asked] == ["Bearer token-0", "Bearer token-1"]
+        for _ in range(2):
+            api.answer(401, {"message": "Bad credentials"})
+        with pytest.raises(ForgeUnauthorizedError):
+            await get(line)
+        assert len(api.asked) == 4
+        await line.close()
+
+
+async def test_many_at_once_share_a_few_connections(line: Connection, api: Scripted) -> None:
+    for number in range(20):
+        api.answer(body={"id": number})
+    answers = await asyncio.gather(*(get(line, f"/repos/acme/{number}") for number in range(20)))
+    assert len({str(answer) for answer in answers}) == 20
+    assert line.busy == 0
+
+
+async def test_graphql_is_beside_the_rest_api_of_an_enterprise_server(line: Connection, api: Scripted) -> None:
+    api.answer(body={"data": {}})
+    await line.graphql("query { viewer { login } }", {}, max_wait_s=0)
+    assert (api.asked[0].method, api.asked[0].path) == ("POST", "/graphql")

@@ -1,0 +1,417 @@
+"""What the platform asks of GitHub for one repository, against the forge of tests/forge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandyard.kit.clock import SystemClock
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.forge.app_tokens import FixedToken
+from sandyard.platform.domain.forge.connection import Connection
+from sandyard.platform.domain.forge.errors import (
+    ForgeForbiddenError,
+    ForgeInvalidError,
+    ForgeNotFoundError,
+    ForgeRefusedError,
+    ForgeUnauthorizedError,
+    ForgeUnreachableError,
+)
+from sandyard.platform.domain.forge.github import GitHubRepository
+from sandyard.platform.domain.forge.model import Checks, MergeMethod, PullDraft, PullState, Review
+from sandyard.platform.domain.forge.remembered import Remembered
+from tests.forge import GitHub
+from tests.forge.repositories import Repository
+from tests.unit.platform.domain.forge.clocks import HurriedClock
+
+DRAFT = PullDraft("task-1", "main", title="feat: add a", body="As asked.")
+
+
+class Lines:
+    """Lines of various tokens, closed at the end."""
+
+    def __init__(self, double: GitHub, site: Repository) -> None:
+        self.clock = HurriedClock()
+        self._double, self._site = double, site
+        self._open: list[Connection] = []
+
+    def with_token(self, token: str, slug: str | None = None) -> GitHubRepository:
+        line = Connection(self._double.api_url, FixedToken(Secret(token)), self.clock, Remembered(), token)
+        self._open.append(line)
+        return GitHubRepository(line, slug or self._site.slug, self.clock, max_wait_s=60)
+
+    async def close(self) -> None:
+        for line in self._open:
+            await line.close()
+
+
+@pytest.fixture
+async def lines(double: GitHub, site: Repository) -> AsyncIterator[Lines]:
+    made = Lines(double, site)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def github(double: GitHub, lines: Lines) -> GitHubRepository:
+    return lines.with_token(double.tokens.make("sandyard-bot").text)
+
+
+def opened(double: GitHub, site: Repository) -> list[int]:
+    return [pull["number"] for pull in double.colleague("grace").pulls(site.slug)]
+
+
+class TestOpening:
+    async def test_it_is_made_as_it_was_drafted(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        double.person("grace")
+        draft = PullDraft(
+            "task-1", "main", "feat: add a", "As asked.", labels=["agent"], reviewers=["grace"], assignees=["grace"]
+        )
+        pull, made = await github.open_or_update(draft)
+        assert made
+        assert pull.number is not None
+        assert (pull.state, pull.draft, pull.head, pull.base) == (PullState.OPEN, False, "task-1", "main")
+        assert (pull.head_commit, pull.labels, pull.warnings) == (site.head("task-1"), ("agent",), ())
+        said = double.colleague("grace").pull(site.slug, pull.number)
+        assert (said["title"], said["body"]) == ("feat: add a", "As asked.")
+        assert [person["login"] for person in said["requested_reviewers"]] == ["grace"]
+        assert [person["login"] for person in said["assignees"]] == ["grace"]
+        assert pull.url.endswith(f"/{site.slug}/pull/{pull.number}")
+
+    async def test_again_it_is_found_and_only_what_is_given_is_changed(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        first, _ = await github.open_or_update(PullDraft("task-1", "main", "feat: add a", "As asked.", labels=["one"]))
+        before = len(double.calls)
+        same, made = await github.open_or_update(PullDraft("task-1", "main"))
+        assert (same.number, same.title, same.labels, made) == (first.number, "feat: add a", ("one",), False)
+        assert {call.method for call in double.calls[before:]} == {"GET"}
+        pull, made = await github.open_or_update(PullDraft("task-1", "main", "feat: add a and b", labels=["two"]))
+        assert (pull.number, pull.title, made) == (first.number, "feat: add a and b", False)
+        assert set(pull.labels) == {"one", "two"}
+        assert first.number is not None
+        assert double.colleague("grace").pull(site.slug, first.number)["body"] == "As asked."
+        assert opened(double, site) == [first.number]
+
+    async def test_ten_at_once_make_one(self, github: GitHubRepository, double: GitHub, site: Repository) -> None:
+        answers = await asyncio.gather(*(github.open_or_update(DRAFT) for _ in range(10)))
+        assert len({pull.number for pull, _ in answers}) == 1
+        assert sum(made for _, made in answers) == 1
+        assert len(opened(double, site)) == 1
+
+    async def test_one_whose_answer_was_lost_is_not_made_twice(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        double.faults.cut_answer(on="api", method="POST", path="/pulls")
+        pull, made = await github.open_or_update(DRAFT)
+        assert made
+        assert opened(double, site) == [pull.number]
+        assert double.faults.left == 0
+
+    async def test_faults_on_the_way_do_not_matter(
+        self, github: GitHubRepository, double: GitHub, site: Repository, lines: Lines
+    ) -> None:
+        double.faults.answer(502, times=2, on="api", method="POST", path="/pulls")
+        double.faults.answer(503, times=2, on="api", method="GET", path="/pulls")
+        pull, _ = await github.open_or_update(DRAFT)
+        assert opened(double, site) == [pull.number]
+        assert double.faults.left == 0
+        assert lines.clock.waits == [1.0, 2.0, 1.0, 2.0]
+
+    async def test_a_forge_that_stays_down_is_told_as_such(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        double.faults.answer(502, times=9, on="api", method="POST", path="/pulls")
+        with pytest.raises(ForgeUnreachableError):
+            await github.open_or_update(DRAFT)
+        assert double.faults.left == 6
+        double.faults.clear()
+        assert (await github.open_or_update(DRAFT))[1]
+
+    async def test_somebody_elses_base_is_left(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        site.commit({"b.txt": "b\n"}, branch="develop")
+        number = double.colleague("grace").open(site.slug, "task-1", title="mine", base="develop")["number"]
+        pull, made = await github.open_or_update(PullDraft("task-1", "main"))
+        assert (pull.number, pull.base, made) == (number, "develop", False)
+        assert pull.warnings == (f"Pull request {number} is against develop, not main; it was left so.",)
+
+    async def test_a_closed_one_is_not_taken_for_it(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        first, _ = await github.open_or_update(DRAFT)
+        assert first.number is not None
+        await github.close(first.number)
+        await github.close(first.number)
+        assert await github.find("task-1") is None
+        second, made = await github.open_or_update(DRAFT)
+        assert made
+        assert second.number != first.number
+
+    async def test_a_reviewer_who_cannot_be_asked_is_a_warning(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        double.person("grace")
+        refusal = b'{"message": "Reviews may only be requested from collaborators. stranger is not one."}'
+        for _ in range(2):  # together, then grace alone is taken and the other one not
+            double.faults.answer(422, on="api", path="/requested_reviewers", body=refusal)
+        draft = PullDraft("task-1", "main", "feat: add a", reviewers=["stranger", "grace"])
+        pull, made = await github.open_or_update(draft)
+        assert made
+        assert len(pull.warnings) == 1
+        assert "stranger could not be asked for a review" in pull.warnings[0]
+        assert "only be requested from collaborators" in pull.warnings[0]
+        assert pull.number is not None
+        asked = double.colleague("grace").pull(site.slug, pull.number)["requested_reviewers"]
+        assert [person["login"] for person in asked] == ["grace"]
+
+    async def test_who_has_reviewed_is_not_asked_again(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        grace = double.colleague("grace")
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        grace.approve(site.slug, pull.number)
+        await github.open_or_update(PullDraft("task-1", "main", reviewers=["grace"]))
+        assert not [call for call in double.calls if "requested_reviewers" in call.path and site.slug in call.path]
+
+    async def test_labels_that_cannot_be_set_are_a_warning(self, github: GitHubRepository, double: GitHub) -> None:
+        double.faults.answer(
+            403, on="api", path="/labels", body=b'{"message": "Resource not accessible by integration"}'
+        )
+        pull, made = await github.open_or_update(PullDraft("task-1", "main", "feat: add a", labels=["x"]))
+        assert made
+        assert "The labels x could not be set" in pull.warnings[0]
+
+
+class TestRefused:
+    async def test_a_branch_without_commits(self, github: GitHubRepository, site: Repository) -> None:
+        site.set_branch("task-2", site.head("main") or "")
+        with pytest.raises(ForgeInvalidError, match="No commits between main and task-2"):
+            await github.open_or_update(PullDraft("task-2", "main", "feat: nothing"))
+
+    async def test_a_branch_that_was_not_pushed(self, github: GitHubRepository, site: Repository) -> None:
+        with pytest.raises(ForgeInvalidError, match=f"The branch nowhere is not in {site.slug}"):
+            await github.open_or_update(PullDraft("nowhere", "main", "feat: nothing"))
+
+    async def test_a_token_that_may_only_read_is_refused_before_anything_is_tried(
+        self, lines: Lines, double: GitHub, site: Repository
+    ) -> None:
+        github = lines.with_token(double.tokens.make("sandyard-bot", write=False).text)
+        before = len(double.calls)
+        with pytest.raises(ForgeForbiddenError, match="'Contents: read and write'"):
+            await github.open_or_update(DRAFT)
+        assert opened(double, site) == []
+        assert {call.method for call in double.calls[before:]} == {"GET"}
+
+    async def test_an_expired_and_an_unknown_token(self, lines: Lines, double: GitHub) -> None:
+        token = double.tokens.make("sandyard-bot")
+        token.expire()
+        for text in (token.text, "ghp_nobody_has_made_this"):
+            with pytest.raises(ForgeUnauthorizedError):
+                await lines.with_token(text).permissions()
+
+    async def test_a_repository_that_is_not_there_or_not_to_be_seen(self, lines: Lines, double: GitHub) -> None:
+        token = double.tokens.make("sandyard-bot").text
+        blind = double.tokens.make("sandyard-bot", repositories=["acme/another"]).text
+        for github in (lines.with_token(token, "acme/nowhere"), lines.with_token(blind)):
+            with pytest.raises(ForgeNotFoundError):
+                await github.open_or_update(DRAFT)
+
+
+class TestFollowing:
+    async def test_reviews_and_remarks(self, github: GitHubRepository, double: GitHub, site: Repository) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        number = pull.number
+        assert number is not None
+        assert (await github.pull(number)).review is Review.NONE
+        grace, ada = double.colleague("grace"), double.colleague("ada")
+        grace.comment(site.slug, number, "How about a test?")
+        grace.request_changes(site.slug, number, "Not like this.")
+        ada.approve(site.slug, number, "Fine with me.")
+        ada.remark(site.slug, number, "a.txt", "A typo here.")
+        await github.comment(number, "This is the platform speaking.")
+        now = await github.pull(number)
+        assert now.review is Review.CHANGES_REQUESTED
+        told = {(remark.kind, remark.author, remark.text, remark.path, remark.state) for remark in now.remarks}
+        assert told == {
+            ("comment", "grace", "How about a test?", None, None),
+            ("review", "grace", "Not like this.", None, "changes_requested"),
+            ("review", "ada", "Fine with me.", None, "approved"),
+            ("line_comment", "ada", "A typo here.", "a.txt", None),
+        }
+        assert {remark.line for remark in now.remarks if remark.kind == "line_comment"} == {1}
+        grace.approve(site.slug, number, "Better.")
+        later = await github.pull(number)
+        assert later.review is Review.APPROVED
+        keys = {(remark.kind, remark.id) for remark in now.remarks}
+        assert keys < {(remark.kind, remark.id) for remark in later.remarks}
+
+    async def test_checks_and_statuses_together(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        number, commit = pull.number, pull.head_commit
+        assert number is not None
+        assert commit is not None
+        ci = double.colleague("ci")
+        assert (await github.pull(number)).checks is Checks.NONE
+        ci.check(site.slug, commit, None, name="build")
+        assert (await github.pull(number)).checks is Checks.PENDING
+        ci.status(site.slug, commit, "success", context="older")
+        assert (await github.pull(number)).checks is Checks.PENDING
+        ci.check(site.slug, commit, "failure", name="tests", title="2 failed", summary="test_a, test_b")
+        now = await github.pull(number)
+        assert now.checks is Checks.FAILING
+        assert {run.name for run in now.runs} == {"build", "older", "tests"}
+        (remark,) = now.remarks
+        assert (remark.kind, remark.author, remark.state) == ("check", "tests", "failure")
+        assert remark.text == "tests: failure\n\n2 failed\n\ntest_a, test_b"
+
+    async def test_a_server_without_statuses_has_checks_all_the_same(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        assert pull.head_commit is not None
+        double.colleague("ci").check(site.slug, pull.head_commit, "success")
+        double.faults.answer(404, on="api", path="/status", body=b'{"message": "Not Found"}')
+        now = await github.pull(pull.number)
+        assert (now.checks, now.warnings) == (Checks.PASSING, ())
+        assert double.faults.left == 0
+
+    async def test_a_token_that_may_not_see_checks_is_given_the_runs_of_actions(
+        self, github: GitHubRepository, double: GitHub
+    ) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        refused = b'{"message": "Resource not accessible by personal access token"}'
+        run = (
+            b'{"workflow_runs": [{"id": 7, "run_attempt": 2, "name": "CI", "status": "completed", "conclusion": "failure",'
+            b' "html_url": "https://ghe/run/7", "updated_at": "2026-01-31T10:00:00Z"}]}'
+        )
+        double.faults.answer(403, on="api", path="/check-runs", body=refused)
+        double.faults.answer(200, on="api", path="/actions/runs", body=run)
+        now = await github.pull(pull.number)
+        assert (now.checks, now.warnings) == (Checks.FAILING, ())
+        assert [(remark.kind, remark.id) for remark in now.remarks] == [("check", "run-7-2")]
+        for path in ("/check-runs", "/actions/runs", "/status"):
+            double.faults.answer(403, on="api", path=path, body=refused)
+        now = await github.pull(pull.number)
+        assert now.checks is Checks.NONE
+        assert ["'Checks: read'" in now.warnings[0], "'Commit statuses: read'" in now.warnings[1]] == [True, True]
+
+    async def test_more_than_a_page_of_comments(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        grace = double.colleague("grace")
+        for number in range(105):
+            grace.comment(site.slug, pull.number, f"remark {number}")
+        texts = [remark.text for remark in (await github.pull(pull.number)).remarks]
+        assert texts == [f"remark {number}" for number in range(105)]
+
+    async def test_asking_again_costs_nothing(self, github: GitHubRepository, double: GitHub) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        first = await github.pull(pull.number)
+        before, left = len(double.calls), double.limit.remaining
+        assert await github.pull(pull.number) == first
+        assert {call.status for call in double.calls[before:]} == {304}
+        assert double.limit.remaining == left
+        budget = await github.budget()
+        assert budget is not None
+        assert budget.remaining == left
+
+
+class TestMerging:
+    @pytest.mark.parametrize("method", list(MergeMethod))
+    async def test_by_each_method_and_once(
+        self, github: GitHubRepository, site: Repository, method: MergeMethod
+    ) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        commit = await github.merge(pull.number, method, head_commit=pull.head_commit, title="feat: add a (#1)")
+        assert commit == site.head("main")
+        assert "a.txt" in site.files("main")
+        now = await github.pull(pull.number)
+        assert now.state is PullState.MERGED
+        assert now.merged_at is not None
+        assert await github.merge(pull.number, method) == commit
+
+    async def test_one_whose_answer_was_lost(self, github: GitHubRepository, double: GitHub, site: Repository) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        double.faults.cut_answer(on="api", method="PUT", path="/merge")
+        assert await github.merge(pull.number, MergeMethod.SQUASH) == site.head("main")
+        assert len(site.log("main")) == 2
+
+    async def test_a_branch_that_has_moved(self, github: GitHubRepository, site: Repository) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        site.commit({"b.txt": "b\n"}, branch="task-1")
+        with pytest.raises(ForgeRefusedError, match="Head branch was modified"):
+            await github.merge(pull.number, MergeMethod.SQUASH, head_commit=pull.head_commit)
+        assert "b.txt" not in site.files("main")
+
+    async def test_one_in_conflict(self, github: GitHubRepository, site: Repository) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        site.commit({"a.txt": "something else\n"})
+        with pytest.raises(ForgeRefusedError, match="not mergeable"):
+            await github.merge(pull.number, MergeMethod.SQUASH)
+
+    async def test_one_behind_another_merge_is_tried_again(
+        self, github: GitHubRepository, double: GitHub, site: Repository, lines: Lines
+    ) -> None:
+        pull, _ = await github.open_or_update(DRAFT)
+        assert pull.number is not None
+        said = b'{"message": "Base branch was modified. Review and try the merge again."}'
+        double.faults.answer(405, times=2, on="api", method="PUT", path="/merge", body=said)
+        assert await github.merge(pull.number, MergeMethod.SQUASH) == site.head("main")
+        assert lines.clock.waits == [1.0, 2.0]
+
+
+class TestDrafts:
+    async def test_a_draft_becomes_ready_and_a_draft_again(self, github: GitHubRepository) -> None:
+        pull, _ = await github.open_or_update(PullDraft("task-1", "main", "feat: add a", draft=True))
+        assert pull.draft
+        assert pull.number is not None
+        await github.ready(pull.number)
+        assert not (await github.pull(pull.number)).draft
+        again, made = await github.open_or_update(PullDraft("task-1", "main", draft=True))
+        assert (again.draft, made) == (True, False)
+        assert (await github.pull(pull.number)).draft
+
+    async def test_a_server_without_graphql(self, github: GitHubRepository, double: GitHub) -> None:
+        pull, _ = await github.open_or_update(PullDraft("task-1", "main", "feat: add a", draft=True))
+        double.faults.answer(404, on="api", path="/graphql", body=b'{"message": "Not Found"}')
+        now, _ = await github.open_or_update(PullDraft("task-1", "main", draft=False))
+        assert now.draft
+        assert "This server has no GraphQL API" in now.warnings[0]
+        assert now.number == pull.number
+
+    async def test_a_repository_without_drafts(self, github: GitHubRepository, double: GitHub) -> None:
+        said = b'{"message": "Draft pull requests are not supported in this repository."}'
+        double.faults.answer(422, on="api", method="POST", path="/pulls", body=said)
+        pull, made = await github.open_or_update(PullDraft("task-1", "main", "feat: add a", draft=True))
+        assert (pull.draft, made) == (False, True)
+        assert "no draft pull requests" in pull.warnings[0]
+
+
+async def test_a_limit_is_waited_for_in_real_time(double: GitHub, site: Repository) -> None:
+    line = Connection(
+        double.api_url, FixedToken(Secret(double.tokens.make("bot").text)), SystemClock(), Remembered(), "k"
+    )
+    github = GitHubRepository(line, site.slug, SystemClock(), max_wait_s=30)
+    double.limit.exhaust(reset_in_s=1)
+    _, made = await github.open_or_update(DRAFT)
+    assert made
+    assert next(call.status for call in double.calls if site.slug in call.path) == 403
+    await line.close()

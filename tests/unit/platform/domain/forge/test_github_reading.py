@@ -1,0 +1,126 @@
+"""GitHub's answers, understood; and none of them, however odd, that breaks the reader."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sandyard.platform.domain.forge import github_reading as reading
+from sandyard.platform.domain.forge.model import Checks, PullState, Review
+from sandyard.platform.domain.forge.remembered import Kept, Remembered
+
+
+def review(login: str, state: str, body: str = "", number: int = 1) -> dict[str, Any]:
+    at = "2026-01-31T10:00:00Z"
+    return {"id": number, "user": {"login": login}, "state": state, "body": body, "submitted_at": at}
+
+
+@pytest.mark.parametrize(
+    ("reviews", "verdict"),
+    [
+        ([], Review.NONE),
+        ([("ada", "PENDING")], Review.NONE),
+        ([("ada", "COMMENTED")], Review.COMMENTED),
+        ([("ada", "APPROVED"), ("ada", "COMMENTED")], Review.APPROVED),
+        ([("ada", "APPROVED"), ("eve", "CHANGES_REQUESTED")], Review.CHANGES_REQUESTED),
+        ([("eve", "CHANGES_REQUESTED"), ("ada", "APPROVED")], Review.CHANGES_REQUESTED),
+        ([("eve", "CHANGES_REQUESTED"), ("eve", "APPROVED")], Review.APPROVED),
+        ([("eve", "DISMISSED"), ("ada", "APPROVED")], Review.APPROVED),
+        ([("eve", "DISMISSED")], Review.NONE),
+    ],
+)
+def test_the_last_decisive_word_of_each_counts(reviews: list[tuple[str, str]], verdict: Review) -> None:
+    assert reading.verdict([review(login, state) for login, state in reviews]) is verdict
+
+
+def test_reviews_that_say_something_are_remarks() -> None:
+    said = [
+        review("ada", "APPROVED", "", 1),
+        review("ada", "COMMENTED", "hm", 2),
+        review("eve", "CHANGES_REQUESTED", "", 3),
+        review("eve", "PENDING", "not sent yet", 4),
+        review("eve", "DISMISSED", "withdrawn", 5),
+        review("bot", "COMMENTED", f"ours {reading.OURS}", 6),
+    ]
+    assert [(remark.id, remark.state) for remark in reading.review_remarks(said)] == [
+        ("2", "commented"),
+        ("3", "changes_requested"),
+    ]
+
+
+def run(conclusion: str | None, status: str = "completed") -> dict[str, Any]:
+    return {"id": 1, "name": "ci", "status": status, "conclusion": conclusion}
+
+
+@pytest.mark.parametrize(
+    ("runs", "statuses", "outcome"),
+    [
+        ([], [], Checks.NONE),
+        ([run("success"), run("skipped"), run("neutral")], [], Checks.PASSING),
+        ([run("success"), run(None, "in_progress")], [], Checks.PENDING),
+        ([run(None, "queued"), run("timed_out")], [], Checks.FAILING),
+        ([run("cancelled")], [], Checks.FAILING),
+        ([run("something new")], [], Checks.FAILING),
+        ([], ["success", "pending"], Checks.PENDING),
+        ([run("success")], ["error"], Checks.FAILING),
+        ([], ["success"], Checks.PASSING),
+    ],
+)
+def test_checks_and_statuses_are_one(runs: list[dict[str, Any]], statuses: list[str], outcome: Checks) -> None:
+    found = reading.check_runs(runs) + reading.statuses(
+        [{"id": 1, "context": "x", "state": state} for state in statuses]
+    )
+    assert reading.outcome([one for one, _ in found]) is outcome
+
+
+def test_what_failed_is_told_under_an_id_of_its_own() -> None:
+    failures = [
+        *reading.check_runs([run("failure")]),
+        *reading.statuses([{"id": 1, "context": "x", "state": "failure"}]),
+        *reading.workflow_runs([{**run("failure"), "run_attempt": 3}]),
+    ]
+    assert [remark.id for _, remark in failures if remark] == ["1", "status-1", "run-1-3"]
+
+
+def test_a_remark_on_a_line_that_is_gone_says_where_it_was() -> None:
+    said = {"id": 9, "user": None, "body": "typo", "path": "a.py", "line": None, "original_line": 12}
+    (remark,) = reading.line_remarks([said])
+    assert (remark.path, remark.line, remark.author) == ("a.py", 12, "ghost")
+
+
+def test_instants() -> None:
+    whole = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
+    assert reading.instant("2026-01-31T10:00:00Z") == whole
+    assert reading.instant("2026-01-31T10:00:00.250Z") == whole.replace(microsecond=250_000)
+    assert reading.instant("2026-01-31T11:00:00+01:00") == whole
+    assert [reading.instant(value) for value in (None, "", "soon", 5)] == [None] * 4
+
+
+@pytest.mark.parametrize("odd", [None, [], "x", 5, {"login": 5}])
+def test_odd_answers_break_nothing(odd: Any) -> None:
+    fields = ("title", "state", "head", "base", "labels", "merged_at", "mergeable", "body", "draft")
+    pull = reading.pull({"number": 7, **dict.fromkeys(fields, odd)})
+    assert (pull.number, pull.state) == (7, PullState.OPEN)
+    fields = ("id", "user", "body", "state", "path", "line", "output", "name", "status", "conclusion", "context")
+    said = [dict.fromkeys(fields, odd)]
+    for read in (reading.review_remarks, reading.comment_remarks, reading.line_remarks):
+        read(said)
+    for reader in (reading.check_runs, reading.statuses, reading.workflow_runs):
+        reader(said)
+    reading.verdict(said)
+    assert not reading.permissions({"permissions": odd}, None).push
+
+
+def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
+    remembered = Remembered(20_000)
+    for number in range(10):
+        remembered.put("ada", f"/{number}", Kept(f'"{number}"', b"x" * 2000, ""))
+        remembered.get("ada", "/0")
+    assert remembered.get("ada", "/0") is not None
+    assert remembered.get("ada", "/1") is None
+    assert remembered.get("ada", "/9") is not None
+    assert remembered.get("eve", "/9") is None
+    remembered.put("ada", "/9", Kept('"big"', b"x" * 3000, ""))
+    assert remembered.get("ada", "/9") is None

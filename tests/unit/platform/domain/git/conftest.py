@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.platform.domain.git.mirrored import Mirrored, mirrored
+from tests.unit.platform.domain.sandboxes.conftest import empty_database, engine_process, yard
+
+__all__ = ["empty_database", "engine_process", "yard"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Mirrored]:
+    with mirrored(tmp_path) as made:
+        yield made

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from sandyard.kit.errors import NoSpaceError, SandyardError
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.git.errors import (
+    BranchMovedError,
+    GitFailedError,
+    GitTimeoutError,
+    RemoteMissingError,
+    RemoteRefusedError,
+    RemoteRejectedError,
+    RemoteUnreachableError,
+    RepositoryInvalidError,
+)
+from sandyard.platform.domain.git.faults import masking, translated
+from sandyard.platform.domain.git.hardened import surroundings
+from sandyard.platform.domain.git.host import Git, lacking
+from sandyard.platform.domain.git.model import Credential
+from sandyard.platform.domain.git.remote import parse
+from tests.forge.exchange import Exchange, Server
+from tests.forge.gitserver import GitServer
+
+
+@pytest.fixture
+def git(tmp_path: Path) -> Git:
+    return Git(tmp_path / "git", timeout_s=30)
+
+
+@pytest.fixture
+def server() -> Iterator[GitServer]:
+    with GitServer() as made:
+        yield made
+
+
+async def look(git: Git, url: str, credential: Credential | None = None) -> str:
+    done = await git.run("ls-remote", url, cwd=None, remote=parse(url), credential=credential)
+    return done.stdout.decode()
+
+
+def with_token(text: str) -> Credential:
+    return Credential(token=Secret(text))
+
+
+async def test_a_token_opens_its_remote(git: Git, server: GitServer) -> None:
+    site = server.repository("acme/website", files={"a": "a"})
+    assert site.head("main") in await look(git, site.url, with_token(server.tokens.make("ada").text))
+    with pytest.raises(RemoteRefusedError):
+        await look(git, site.url)
+    with pytest.raises(RemoteRefusedError):
+        await look(git, site.url, with_token("ghp_wrong"))
+    with pytest.raises(RemoteMissingError):
+        await look(git, f"{server.url}/acme/other.git", with_token(server.tokens.make("ada").text))
+
+
+async def test_a_token_is_in_no_command_line_environment_or_file(git: Git, server: GitServer, tmp_path: Path) -> None:
+    """Looked at while git waits for the server's answer."""
+    site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
+    gate = server.faults.hold("refs")
+    asking = asyncio.create_task(look(git, site.url, with_token(token)))
+    await asyncio.to_thread(gate.wait)
+    forms = (token.encode(), base64.b64encode(f"x-access-token:{token}".encode()))
+    seen = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if b"ls-remote" in words or b"remote-http" in words:
+            seen += 1
+            assert not any(form in words + variables for form in forms)
+    assert seen >= 2, "git and its helper are running"
+    for path in (tmp_path / "git").rglob("*"):
+        assert path.is_dir() or not any(form in path.read_bytes() for form in forms)
+    gate.release()
+    assert site.head("main") in await asking
+
+
+class Elsewhere:
+    """A server that sends everyone to another one; when it `asks`, only those who show a token."""
+
+    def __init__(self, target: str, *, asks: bool) -> None:
+        self.target, self.asks = target, asks
+        self.got: list[str] = []
+
+    def handle(self, exchange: Exchange) -> None:
+        said = exchange.headers.get("Authorization")
+        if self.asks and said is None:
+            exchange.answer(401, {"WWW-Authenticate": 'Basic realm="x"'})
+            return
+        self.got += [said] if said else []
+        exchange.answer(301, {"Location": f"{self.target}{exchange.path}?{exchange.query}"})
+
+
+class Watched(GitServer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str | None] = []
+
+    def handle(self, exchange: Exchange) -> None:
+        self.told.append(exchange.headers.get("Authorization"))
+        super().handle(exchange)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_a_redirect_to_another_host_does_not_get_the_token(git: Git, tmp_path: Path, asks: bool) -> None:
+    with Watched() as other:
+        site = other.repository("acme/website", files={"a": "a"}, anonymous=True)
+        first = Elsewhere(other.url, asks=asks)
+        server = Server(first)
+        server.start()
+        url = f"{server.url}/acme/website.git"
+        remote, credential = parse(url), with_token("ghp_secret")
+        fetch = ("fetch", url, "refs/heads/main")
+        try:
+            await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
+            with pytest.raises(RemoteMissingError, match="sends elsewhere") if asks else nullcontext():
+                await git.run(*fetch, cwd=tmp_path / "x.git", remote=remote, credential=credential)
+            site.private = True  # it asks for a token now, and gets none that is another's
+            with pytest.raises(RemoteRefusedError):
+                await look(git, url, credential)
+        finally:
+            server.stop()
+    assert bool(first.got) is asks, "who asks is told"
+    assert len(other.told) >= 2, "the other one was asked for its refs at least"
+    assert set(other.told) == {None}
+
+
+async def test_a_token_does_not_go_over_a_line_that_others_read(git: Git) -> None:
+    with pytest.raises(RepositoryInvalidError, match="https://"):
+        await look(git, "http://git.example.com/acme/website", with_token("ghp_secret"))
+
+
+async def test_a_token_with_a_line_break_says_so(git: Git) -> None:
+    with pytest.raises(RemoteRefusedError, match="line break"):
+        await look(git, "http://127.0.0.1:1/a/b", with_token("ghp_x\nhost=evil"))
+
+
+async def test_the_users_own_configuration_counts_for_nothing(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text("[alias]\n    mine = version\n[user]\n    name = Mallory\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "user.name")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "Mallory")
+    with pytest.raises(GitFailedError):
+        await git.run("mine", cwd=None)
+    assert (await git.run("config", "user.name", cwd=None, ok=(1,))).stdout == b""
+
+
+async def test_only_the_remotes_own_protocol_is_spoken(git: Git, tmp_path: Path) -> None:
+    await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
+    for url in (str(tmp_path / "x.git"), "http://127.0.0.1:1/x", "git://127.0.0.1/x", "ext::touch /tmp/never"):
+        with pytest.raises(GitFailedError, match="not allowed"):
+            await git.run("ls-remote", url, cwd=None)
+        with pytest.raises(GitFailedError, match="not allowed"):
+            await git.run("ls-remote", url, cwd=None, remote=parse("h:x"))
+
+
+async def test_a_repository_around_the_git_folder_is_not_found(git: Git, tmp_path: Path) -> None:
+    await git.run("init", "-q", str(tmp_path), cwd=None)
+    with pytest.raises(GitFailedError, match="not a git repository"):
+        await git.run("status", cwd=None)
+
+
+async def test_progress_is_told_in_words_and_percent(git: Git, server: GitServer, tmp_path: Path) -> None:
+    site = server.repository("acme/website", files={f"f{number}": str(number) for number in range(30)}, anonymous=True)
+    told: list[tuple[str, int | None]] = []
+    await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
+    done = await git.run(
+        *("fetch", "--progress", site.url, "main"),
+        cwd=tmp_path / "x.git",
+        remote=parse(site.url),
+        progress=lambda what, percent=None: told.append((what, percent)),
+    )
+    assert ("Counting objects", 100) in told
+    assert ("Receiving objects", 100) in told
+    assert "%" not in done.stderr
+
+
+async def test_output_is_bounded(git: Git) -> None:
+    await git.run("init", "--bare", "-q", "x.git", cwd=None)
+    done = await git.run("hash-object", "-w", "--stdin", cwd=git.folder / "x.git", stdin=b"x" * (4 << 20))
+    blob = done.stdout.decode().strip()
+    cut = await git.run("cat-file", "blob", blob, cwd=git.folder / "x.git", limit=1000)
+    assert (len(cut.stdout), cut.truncated) == (1000, True)
+    whole = await git.run("cat-file", "blob", blob, cwd=git.folder / "x.git", limit=4 << 20)
+    assert (len(whole.stdout), whole.truncated) == (4 << 20, False)
+
+
+async def test_input_is_bytes_or_a_file(git: Git, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"one\ntwo\n")
+    assert (await git.run("stripspace", cwd=None, stdin=b"one\ntwo\n")).stdout == b"one\ntwo\n"
+    assert (await git.run("stripspace", cwd=None, stdin=tmp_path / "in")).stdout == b"one\ntwo\n"
+    with (tmp_path / "in").open("rb", buffering=0) as file:
+        file.seek(4)
+        assert (await git.run("stripspace", cwd=None, stdin=file)).stdout == b"two\n"
+
+
+def running(marker: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+async def test_a_timeout_and_a_cancellation_end_git_and_all_it_started(git: Git, server: GitServer) -> None:
+    site = server.repository("acme/website", files={"a": "a"}, anonymous=True)
+    gate = server.faults.hold("refs")
+    began = time.monotonic()
+    with pytest.raises(GitTimeoutError, match="ls-remote"):
+        await git.run("ls-remote", site.url, cwd=None, remote=parse(site.url), timeout_s=1)
+    assert time.monotonic() - began < 10
+    assert not running(site.url)
+    gate.release()
+    gate = server.faults.hold("refs")
+    asking = asyncio.create_task(look(git, site.url))
+    await asyncio.to_thread(gate.wait)
+    assert running(site.url)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not running(site.url)
+    gate.release()
+
+
+async def test_no_descriptor_is_left_open(git: Git, server: GitServer) -> None:
+    site = server.repository("acme/website", files={"a": "a"})
+    credential = with_token(server.tokens.make("ada").text)
+    await look(git, site.url, credential)
+
+    def memory_files() -> list[str]:
+        links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return [link for link in links if "memfd:" in link and ("git" in link or "ssh" in link)]
+
+    assert memory_files() == []
+    with surroundings(git.folder, credential, parse(site.url)):
+        assert len(memory_files()) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("fatal: Authentication failed for 'https://h/'", RemoteRefusedError),
+        ("fatal: could not read Username for 'https://h': terminal prompts disabled", RemoteRefusedError),
+        ("git@h: Permission denied (publickey).\nfatal: Could not read from remote repository.", RemoteRefusedError),
+        ("remote: Permission to a/b.git denied to c.\nfatal: unable to access: The requested URL returned error: 403",
+         RemoteRefusedError),
+        ("fatal: repository 'https://h/a/' not found", RemoteMissingError),
+        ("remote: Repository not found.\nfatal: ...", RemoteMissingError),
+        ("fatal: '/x' does not appear to be a git repository\nfatal: Could not read from remote repository.",
+         RemoteMissingError),
+        ("fatal: unable to access 'https://h/': Could not resolve host: h", RemoteUnreachableError),
+        ("ssh: connect to host h port 22: Connection refused\nfatal: Could not read from remote repository.",
+         RemoteUnreachableError),
+        ("fatal: unable to access: The requested URL returned error: 503", RemoteUnreachableError),
+        ("error: RPC failed; curl 18 transfer closed\nfatal: early EOF", RemoteUnreachableError),
+        ("fatal: the remote end hung up unexpectedly", RemoteUnreachableError),
+        (" ! [rejected] a -> a (non-fast-forward)", BranchMovedError),
+        (" ! [rejected] a -> a (fetch first)", BranchMovedError),
+        ("remote: GH006: Protected branch\n ! [remote rejected] a -> a (protected branch hook declined)",
+         RemoteRejectedError),
+        ("fatal: write error: No space left on device", NoSpaceError),
+        ("remote: fatal: No space left on device\n ! [remote rejected] a -> a (unpacker error)", RemoteRejectedError),
+        ("fatal: bad revision 'x'", GitFailedError),
+    ],
+)  # fmt: skip
+def test_what_git_says_becomes_one_of_our_errors(said: str, kind: type[SandyardError]) -> None:
+    error = translated(said, "fetch")
+    assert type(error) is kind
+    assert error.message
+
+
+def test_the_servers_words_are_told() -> None:
+    said = "remote: \nremote: ======\nremote: Only release managers push here.\nTo h\n ! [remote rejected] a -> a (x)"
+    assert "Only release managers push here." in translated(said, "push").message
+
+
+def test_every_form_of_a_credential_is_masked() -> None:
+    key = "-----BEGIN KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END KEY-----"
+    mask = masking(Credential(token=Secret("to/ken+1"), username="ada", ssh_key=Secret(key)))
+    coded = base64.b64encode(b"ada:to/ken+1").decode()
+    masked = mask(f"https://x:to/ken+1@h to%2Fken%2B1 Basic {coded} b3BlbnNzaC1rZXktdjE")
+    assert masked == "https://x:***@h *** Basic *** ***"
+
+
+async def test_what_a_server_repeats_is_masked(git: Git, server: GitServer) -> None:
+    site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
+    site.reject(f"no entry for {token}")
+    remote = parse(site.url)
+    with pytest.raises(RemoteRejectedError) as refused:
+        await git.run(
+            *("push", site.url, "HEAD:refs/heads/x"), cwd=site.path, remote=remote, credential=with_token(token)
+        )
+    assert "no entry for ***" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("git version 2.39.5", None),
+        ("git version 2.38.0.windows.1", None),
+        ("git version 3.0.0", None),
+        ("git version 2.34.1", "git version 2.34.1 is too old"),
+        ("something else", "something else is too old"),
+        (None, "There is no git on this machine"),
+    ],
+)
+def test_a_git_that_is_too_old(
+    told: str | None, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if told is not None:
+        (tmp_path / "git").write_text(f"#!/bin/sh\necho '{told}'\n")
+        (tmp_path / "git").chmod(0o755)
+    found = lacking()
+    assert found is None if said is None else found is not None and found.startswith(said)

@@ -1,0 +1,284 @@
+"""The queue of operations, with handlers of the test's own: what it promises does not depend on git."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sandyard.kit.errors import ConflictError
+from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.database import Database, DatabaseUnavailableError
+from sandyard.platform.db.models import Event, GitOperation, Project, Sandbox, User
+from sandyard.platform.domain.git.errors import ConflictsError
+from sandyard.platform.domain.git.model import Conflict, OperationKind
+from sandyard.platform.domain.git.operations import ATTEMPTS, THINGS, Job, OperationFailedError, Operations
+from sandyard.platform.domain.git.turns import Turns
+from sandyard.platform.domain.sandboxes.model import utc_now
+
+DEADLINE = 20
+COMMIT, PUSH = OperationKind.COMMIT, OperationKind.PUSH
+
+
+class Desk:
+    """Operations on a real database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.user, self.project = ordered_id("usr_"), ordered_id("prj_")
+        self.begin()
+
+    def begin(self) -> None:
+        """Those of a new process."""
+        self.operations = Operations(self.database, Turns())
+
+    async def prepare(self) -> None:
+        now = utc_now()
+        async with self.database.transaction() as tx:
+            tx.add(User(id=self.user, name=self.user, role="member", created_at=now))
+            await tx.session.flush()
+            tx.add(Project(id=self.project, owner_id=self.user, name="p", settings={}, created_at=now, updated_at=now))
+
+    async def sandbox(self) -> Sandbox:
+        row = Sandbox(
+            id=ordered_id("sbx_"),
+            owner_id=self.user,
+            project_id=self.project,
+            template="base",
+            idempotency_key=ordered_id("key_"),
+            status="running",
+            idle_seconds=300,
+            created_at=utc_now(),
+        )
+        async with self.database.transaction() as tx:
+            tx.add(row)
+        return row
+
+    async def submit(self, kind: OperationKind, sandbox: Sandbox, **arguments: Any) -> GitOperation:
+        return await self.operations.submit(kind, sandbox, project_id=self.project, user_id=self.user, **arguments)
+
+    async def end(self, row: GitOperation) -> GitOperation:
+        async with asyncio.timeout(DEADLINE):
+            return await self.operations.wait(row.id)
+
+    async def told(self, row: GitOperation) -> list[str]:
+        async with self.database.reading() as session:
+            found = await session.scalars(select(Event).where(Event.kind.startswith("git.")).order_by(Event.seq))
+            return [event.kind for event in found if event.data["operationId"] == row.id]
+
+
+@pytest.fixture
+async def desk(database: Database) -> AsyncIterator[Desk]:
+    made = Desk(database)
+    await made.prepare()
+    yield made
+    await made.operations.close()
+
+
+async def test_it_is_written_run_and_told(desk: Desk) -> None:
+    async def commit(job: Job) -> dict[str, Any]:
+        job.progress("writing", 50)
+        return {"commit": job.arguments["message"]}
+
+    desk.operations.handlers[COMMIT] = commit
+    row = await desk.end(await desk.submit(COMMIT, await desk.sandbox(), message="fix: it"))
+    assert (row.status, row.detail, row.attempts) == ("completed", {"commit": "fix: it"}, 1)
+    assert row.started_at and row.finished_at
+    assert await desk.told(row) == ["git.queued", "git.started", "git.progress", "git.completed"]
+
+
+async def test_failure_keeps_what_it_failed_with(desk: Desk) -> None:
+    async def push(job: Job) -> dict[str, Any]:
+        raise ConflictsError([Conflict("a.txt", "content")])
+
+    desk.operations.handlers[PUSH] = push
+    row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
+    assert (row.status, row.error_code) == ("failed", "conflicts")
+    error = OperationFailedError(row)
+    assert (error.status, error.code) == (409, "conflicts")
+    assert error.extra["operationId"] == row.id
+    assert error.extra["files"] == [{"path": "a.txt", "kind": "content", "detail": ""}]
+
+
+async def test_a_crash_of_ours_is_told_without_its_words(desk: Desk) -> None:
+    async def push(job: Job) -> dict[str, Any]:
+        raise ValueError("secret")
+
+    desk.operations.handlers[PUSH] = push
+    row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
+    assert (row.status, row.error_code) == ("failed", "internal")
+    assert row.error is not None and "secret" not in row.error
+    assert OperationFailedError(row).status == 500
+
+
+async def test_of_one_sandbox_one_at_a_time_in_order(desk: Desk) -> None:
+    seen: list[int] = []
+    inside = 0
+
+    async def commit(job: Job) -> dict[str, Any]:
+        nonlocal inside
+        inside += 1
+        assert inside == 1
+        await asyncio.sleep(0.002)
+        inside -= 1
+        seen.append(job.arguments["number"])
+        return {}
+
+    desk.operations.handlers[COMMIT] = commit
+    sandbox = await desk.sandbox()
+    rows = [await desk.submit(COMMIT, sandbox, number=number) for number in range(10)]
+    for row in rows:
+        await desk.end(row)
+    assert seen == list(range(10))
+
+
+async def test_one_writer_with_a_visible_place(desk: Desk) -> None:
+    go = asyncio.Event()
+    writing = 0
+
+    async def push(job: Job) -> dict[str, Any]:
+        nonlocal writing
+        async with job.turn("repo"):
+            writing += 1
+            assert writing == 1
+            await go.wait()
+            writing -= 1
+        return {}
+
+    desk.operations.handlers[PUSH] = push
+    rows = [await desk.submit(PUSH, await desk.sandbox()) for _ in range(4)]
+    async with asyncio.timeout(DEADLINE):
+        while {(desk.operations.position(row.id), (await desk.operations.get(row.id)).status) for row in rows} != {
+            (0, "running"),
+            (1, "queued"),
+            (2, "queued"),
+            (3, "queued"),
+        }:
+            await asyncio.sleep(0.01)
+    last = next(row for row in rows if desk.operations.position(row.id) == 3)
+    assert last.id == max(row.id for row in rows if desk.operations.position(row.id))
+    go.set()
+    assert {(await desk.end(row)).status for row in rows} == {"completed"}
+    assert await desk.told(last) == ["git.queued", "git.started", "git.queued", "git.started", "git.completed"]
+
+
+async def test_a_restart_goes_on_in_the_same_order(desk: Desk) -> None:
+    begun: list[str] = []
+    go = asyncio.Event()
+
+    async def stuck(job: Job) -> dict[str, Any]:
+        async with job.turn("repo"):
+            await job.note(seen=True)
+            await asyncio.Event().wait()
+        return {}
+
+    async def push(job: Job) -> dict[str, Any]:
+        async with job.turn("repo"):
+            begun.append(job.operation.id)
+            await go.wait()
+            return {"seen": job.arguments.get("seen", False)}
+
+    desk.operations.handlers[PUSH] = stuck
+    rows = [await desk.submit(PUSH, await desk.sandbox()) for _ in range(5)]
+    async with asyncio.timeout(DEADLINE):
+        while not any([(await desk.operations.get(row.id)).arguments for row in rows]):
+            await asyncio.sleep(0.01)
+    await desk.operations.close()  # as a process that ends, in the middle of all of them
+    desk.begin()
+    desk.operations.handlers[PUSH] = push
+    assert await desk.operations.recover() == 5
+    async with asyncio.timeout(DEADLINE):
+        while any(desk.operations.position(row.id) is None for row in rows):
+            await asyncio.sleep(0.01)
+    go.set()
+    ended = [await desk.end(row) for row in rows]
+    assert [row.status for row in ended] == ["completed"] * 5
+    assert sum(row.detail["seen"] for row in ended) == 1
+    assert begun[1:] == sorted(begun[1:])
+    assert len(begun) == 5
+    assert await desk.operations.recover() == 0
+
+
+async def test_what_ends_the_platform_each_time_is_given_up(desk: Desk) -> None:
+    async def stuck(job: Job) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    desk.operations.handlers[PUSH] = stuck
+    row = await desk.submit(PUSH, await desk.sandbox())
+    for attempt in range(1, ATTEMPTS + 1):
+        async with asyncio.timeout(DEADLINE):
+            while (await desk.operations.get(row.id)).attempts < attempt:
+                await asyncio.sleep(0.01)
+        await desk.operations.close()
+        desk.begin()
+        desk.operations.handlers[PUSH] = stuck
+        await desk.operations.recover()
+    ended = await desk.end(row)
+    assert ended.status == "failed" and str(ATTEMPTS) in (ended.error or "")
+
+
+async def test_waiting_is_not_running(desk: Desk) -> None:
+    go = asyncio.Event()
+
+    async def push(job: Job) -> dict[str, Any]:
+        await go.wait()
+        return {}
+
+    desk.operations.handlers[PUSH] = push
+    row = await desk.submit(PUSH, await desk.sandbox())
+    assert (await desk.operations.wait(row.id, 0.05)).status in ("queued", "running")
+    waiting = asyncio.ensure_future(desk.operations.wait(row.id))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    go.set()
+    assert (await desk.end(row)).status == "completed"
+
+
+async def test_old_ones_are_forgotten(desk: Desk) -> None:
+    async def push(job: Job) -> dict[str, Any]:
+        raise ConflictError
+
+    desk.operations.handlers[PUSH] = push
+    row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
+    assert row.finished_at is not None
+    await desk.operations.trim(utc_now() - row.finished_at)
+    async with desk.database.reading() as session:
+        assert await session.get(GitOperation, row.id) is None
+
+
+async def test_what_could_not_be_written_down_is_begun_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def push(job: Job) -> dict[str, Any]:
+        return {"attempt": job.operation.attempts}
+
+    async def away(*_: Any, **__: Any) -> None:
+        raise DatabaseUnavailableError
+
+    desk.operations.handlers[PUSH] = push
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.operations, "_end", away)
+        row = await desk.submit(PUSH, await desk.sandbox())
+        await desk.operations.tasks.wait(DEADLINE)
+    assert (await desk.operations.get(row.id)).status == "running"
+    assert await desk.operations.recover(timedelta(hours=1)) == 0
+    assert await desk.operations.recover() == 1
+    assert (await desk.end(row)).detail == {"attempt": 2}
+
+
+async def test_a_remote_cannot_flood_the_events(desk: Desk) -> None:
+    async def push(job: Job) -> dict[str, Any]:
+        for number in range(5000):
+            job.progress(f"Thing {number}", 1)
+        return {}
+
+    desk.operations.handlers[PUSH] = push
+    row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
+    told = await desk.told(row)
+    assert told[-1] == "git.completed" and told.count("git.progress") <= THINGS + 1

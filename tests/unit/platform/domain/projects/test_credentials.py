@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from sqlalchemy import select, update
+
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Credential
+from sandyard.platform.domain.projects.credentials import AppKey, CredentialKind, Credentials, checked
+from sandyard.platform.domain.secrets.vault import VaultError
+from tests.unit.platform.world import World
+
+TOKEN = "github_pat_11ABCDEFG0123456789_wxyz"
+RSA = rsa.generate_private_key(65537, 2048)
+Format = serialization.PrivateFormat
+
+
+def pem(key: PrivateKeyTypes, form: Format = Format.PKCS8, passphrase: bytes | None = None) -> Secret:
+    sealed = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    return Secret(key.private_bytes(serialization.Encoding.PEM, form, sealed).decode())
+
+
+@pytest.fixture
+def credentials(world: World) -> Credentials:
+    return world.credentials
+
+
+async def test_write_list_reveal_remove(world: World, credentials: Credentials) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website")
+    assert await credentials.list(maria, project.id) == []
+    first = await credentials.put(maria, project.id, token=Secret(TOKEN))
+    await world.clock.advance(1)
+    second = await credentials.put(
+        maria, project.id, token=Secret(TOKEN[:-4] + "0000"), username="maria", webhook_secret=Secret("s" * 16)
+    )
+    assert [(info.kind, info.hint) for info in first] == [("token", "…wxyz")]
+    assert [(info.kind, info.hint) for info in second] == [("token", "…0000"), ("webhook_secret", "set")]
+    assert second[0].created_at == first[0].created_at and second[0].updated_at > first[0].updated_at
+    opened = await credentials.reveal(project.id, "token")
+    assert opened is not None and json.loads(opened.reveal()) == {"token": TOKEN[:-4] + "0000", "username": "maria"}
+    assert await credentials.reveal(project.id, CredentialKind.WEBHOOK_SECRET) == Secret("s" * 16)
+    await credentials.remove(maria, project.id, "token")
+    assert await credentials.reveal(project.id, "token") is None
+    for gone in ("token", "ssh_key", "no such kind"):
+        with pytest.raises(NotFoundError):
+            await credentials.remove(maria, project.id, gone)
+    told = [(event.kind, event.project_id, event.data) for event in await world.events() if "credential" in event.kind]
+    written, removed = "project.credential_written", "project.credential_removed"
+    assert told == [
+        (written, project.id, {"credential": "token"}),
+        (written, project.id, {"credential": "token"}),
+        (written, project.id, {"credential": "webhook_secret"}),
+        (removed, project.id, {"credential": "token"}),
+    ]
+
+
+async def test_who_may(world: World, credentials: Credentials) -> None:
+    maria, otto, eve = [(await world.person(name)).principal for name in ("maria", "otto", "eve")]
+    project = await world.projects.create(maria, "website")
+    await world.projects.add_member(maria, project.id, otto.user_id)
+    await credentials.put(maria, project.id, token=Secret(TOKEN))
+    assert [info.kind for info in await credentials.list(otto, project.id)] == ["token"]
+    for refused in (
+        credentials.put(otto, project.id, token=Secret("x" * 20)),
+        credentials.remove(otto, project.id, "token"),
+    ):
+        with pytest.raises(ForbiddenError):
+            await refused
+    for hidden in (
+        credentials.put(eve, project.id, token=Secret("x" * 20)),
+        credentials.remove(eve, project.id, "token"),
+        credentials.list(eve, project.id),
+    ):
+        with pytest.raises(NotFoundError):
+            await hidden
+    with pytest.raises(InvalidInputError, match="at least one"):
+        await credentials.put(maria, project.id)
+    await world.projects.delete(maria, project.id)
+    async with world.database.reading() as session:
+        assert list(await session.scalars(select(Credential))) == []
+    with pytest.raises(NotFoundError):
+        await credentials.store(project.id, checked(Secret(TOKEN)))
+
+
+async def test_nothing_readable_on_disk_and_rows_cannot_be_swapped(world: World, credentials: Credentials) -> None:
+    maria = (await world.person("maria")).principal
+    mine, other = [await world.projects.create(maria, name) for name in ("mine", "other")]
+    await credentials.put(maria, mine.id, token=Secret(TOKEN))
+    await credentials.put(maria, other.id, token=Secret("x" * 20))
+    for path in world.settings.data_dir.iterdir():
+        assert TOKEN.encode() not in path.read_bytes()
+    async with world.database.transaction() as tx:
+        row = await tx.session.get(Credential, (mine.id, "token"))
+        assert row is not None and TOKEN.encode() not in row.value
+        swap = update(Credential).where(Credential.project_id == other.id)
+        await tx.session.execute(swap.values(value=row.value))
+    with pytest.raises(VaultError):
+        await credentials.reveal(other.id, "token")
+
+
+async def test_many_write_the_same_at_once(world: World, credentials: Credentials) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website")
+    await asyncio.gather(*(credentials.put(maria, project.id, token=Secret("x" * 20 + str(n))) for n in range(8)))
+    assert len(await credentials.list(maria, project.id)) == 1
+
+
+async def test_all_or_none(world: World, credentials: Credentials) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website")
+    with pytest.raises(InvalidInputError):
+        await credentials.put(maria, project.id, token=Secret(TOKEN), webhook_secret=Secret("short"))
+    assert await credentials.list(maria, project.id) == []
+
+
+@pytest.mark.parametrize("token", ["", " ", "a b", "a\nb", "abc\n", "tökén", "a\x7fb", "x" * 1001])
+def test_no_token(token: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        checked(Secret(token))
+    assert len(token) < 3 or token not in refused.value.message
+
+
+@pytest.mark.parametrize("username", ["a:b", "a b", "ä", "x" * 201, "a\n"])
+def test_no_user_name(username: str) -> None:
+    with pytest.raises(InvalidInputError):
+        checked(Secret(TOKEN), username)
+
+
+def test_a_user_name_needs_a_token_and_a_short_token_shows_nothing() -> None:
+    with pytest.raises(InvalidInputError, match="give both"):
+        checked(username="maria")
+    assert checked(Secret("short-token"))[0].hint == "…"
+
+
+@pytest.mark.parametrize(
+    "key", [pem(ed25519.Ed25519PrivateKey.generate()), pem(ec.generate_private_key(ec.SECP256R1())), pem(RSA)]
+)
+def test_ssh_keys_are_stored_as_openssh_reads_them(key: Secret, tmp_path: Path) -> None:
+    """However they were pasted; the hint is what ssh-keygen says."""
+    (draft,) = checked(key=Secret("\r\n" + key.reveal().replace("\n", "\r\n") + "  "))
+    again = checked(key=draft.value)[0]
+    assert (again.kind, again.hint) == (CredentialKind.SSH_KEY, draft.hint)
+    file = tmp_path / "key"
+    file.write_text(draft.value.reveal())
+    file.chmod(0o600)
+    said = subprocess.run(["ssh-keygen", "-l", "-f", file], check=True, capture_output=True, text=True).stdout
+    kind, fingerprint = draft.hint.split()
+    assert fingerprint == said.split()[1]
+    public = subprocess.run(["ssh-keygen", "-y", "-f", file], check=True, capture_output=True, text=True).stdout
+    assert kind == public.split()[0]
+
+
+ED25519 = ed25519.Ed25519PrivateKey.generate()
+PUBLIC = ED25519.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+PUBLIC_PEM = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (pem(ED25519, passphrase=b"hunter2"), "passphrase"),
+        (pem(RSA, Format.TraditionalOpenSSL, b"hunter2"), "passphrase"),
+        (Secret(PUBLIC), "public half"),
+        (Secret(PUBLIC_PEM.decode()), "is a public key"),
+        (Secret("PuTTY-User-Key-File-3: ssh-ed25519\n"), "PuTTY"),
+        (Secret("hunter2"), "not a private key"),
+        (Secret(""), "not a private key"),
+        (Secret(pem(RSA).reveal()[:700]), "cut off"),
+        (Secret(pem(ED25519, Format.OpenSSH).reveal().replace("b3BlbnNzaC1rZXk", "xxxx")), "cut off"),
+        (pem(rsa.generate_private_key(65537, 1024)), "1024 bits"),
+        (pem(dsa.generate_private_key(1024)), "servers refuse"),
+        (Secret("-----BEGIN PRIVATE KEY-----\n" + "A" * 20_000), "longer than"),
+    ],
+)
+def test_no_ssh_key(key: Secret, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words) as refused:
+        checked(key=key)
+    assert not any(line in refused.value.message for line in key.reveal().split("\n")[1:-2] if line)
+
+
+def test_an_encrypted_openssh_key(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "hunter2", "-f", file], check=True)
+    with pytest.raises(InvalidInputError, match="passphrase"):
+        checked(key=Secret(file.read_text()))
+
+
+def test_an_app() -> None:
+    (draft,) = checked(app=AppKey("123456", "987", pem(RSA)))
+    stored = json.loads(draft.value.reveal())
+    assert (stored["appId"], stored["installationId"]) == ("123456", "987")
+    assert stored["privateKey"].startswith("-----BEGIN RSA PRIVATE KEY-----")
+    assert draft.hint.startswith("123456 SHA256:") and len(draft.hint) <= 100
+    assert len(checked(app=AppKey("I" * 40, "9" * 20, pem(RSA)))[0].hint) <= 100
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        (AppKey("", "1", pem(RSA)), "app's id"),
+        (AppKey("1/../2", "1", pem(RSA)), "app's id"),
+        (AppKey("1", "one", pem(RSA)), "installation's id"),
+        (AppKey("1", "1\n", pem(RSA)), "installation's id"),
+        (AppKey("1", "1", pem(ED25519)), "not an RSA key"),
+        (AppKey("1", "1", pem(RSA, passphrase=b"x")), "passphrase"),
+        (AppKey("1", "1", Secret(TOKEN)), "not a private key"),
+    ],
+)
+def test_no_app(app: AppKey, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        checked(app=app)
+
+
+@pytest.mark.parametrize("secret", ["", "x" * 15, "x" * 1001, "x" * 16 + "\n", "x" * 8 + " " + "x" * 8])
+def test_no_webhook_secret(secret: str) -> None:
+    with pytest.raises(InvalidInputError, match="openssl rand"):
+        checked(webhook_secret=Secret(secret))
