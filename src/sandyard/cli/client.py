@@ -12,6 +12,7 @@ import httpx
 from sandyard import __version__
 from sandyard.cli.config import Login
 from sandyard.cli.errors import ApiError, NoAnswerError, NotLoggedInError
+from sandyard.cli.output import printable
 
 API = "/api/v1"
 PAGE = 200
@@ -128,25 +129,25 @@ class Client:
             return
         if answer.status_code == 401 and self.login.token is None:
             raise NotLoggedInError(f"Nobody is logged in at {self.login.url}: `sandyard login` does that.")
-        message, code = _problem(answer)
-        raise ApiError(message, answer.status_code, code)
+        raise _problem(answer)
 
 
-def _problem(answer: httpx.Response) -> tuple[str, str | None]:
-    """The sentence and the code of an error, also when something in between has answered in the server's place."""
+def _problem(answer: httpx.Response) -> ApiError:
+    """What an answer says went wrong, also when something in between has answered in the server's place."""
     try:
         problem = answer.json()
         sentence = problem.get("detail") or problem.get("title")
         wrong = [_field(error) for error in problem.get("errors") or []]
         code = problem.get("code")
     except (ValueError, AttributeError):
-        sentence, wrong, code = None, [], None
+        problem, sentence, wrong, code = {}, None, [], None
     if not sentence:
         sentence = f"The server at {answer.url.host} answered {answer.status_code} {answer.reason_phrase}"
     if wrong := [text for text in wrong if text not in sentence]:
         sentence = f"{sentence.rstrip('.')}: {'; '.join(wrong)}"
-    sentence = " ".join(sentence.split())
-    return (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."), code
+    sentence = printable(sentence)  # it may quote what somebody else has written
+    sentence = sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+    return ApiError(sentence, answer.status_code, code, problem)
 
 
 def _field(error: Json) -> str:
@@ -159,13 +160,17 @@ def _field(error: Json) -> str:
     return f"{name}: {what}" if name else what
 
 
-def _given(params: Mapping[str, object] | None) -> dict[str, str]:
-    spelled = {True: "true", False: "false"}
+def _given(params: Mapping[str, object] | None) -> dict[str, str | list[str]]:
+    """A tuple or list is a parameter that is given several times."""
     return {
-        name: spelled[value] if isinstance(value, bool) else str(value)
+        name: [_spelled(one) for one in value] if isinstance(value, (tuple, list)) else _spelled(value)
         for name, value in (params or {}).items()
         if value is not None
     }
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _reason(error: httpx.TransportError) -> str:

@@ -40,6 +40,25 @@ def session_ids(context: click.Context, parameter: click.Parameter, incomplete: 
     return _ids("/sessions", incomplete, lambda item: item.get("title") or "")
 
 
+def workplace_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Of sessions; of sandboxes as soon as somebody types `sbx`."""
+    return (sandbox_ids if incomplete.startswith("sbx") else session_ids)(context, parameter, incomplete)
+
+
+def project_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Of projects; their names, until somebody types `prj`."""
+    if incomplete.startswith("prj"):
+        return _ids("/projects", incomplete, lambda item: item.get("name") or "")
+    return _ids("/projects", incomplete, lambda item: item.get("repository") or "", field="name")
+
+
+def pull_requests(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Their numbers; sessions as soon as somebody types `ses`."""
+    if incomplete.startswith("ses"):
+        return session_ids(context, parameter, incomplete)
+    return _ids("/github/pull-requests", incomplete, lambda item: item.get("title") or "", field="number")
+
+
 def token_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _ids("/tokens", incomplete, lambda item: item.get("name") or "")
 
@@ -54,7 +73,7 @@ def copy_ends(context: click.Context, parameter: click.Parameter, incomplete: st
     ]
 
 
-def _ids(path: str, incomplete: str, describe: Any) -> list[CompletionItem]:
+def _ids(path: str, incomplete: str, describe: Any, *, field: str = "id") -> list[CompletionItem]:
     from sandyard.cli.connection import connect  # noqa: PLC0415 - slow to load
     from sandyard.cli.output import printable  # noqa: PLC0415
     from sandyard.kit.errors import SandyardError  # noqa: PLC0415
@@ -63,9 +82,9 @@ def _ids(path: str, incomplete: str, describe: Any) -> list[CompletionItem]:
         with connect(patience=PATIENCE_SECONDS) as client:
             items = client.get(path, limit=200)["items"]
         return [
-            CompletionItem(item["id"], help=printable(describe(item)))
+            CompletionItem(str(item[field]), help=printable(describe(item)))
             for item in items
-            if item["id"].startswith(incomplete)
+            if item[field] is not None and str(item[field]).startswith(incomplete)
         ]
     except (SandyardError, OSError, KeyError, TypeError, AttributeError):
         return []

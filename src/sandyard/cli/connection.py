@@ -10,6 +10,8 @@ from sandyard.cli.errors import ApiError, CommandError
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
+MANY = 5000
+
 
 def connect(login: config.Login | None = None, *, patience: float | None = None) -> Client:
     """Use as a context manager. `patience`: seconds to wait for an answer, if not the usual ones."""
@@ -26,6 +28,18 @@ def sandbox_of(client: Client, name: str) -> str:
     if not session.get("sandboxId"):
         raise ApiError(f"Session {name} has no sandbox. `sandyard session provision {name}` gives it one.", 404)
     return str(session["sandboxId"])
+
+
+def project_of(client: Client, name: str) -> str:
+    """The id of a project, which may be named by its name when only one of those one may see has it."""
+    if name.startswith("prj_"):
+        return name
+    found = [project["id"] for project in client.pages("/projects", MANY)["items"] if project["name"] == name]
+    if not found:
+        raise ApiError(f"There is no project {name!r}. `sandyard project list` shows which there are.", 404)
+    if len(found) > 1:
+        raise CommandError(f"There are several projects {name!r}: name one by its id: {', '.join(found)}.")
+    return str(found[0])
 
 
 def segment(name: str) -> str:

@@ -30,6 +30,14 @@ def platform() -> Iterator[Finding]:
         return
     yield from _engine(settings)
     yield _database(settings)
+    yield _git()
+
+
+def _git() -> Finding:
+    from sandyard.platform.domain.git.host import NEEDED, lacking  # noqa: PLC0415 - slow to load
+
+    reason = lacking()
+    return Finding("git", reason is None, reason or f"there, and at least {NEEDED[0]}.{NEEDED[1]}")
 
 
 def _engine(settings: PlatformSettings) -> Iterator[Finding]:

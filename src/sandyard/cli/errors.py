@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sandyard.kit.errors import SandyardError
 
 FAILED, NOT_FOUND, NOT_ALLOWED, UNREACHABLE = 1, 3, 4, 5
@@ -46,12 +48,19 @@ class LocalNotFoundError(CommandError):
 
 
 class ApiError(CommandError):
-    """The server refused."""
+    """The server refused. `details`: what its answer says besides, for those who know what to do with it."""
 
-    def __init__(self, message: str, http_status: int, problem_code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        http_status: int,
+        problem_code: str | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__(message)
         self.http_status = http_status
         self.problem_code = problem_code
+        self.details = details or {}
         self.exit_code = BY_STATUS.get(http_status, FAILED)
 
     @property

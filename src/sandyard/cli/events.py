@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from sandyard.cli.completion import sandbox_ids, session_ids
-from sandyard.cli.connection import connect
+from sandyard.cli.completion import project_ids, sandbox_ids, session_ids
+from sandyard.cli.connection import connect, project_of
 from sandyard.cli.options import limit_option
 from sandyard.cli.output import as_json, output_option, print_json, printable
 from sandyard.cli.sse import follow
@@ -21,7 +21,7 @@ SUBJECTS = ("sandboxId", "sessionId", "taskId", "projectId")
 @click.option("--session", "session_id", shell_complete=session_ids, help="Only what concerns this session.")
 @click.option("--sandbox", "sandbox_id", shell_complete=sandbox_ids, help="Only what concerns this sandbox.")
 @click.option("--task", "task_id", help="Only what concerns this task.")
-@click.option("--project", "project_id", help="Only what concerns this project.")
+@click.option("--project", shell_complete=project_ids, help="Only what concerns this project.")
 @click.option("--after", type=click.IntRange(0), help="Only what came after the event of this number.")
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @limit_option(100)
@@ -31,7 +31,7 @@ def events(
     session_id: str | None,
     sandbox_id: str | None,
     task_id: str | None,
-    project_id: str | None,
+    project: str | None,
     after: int | None,
     following: bool,
     limit: int,
@@ -42,8 +42,9 @@ def events(
     --follow starts now, or after --after; it survives dropped connections and restarts of the server without missing or
     repeating an event. As JSON, it prints one event a line.
     """
-    params = {"sessionId": session_id, "sandboxId": sandbox_id, "taskId": task_id, "projectId": project_id}
     with connect() as client:
+        project_id = project_of(client, project) if project else None
+        params = {"sessionId": session_id, "sandboxId": sandbox_id, "taskId": task_id, "projectId": project_id}
         if following:
             _follow(client, params, after, as_json(output))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,6 +28,9 @@ STATUS_STYLES = {
     "killed": "yellow",
     "destroyed": "dim",
     "exited": "green",
+    "queued": "yellow",
+    "completed": "green",
+    "failed": "red",
 }
 
 
@@ -37,6 +41,18 @@ def output_option(function: F) -> F:
         "--output",
         type=click.Choice(["table", "json"]),
         help="What to print.  [default: table on a terminal, else json]",
+    )(function)
+
+
+def text_option(function: F) -> F:
+    """`-o text|json`, for what is read in a pipe as well: text, if nothing else is said."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="What to print.",
     )(function)
 
 
@@ -90,7 +106,7 @@ def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for heading, field in fields.items():
-        if (value := _value(item, field)) is not None:
+        if (value := _value(item, field)) not in (None, [], {}):
             table.add_row(heading, _cell(field, value))
     console().print(table)
 
@@ -105,6 +121,27 @@ def printable(text: str) -> str:
     """`text` on one line, without anything that would steer a terminal."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(shown.split())
+
+
+def visible(line: str) -> str:
+    """A line of somebody's file, in which what would steer a terminal, or is there to be overlooked, is spelled out."""
+    if line.isprintable():
+        return line
+    return "".join(
+        letter if letter.isprintable() or letter in "\t\u00a0\u3000" else _spelled(letter) for letter in line
+    )
+
+
+def _spelled(letter: str) -> str:
+    code = ord(letter)
+    if code < 0x20 or code == 0x7F:
+        return f"^{chr(code ^ 0x40)}"  # as less and git have it: ^M, ^[
+    return f"<U+{code:04X}>"
+
+
+def in_colour() -> bool:
+    """On a terminal whose owner has not asked for less (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def ago(stamp: str, now: datetime | None = None) -> str:
@@ -135,6 +172,8 @@ def _cell(field: str, value: Json) -> Any:
         return Text(ago(value))
     if isinstance(value, bool):
         return Text("yes" if value else "no")
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return Text(printable(", ".join(value)))
     if isinstance(value, (dict, list)):
         import json  # noqa: PLC0415 - help does not need it
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from sandyard.cli.completion import session_ids
-from sandyard.cli.connection import connect, segment
+from sandyard.cli.completion import project_ids, session_ids
+from sandyard.cli.connection import connect, project_of, segment
+from sandyard.cli.git.checkout import until_checked_out
 from sandyard.cli.options import env_option, given, limit_option
 from sandyard.cli.output import output_option, show_list, show_one
 from sandyard.cli.sandboxes.waiting import until_settled
@@ -40,16 +41,16 @@ def session() -> None:
 
 @session.command()
 @click.option("--title", help="What it is about.")
-@click.option("--project", "project_id", help="The project it belongs to.")
+@click.option("--project", shell_complete=project_ids, help="The project it belongs to, whose repository it gets.")
 @click.option("--template", help="The root file system of its sandbox.")
 @click.option("--agent", help="Who works in it.")
 @env_option
-@click.option("--wait", is_flag=True, help="Return when the sandbox runs.")
+@click.option("--wait", is_flag=True, help="Return when the sandbox runs and the repository is in it.")
 @output_option
 def create(
     *,
     title: str | None,
-    project_id: str | None,
+    project: str | None,
     template: str | None,
     agent: str | None,
     envs: dict[str, str],
@@ -57,23 +58,26 @@ def create(
     output: str | None,
 ) -> None:
     """Open a session; its sandbox is made in the background."""
-    body = given(title=title, projectId=project_id, template=template, agent=agent, envs=envs)
     with connect() as client:
+        project_id = project_of(client, project) if project else None
+        body = given(title=title, projectId=project_id, template=template, agent=agent, envs=envs)
         made = client.post("/sessions", body)
         if wait:
             until_settled(client, made["sandboxId"])
+            until_checked_out(client, made)
             made = client.get(f"/sessions/{segment(made['id'])}")
     show_one(made, FIELDS, output)
 
 
 @session.command("list")
-@click.option("--project", "project_id", help="Only those of this project.")
+@click.option("--project", shell_complete=project_ids, help="Only those of this project.")
 @click.option("--archived", is_flag=True, help="Only archived ones.")
 @limit_option()
 @output_option
-def list_sessions(project_id: str | None, archived: bool, limit: int, output: str | None) -> None:
+def list_sessions(project: str | None, archived: bool, limit: int, output: str | None) -> None:
     """Sessions, newest first."""
     with connect() as client:
+        project_id = project_of(client, project) if project else None
         page = client.pages("/sessions", limit, projectId=project_id, archived=True if archived else None)
     show_list(page, COLUMNS, output, nothing="There is no session. `sandyard session create` opens one.")
 

@@ -51,6 +51,7 @@ def follow(
     *,
     after: str | None = None,
     give_up: float | None = None,
+    opened: Callable[[], bool] = lambda: False,
     dropped: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Event]:
     """Events for as long as somebody asks for the next one; the reader stops when it has seen what it waits for.
@@ -58,13 +59,16 @@ def follow(
     `params` are read at each connection: a reader that counts for itself keeps them up to date.
 
     A connection that drops is made again from the last event's id, with growing pauses; `dropped` hears why. The very first
-    one must succeed. `give_up`: seconds without a server after which NoAnswerError is raised. Refusals (ApiError) always are.
+    one must succeed. `opened` is asked at each connection, when nothing can be missed any more: True ends it. `give_up`:
+    seconds without a server after which NoAnswerError is raised. Refusals (ApiError) always are.
     """
     pause, reached, lost_at = FIRST_PAUSE, False, 0.0
     while True:
         try:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after is not None else {})
             with client.stream(path, params=params, headers=headers, silence=SILENCE_SECONDS) as answer:
+                if opened():
+                    return
                 pause, reached, lost_at = FIRST_PAUSE, True, 0.0
                 for event in parse(_lines(answer.iter_text())):
                     after = event.id if event.id is not None else after

@@ -15,11 +15,14 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass
 class Request:
+    """`query`: the first of each parameter; `queries`: all of them."""
+
     method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes
+    queries: dict[str, list[str]] = field(default_factory=dict)
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -58,9 +61,9 @@ class Server:
         return reply(request) if callable(reply) else reply
 
 
-def problem(status: int, code: str, detail: str) -> Reply:
+def problem(status: int, code: str, detail: str, **extra: object) -> Reply:
     body = {"type": f"urn:sandyard:problem:{code}", "title": "No", "status": status, "code": code, "detail": detail}
-    return Reply(status, body, "application/problem+json")
+    return Reply(status, body | extra, "application/problem+json")
 
 
 def events(*items: tuple[str, str, Any], cut: bool = False) -> Reply:
@@ -78,11 +81,12 @@ def serving() -> Iterator[Server]:
 
         def handle_any(self) -> None:
             parts = urlsplit(self.path)
-            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            queries = parse_qs(parts.query)
+            query = {name: values[0] for name, values in queries.items()}
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length) if length else self._chunks()
             headers = {name.lower(): value for name, value in self.headers.items()}
-            reply = told.reply(Request(self.command, parts.path, query, headers, body))
+            reply = told.reply(Request(self.command, parts.path, query, headers, body, queries))
             content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self.send_response(reply.status)
             self.send_header("Content-Type", reply.kind)

@@ -26,6 +26,20 @@ def test_completion_of_ids(yard: Yard, box: str, monkeypatch: pytest.MonkeyPatch
     assert complete("sandbox", "exec", "sbx_nothing") == []
 
 
+def test_projects_and_pull_requests(server: Server) -> None:
+    projects = {"items": [{"id": "prj_1", "name": "website", "repository": None}], "nextCursor": None}
+    pulls = {"items": [{"id": "pul_1", "number": 12}, {"id": "pul_2", "number": None}], "nextCursor": None}
+    sessions = {"items": [{"id": "ses_1", "title": "Mend"}], "nextCursor": None}
+    for path, page in (("/projects", projects), ("/github/pull-requests", pulls), ("/sessions", sessions)):
+        server.on("GET", path, Reply(200, page))
+    assert complete("project", "show", "web") == ["website"]
+    assert complete("session", "create", "--project", "prj") == ["prj_1"]
+    assert complete("pr", "merge", "") == ["12"]
+    assert complete("pr", "merge", "ses") == ["ses_1"]
+    assert complete("git", "push", "") == ["ses_1"]
+    assert complete("git", "p") == ["push"]
+
+
 def complete(*words: str) -> list[str]:
     *before, incomplete = words
     return [item.value for item in ShellComplete(cli, {}, "", "").get_completions(before, incomplete)]

@@ -32,7 +32,16 @@ SLOW = {"fastapi", "uvicorn", "httpx", "rich", "websockets", "pydantic", "sqlalc
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["sandbox", "--help"], ["session", "create", "--help"], ["events", "--help"]]
+    "words",
+    [
+        ["--help"],
+        ["sandbox", "--help"],
+        ["session", "create", "--help"],
+        ["events", "--help"],
+        ["project", "add", "--help"],
+        ["git", "push", "--help"],
+        ["pr", "open", "--help"],
+    ],
 )
 def test_help_loads_nothing_that_takes_time(words: list[str]) -> None:
     """So that it answers at once."""

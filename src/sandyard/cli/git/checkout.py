@@ -1,0 +1,33 @@
+"""Waiting for the checkout that a new session of a project gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandyard.cli.errors import ApiError
+from sandyard.cli.git.failures import fail
+from sandyard.cli.git.progress import Ticker
+from sandyard.cli.git.running import attend, leave
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+RECENT = 20
+
+
+def until_checked_out(client: Client, session: Any) -> None:
+    """Returns when the repository is in the session's sandbox, or when none is to be. Ends the process when it cannot be."""
+    found = client.get("/git/operations", sessionId=session["id"], limit=RECENT)["items"]
+    operation = next((one for one in found if one["kind"] == "clone"), None)
+    if operation is None:
+        return
+    with Ticker() as ticker:
+        try:
+            attend(client, operation, ticker)
+        except KeyboardInterrupt:
+            ticker.stop()
+            leave(operation, session["id"])
+        except ApiError as error:
+            ticker.stop()
+            opened = f"Session {session['id']} was opened, but has no checkout: {error.message}"
+            fail(ApiError(opened, error.http_status, error.problem_code, error.details), session["id"], "clone", {})

@@ -1,0 +1,67 @@
+"""One line on a terminal's standard error that says how far something is; elsewhere, nothing."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from sandyard.cli.output import console, printable
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+DOING = {
+    "clone": "cloning",
+    "push": "pushing",
+    "update": "bringing it up to date",
+    "checkpoint": "keeping the work tree",
+    "restore": "restoring",
+}
+
+
+class Ticker:
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._status: Status | None = None
+
+    def __enter__(self) -> Ticker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def waiting(self, before: int | None) -> None:
+        """In line, with so many before it. None: the server does not know yet."""
+        self._say("waiting" if before is None else f"waiting: {ordinal(before + 1)} in line")
+
+    def under_way(self, kind: str) -> None:
+        self._say(DOING.get(kind, kind))
+
+    def progress(self, what: object, percent: object) -> None:
+        text = printable(str(what or ""))
+        self._say(f"{text}  {percent} %" if isinstance(percent, int) else text)
+
+    def stop(self) -> None:
+        """Take the line away; idempotent."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _say(self, text: str) -> None:
+        if not self._shown:
+            return
+        from rich.text import Text  # noqa: PLC0415 - slow to load
+
+        if self._status is None:
+            self._status = console(err=True).status(Text(text))
+            self._status.start()
+        else:
+            self._status.update(Text(text))
+
+
+def ordinal(number: int) -> str:
+    ending = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

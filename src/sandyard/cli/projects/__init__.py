@@ -1,0 +1,1 @@
+"""`sandyard project`: a repository, what opens it, how it is worked on, and by whom."""

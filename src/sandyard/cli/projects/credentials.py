@@ -1,0 +1,100 @@
+"""What opens a project's repository: read from a terminal, standard input or a file, never from the command line.
+
+The command line of a process is seen by everybody on its machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from sandyard.cli.errors import CommandError
+
+F = TypeVar("F", bound=Callable[..., Any])
+LARGEST = 64 * 1024
+KEY = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+
+
+def credential_options(function: F) -> F:
+    """The options of everything that takes credentials; `gather` makes a request's body of them."""
+    for option in (
+        click.option(
+            "--webhook-secret-stdin", is_flag=True, help="Read the secret of the forge's webhook from standard input."
+        ),
+        click.option("--private-key", type=KEY, help="The file with the GitHub App's private key."),
+        click.option("--installation-id", type=click.IntRange(1), help="Of the GitHub App on this repository."),
+        click.option("--app-id", help="Act as this GitHub App instead of with a token."),
+        click.option("--ssh-key", type=KEY, help="The file with a private key that opens the repository by SSH."),
+        click.option("--username", help="Whom the token belongs to, for remotes that ask.  [default: x-access-token]"),
+        click.option("--token-stdin", is_flag=True, help="Read the token from standard input."),
+    ):
+        function = option(function)
+    return function
+
+
+def gather(
+    *,
+    repository: str | None,
+    ask: bool,
+    token_stdin: bool,
+    username: str | None,
+    ssh_key: Path | None,
+    app_id: str | None,
+    installation_id: int | None,
+    private_key: Path | None,
+    webhook_secret_stdin: bool,
+) -> dict[str, Any]:
+    """The body of PUT …/credentials; empty when nothing was given. `ask`: on a terminal, ask for the token of an http remote."""
+    if token_stdin and webhook_secret_stdin:
+        raise click.UsageError(
+            "Standard input is either the token or the webhook's secret; `project token` takes the other."
+        )
+    if len({app_id is None, installation_id is None, private_key is None}) > 1:
+        raise click.UsageError("A GitHub App needs --app-id, --installation-id and --private-key.")
+    body: dict[str, Any] = {}
+    if token_stdin:
+        body["token"] = _line("token")
+    if webhook_secret_stdin:
+        body["webhookSecret"] = _line("secret")
+    if ssh_key is not None:
+        body["sshKey"] = _file(ssh_key)
+    if app_id is not None and private_key is not None:
+        body["app"] = {"appId": app_id, "installationId": str(installation_id), "privateKey": _file(private_key)}
+    if not body and ask and _asks_for_token(repository) and sys.stdin.isatty():
+        host = urlsplit(repository or "").hostname or "the repository"
+        if typed := click.prompt(
+            f"Token for {host} (empty: none)", "", hide_input=True, show_default=False, err=True
+        ).strip():
+            body["token"] = typed
+    if username is not None:
+        if "token" not in body:
+            raise click.UsageError("--username goes with a token.")
+        body["username"] = username
+    return body
+
+
+def _asks_for_token(repository: str | None) -> bool:
+    return (repository or "").lower().startswith(("http://", "https://"))
+
+
+def _line(what: str) -> str:
+    value = sys.stdin.readline(LARGEST).strip()
+    if not value:
+        raise CommandError(f"Standard input has no {what}: it is empty.")
+    return value
+
+
+def _file(path: Path) -> str:
+    with path.open("rb") as stream:
+        content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST or not content.strip():
+        raise CommandError(f"{path} is not a key: it is {'empty' if not content.strip() else 'too large'}.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise CommandError(f"{path} is not a key: it is not text.") from None

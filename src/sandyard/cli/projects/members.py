@@ -1,0 +1,73 @@
+"""`sandyard project members`: who may work on a project, besides its owner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sandyard.cli.completion import project_ids
+from sandyard.cli.connection import MANY, connect, project_of, segment
+from sandyard.cli.errors import NOT_ALLOWED, ApiError, CommandError
+from sandyard.cli.output import output_option, show_list
+from sandyard.cli.projects.showing import MEMBERS
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+project_argument = click.argument("project", metavar="PROJECT", shell_complete=project_ids)
+user_argument = click.argument("user", metavar="USER")
+
+
+@click.group()
+def members() -> None:
+    """Who may see a project and what belongs to it, besides its owner."""
+
+
+@members.command("list")
+@project_argument
+@output_option
+def list_members(project: str, output: str | None) -> None:
+    """The members, without the owner."""
+    with connect() as client:
+        page = client.get(f"/projects/{segment(project_of(client, project))}/members")
+    show_list(page, MEMBERS, output, nothing="Nobody but the owner. `sandyard project members add` adds somebody.")
+
+
+@members.command()
+@project_argument
+@user_argument
+def add(project: str, user: str) -> None:
+    """Let USER, named by id (or by name, for administrators), work on a project. Again is no error."""
+    with connect() as client:
+        project_id, user_id = project_of(client, project), _user(client, user)
+        client.request("PUT", f"/projects/{segment(project_id)}/members/{segment(user_id)}")
+    click.echo(f"{user} works on {project} now.", err=True)
+
+
+@members.command()
+@project_argument
+@user_argument
+def remove(project: str, user: str) -> None:
+    """Take USER off a project. Again is no error."""
+    with connect() as client:
+        project_id = project_of(client, project)
+        path = f"/projects/{segment(project_id)}/members"
+        known = {member["name"]: str(member["id"]) for member in client.get(path)["items"]}
+        client.delete(f"{path}/{segment(known.get(user) or _user(client, user))}")
+    click.echo(f"{user} does not work on {project} any more.", err=True)
+
+
+def _user(client: Client, name: str) -> str:
+    if name.startswith("usr_"):
+        return name
+    try:
+        users = client.pages("/users", MANY)["items"]
+    except ApiError as error:
+        if error.exit_code != NOT_ALLOWED:
+            raise
+        raise CommandError("Only administrators may look people up by name: give the id, usr_….") from None
+    for user in users:
+        if user["name"] == name:
+            return str(user["id"])
+    raise ApiError(f"There is nobody by the name of {name!r}.", 404)

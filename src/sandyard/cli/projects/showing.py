@@ -1,0 +1,32 @@
+"""Which parts of a project people see."""
+
+from __future__ import annotations
+
+COLUMNS = {
+    "ID": "id",
+    "NAME": "name",
+    "REPOSITORY": "repository",
+    "BASE": "baseBranch",
+    "CREATED": "createdAt",
+}
+FIELDS = {
+    "id": "id",
+    "name": "name",
+    "repository": "repository",
+    "base": "baseBranch",
+    "forge": "settings.forge.kind",
+    "API": "settings.forge.apiUrl",
+    "merge by": "settings.forge.mergeMethod",
+    "drafts": "settings.forge.draft",
+    "labels": "settings.forge.labels",
+    "reviewers": "settings.forge.reviewers",
+    "assignees": "settings.forge.assignees",
+    "messages": "settings.git.commitMessages",
+    "author": "settings.git.author.name",
+    "template": "settings.template",
+    "idle seconds": "settings.idleSeconds",
+    "created": "createdAt",
+    "archived": "archivedAt",
+}
+CREDENTIALS = {"CREDENTIAL": "kind", "HINT": "hint", "SINCE": "updatedAt"}
+MEMBERS = {"ID": "id", "NAME": "name"}

@@ -1,0 +1,234 @@
+"""`sandyard pr`: from a session's branch to a pull request, and on to its merge."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import project_ids, pull_requests, workplace_ids
+from sandyard.cli.connection import connect, project_of, sandbox_of, segment
+from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.git.failures import fail
+from sandyard.cli.git.progress import Ticker
+from sandyard.cli.git.workplace import session_of
+from sandyard.cli.options import given, limit_option
+from sandyard.cli.output import as_json, output_option, print_json, printable, show_list, show_one, text_option, visible
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+COLUMNS = {
+    "NUMBER": "number",
+    "STATE": "state",
+    "DRAFT": "draft",
+    "TITLE": "title",
+    "CHECKS": "checks",
+    "REVIEW": "review",
+    "SESSION": "sessionId",
+    "UPDATED": "updatedAt",
+}
+FIELDS = {
+    "number": "number",
+    "title": "title",
+    "state": "state",
+    "draft": "draft",
+    "from": "headBranch",
+    "into": "baseBranch",
+    "mergeable": "mergeable",
+    "review": "review",
+    "checks": "checks",
+    "session": "sessionId",
+    "task": "taskId",
+    "project": "projectId",
+    "created": "createdAt",
+    "merged": "mergedAt",
+    "closed": "closedAt",
+    "looked at": "lookedAt",
+    "address": "url",
+}
+STATES = ["open", "closed", "merged", "pushed"]
+BASE = "/github/pull-requests"
+REMARKS = 20
+MARKS = {"success": "✓", "neutral": "-", "skipped": "-", None: "…"}
+
+pull_argument = click.argument("pull", metavar="NUMBER|SESSION", shell_complete=pull_requests)
+project_option = click.option(
+    "--project", shell_complete=project_ids, help="Whose NUMBER it is, when several projects have one."
+)
+
+
+@click.group("pr")
+def pull_request() -> None:
+    """Pull requests of sessions. One is named by its number, or by its session's or task's id."""
+
+
+@pull_request.command("open")
+@click.argument("workplace", metavar="SESSION", shell_complete=workplace_ids)
+@click.option("--title", help="[default: from the commits or the task]")
+@click.option("--body", help="What it says.  [default: from the commits, the task and the checks]")
+@click.option(
+    "--body-file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="Read what it says from a file of this machine; `-` is standard input.",
+)
+@click.option("--draft/--ready", default=None, help="[default: as the project says]")
+@click.option("--label", "labels", multiple=True, help="Besides the project's. Repeatable.")
+@click.option("--reviewer", "reviewers", multiple=True, help="Besides the project's. Repeatable.")
+@click.option("--assignee", "assignees", multiple=True, help="Besides the project's. Repeatable.")
+@click.option("--base", help="The branch to merge into.  [default: the one it started from]")
+@text_option
+def open_pull(
+    *, workplace: str, body: str | None, body_file: str | None, base: str | None, output: str, **options: Any
+) -> None:
+    """Open a pull request, or bring the one there is up to date.
+
+    What is not pushed yet is pushed first. Its address is the last line on standard output.
+    """
+    if body is not None and body_file is not None:
+        raise click.UsageError("Either --body or --body-file, not both.")
+    if body_file is not None:
+        body = sys.stdin.read() if body_file == "-" else Path(body_file).read_text()
+    with connect() as client:
+        request = given(sandboxId=sandbox_of(client, workplace), body=body, base=base, **options)
+        try:
+            with Ticker() as ticker:
+                ticker.progress("pushing, and opening the pull request", None)
+                made = client.post(BASE, request)
+        except ApiError as error:
+            fail(error, workplace, "pull-requests", request)
+    if output == "json":
+        print_json(made)
+        return
+    for warning in (made.get("detail") or {}).get("warnings") or []:
+        click.echo(f"Note: {printable(str(warning))}", err=True)
+    click.echo(summary(made), err=True)
+    click.echo(printable(made["url"]))
+
+
+@pull_request.command("list")
+@click.option("--project", shell_complete=project_ids, help="Only those of this project.")
+@click.option("--state", type=click.Choice(STATES), help="Only those.")
+@limit_option()
+@output_option
+def list_pulls(project: str | None, state: str | None, limit: int, output: str | None) -> None:
+    """Pull requests, newest first, as the forge last said they are."""
+    with connect() as client:
+        project_id = project_of(client, project) if project else None
+        page = client.pages(BASE, limit, projectId=project_id, state=state)
+    show_list(page, COLUMNS, output, nothing="There is no pull request. `sandyard pr open` opens one.")
+
+
+@pull_request.command()
+@pull_argument
+@project_option
+@click.option("--refresh", is_flag=True, help="Ask the forge first.")
+@output_option
+def show(pull: str, project: str | None, refresh: bool, output: str | None) -> None:
+    """One pull request, with its checks and what reviewers said."""
+    with connect() as client:
+        found = find(client, pull, project)
+        if refresh:
+            found = _act(client, found, "refresh")
+    _show(found, output)
+
+
+@pull_request.command()
+@pull_argument
+@project_option
+@click.option("--method", type=click.Choice(["squash", "merge", "rebase"]), help="[default: as the project says]")
+@output_option
+def merge(pull: str, project: str | None, method: str | None, output: str | None) -> None:
+    """Merge a pull request."""
+    with connect() as client:
+        done = _act(client, find(client, pull, project), "merge", method=method)
+    _say(done, output)
+
+
+def _verb(name: str, help_text: str) -> None:
+    @pull_request.command(name, help=help_text)
+    @pull_argument
+    @project_option
+    @output_option
+    def verb(pull: str, project: str | None, output: str | None) -> None:
+        with connect() as client:
+            done = _act(client, find(client, pull, project), name)
+        _say(done, output)
+
+
+_verb("ready", "Say that a draft is ready to be reviewed.")
+_verb("close", "Close a pull request without merging it. Its branch stays.")
+_verb("refresh", "Ask the forge how a pull request is now.")
+
+
+def find(client: Client, name: str, project: str | None) -> Any:
+    """By number, by session (or its sandbox), or by task."""
+    number = name.removeprefix("#")
+    if number.isascii() and number.isdecimal():
+        project_id = project_of(client, project) if project else None
+        return client.get(f"{BASE}/{int(number)}", projectId=project_id)
+    if name.startswith(("ses_", "sbx_")):
+        return client.get(f"/sessions/{segment(session_of(client, name))}/pull-request")
+    return client.get(f"/tasks/{segment(name)}/pull-request")
+
+
+def summary(pull: Any) -> str:
+    """`#7 fix: the login (open, draft): task-1 into main, checks pending, review none`"""
+    number = f"#{pull['number']} " if pull.get("number") is not None else ""
+    state = f"{pull['state']}, draft" if pull.get("draft") else pull["state"]
+    words = f"{number}{pull['title']} ({state}): {pull['headBranch']} into {pull['baseBranch']}"
+    if pull.get("checks") not in {None, "none"}:
+        words += f", checks {pull['checks']}"
+    if pull.get("review") not in {None, "none"}:
+        words += f", review {str(pull['review']).replace('_', ' ')}"
+    return printable(words)
+
+
+def _act(client: Client, pull: Any, verb: str, **body: object) -> Any:
+    if pull.get("number") is None:
+        raise CommandError(
+            f"The branch {pull['headBranch']} lies on a plain remote, which has no pull requests: compare and merge it there."
+        )
+    return client.post(f"{BASE}/{pull['number']}/{verb}", given(projectId=pull["projectId"], **body))
+
+
+def _say(pull: Any, output: str | None) -> None:
+    print_json(pull) if as_json(output) else click.echo(summary(pull))
+
+
+def _show(pull: Any, output: str | None) -> None:
+    show_one(pull, FIELDS, output)
+    if not as_json(output):
+        for line in described(pull.get("detail") or {}):
+            click.echo(line)
+
+
+def described(detail: Any) -> Iterator[str]:
+    """Checks, and the last of what was said, oldest first."""
+    if runs := detail.get("runs"):
+        yield "\nChecks"
+        for run in runs:
+            mark = MARKS.get(run.get("conclusion"), "✗")
+            words = run.get("conclusion") or run.get("status") or ""
+            tail = f"  {printable(run['url'])}" if run.get("url") else ""
+            yield f"  {mark} {printable(run['name'])}: {printable(words.replace('_', ' '))}{tail}"
+            if mark == "✗" and run.get("summary"):
+                yield f"    {printable(run['summary'])}"
+    remarks = [remark for remark in detail.get("remarks") or [] if remark.get("kind") != "check"]
+    if remarks:
+        yield "\nWhat was said"
+        if len(remarks) > REMARKS:
+            yield f"  … {len(remarks) - REMARKS} before"
+        for remark in remarks[-REMARKS:]:
+            yield from _remark(remark)
+
+
+def _remark(remark: Any) -> Iterator[str]:
+    state = f" ({printable(remark['state'].lower().replace('_', ' '))})" if remark.get("state") else ""
+    line = f":{remark['line']}" if remark.get("line") else ""
+    place = f" on {printable(remark['path'])}{line}" if remark.get("path") else ""
+    yield f"  {printable(remark['author'])}{state}{place}:"
+    yield from (f"    {visible(line)}" for line in (remark.get("text") or "").splitlines())

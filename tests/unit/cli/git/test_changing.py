@@ -1,0 +1,126 @@
+"""`sandyard git commit` and the like: what is sent, and what is refused before anything is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sandyard.cli.main import cli
+from tests.unit.cli.git.answers import SANDBOX, operation
+from tests.unit.cli.server import Reply, Server, problem
+
+
+def run(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli, ["git", *arguments], input=stdin)
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "body"),
+    [
+        ("branch", ["fix/it", "--start", "main"], {"name": "fix/it", "start": "main"}),
+        ("stage", ["a b", "-o", "json", "--", "-x"], {"paths": ["a b", "-x"]}),
+        ("stage", ["a", "--unstage"], {"paths": ["a"], "unstage": True}),
+        ("commit", ["-m", "fix: it", "-m", "Why."], {"message": "fix: it\n\nWhy."}),
+        ("commit", ["-m", "fix: it", "--staged"], {"message": "fix: it", "everything": False}),
+        ("commit", ["-m", "fix: it", "a", "b"], {"message": "fix: it", "paths": ["a", "b"]}),
+        ("discard", ["--all", "--yes"], {"everything": True}),
+        ("discard", ["a", "-y"], {"paths": ["a"]}),
+        ("tag", ["v1", "-m", "First", "--push"], {"name": "v1", "message": "First", "push": True}),
+        ("checkpoint", [], {}),
+    ],
+)
+def test_what_is_asked_for(server: Server, verb: str, arguments: list[str], body: dict[str, object]) -> None:
+    server.on("POST", f"/git/{verb}", Reply(200, operation(verb)))
+    result = run(verb, SANDBOX, *arguments)
+    assert result.exit_code == 0, result.output
+    assert server.asked[0].json() == {"sandboxId": SANDBOX, **body}
+
+
+def test_a_commit(server: Server, tmp_path: Path) -> None:
+    server.on("POST", "/git/commit", Reply(200, operation("commit", detail={"commit": "abcdef0123456789"})))
+    file = tmp_path / "message"
+    file.write_text("fix: the login\n\nIt was \x1b[31mred.\n")
+    result = run("commit", SANDBOX, "-F", str(file), "-o", "table")
+    assert result.stdout == "[abcdef0123] fix: the login\n"
+    assert server.asked[0].json()["message"] == file.read_text()
+    run("commit", SANDBOX, "-F", "-", stdin="feat: from a pipe\n")
+    assert server.asked[1].json()["message"] == "feat: from a pipe\n"
+
+
+def test_a_message_that_is_refused_comes_with_a_better_one(server: Server) -> None:
+    sentence = "The subject does not say what kind of change it is."
+    server.on("POST", "/git/commit", problem(400, "commit_message", sentence, suggestion="fix: don't log in twice"))
+    result = run("commit", SANDBOX, "-m", "Don't log in twice")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        f"sandyard: {sentence}",
+        f"Try: sandyard git commit {SANDBOX} -m 'fix: don'\"'\"'t log in twice'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["commit", SANDBOX], "either with -m or with --file"),
+        (["commit", SANDBOX, "-m", "fix: x", "-F", "-"], "either with -m or with --file"),
+        (["commit", SANDBOX, "-m", "fix: x", "--staged", "a"], "not both"),
+        (["discard", SANDBOX], "Name the files, or say --all"),
+        (["discard", SANDBOX, "a", "--all"], "Name the files, or say --all"),
+        (["stage", SANDBOX], "PATH"),
+        (["push"], "SESSION"),
+    ],
+)
+def test_usage(server: Server, arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert server.asked == []
+
+
+def test_nothing_is_thrown_away_without_a_yes(server: Server) -> None:
+    server.on("POST", "/git/discard", Reply(200, operation("discard")))
+    assert run("discard", SANDBOX, "--all", stdin="n\n").exit_code == 1
+    assert server.asked == []
+    assert run("discard", SANDBOX, "--all", stdin="y\n").exit_code == 0
+    assert len(server.asked) == 1
+
+
+def test_what_was_thrown_away_is_counted(server: Server) -> None:
+    server.on("POST", "/git/discard", Reply(200, operation("discard", detail={"discarded": ["a", "b"], "count": 2})))
+    assert run("discard", SANDBOX, "--all", "-y", "-o", "table").stdout == "Discarded the changes of 2 files.\n"
+
+
+def test_a_clone_of_nobody_knows_what(server: Server) -> None:
+    server.on("POST", "/git/clone", problem(400, "invalid_argument", "This sandbox belongs to no project."))
+    result = run("clone", SANDBOX)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[1] == f"Name the project: sandyard git clone {SANDBOX} --project PROJECT"
+
+
+def test_checkpoints_and_restore(server: Server) -> None:
+    server.on("POST", "/git/checkpoint", Reply(200, operation("checkpoint", detail={"checkpointId": "chk_1"})))
+    assert run("checkpoint", SANDBOX, "-o", "table").stdout == "Kept as chk_1.\n"
+    item = {"id": "chk_1", "reason": "asked", "branch": "task-1", "changed": 3, "sandboxId": SANDBOX}
+    server.on("GET", f"/sandboxes/{SANDBOX}", Reply(200, {"id": SANDBOX, "sessionId": "ses_1"}))
+    server.on("GET", "/sessions/ses_1/checkpoints", Reply(200, {"items": [item], "nextCursor": None}))
+    assert "chk_1  asked  task-1  3" in run("checkpoints", SANDBOX, "-o", "table").stdout
+    server.on("POST", "/git/restore", Reply(200, operation("restore", sandboxId="sbx_2")))
+    assert run("restore", "chk_1", "-o", "table").stdout == "Restored: session ses_1 works in sbx_2 now.\n"
+    assert server.asked[-1].json() == {"checkpointId": "chk_1"}
+    server.on("GET", f"/sandboxes/{SANDBOX}", Reply(200, {"id": SANDBOX, "sessionId": None}))
+    assert run("checkpoints", SANDBOX).exit_code == 3
+
+
+def test_operations(server: Server) -> None:
+    failed = operation("push", "failed", error="The remote does not answer.")
+    server.on("GET", "/git/operations", Reply(200, {"items": [failed], "nextCursor": None}))
+    server.on("GET", "/git/operations/gop_1", Reply(200, failed))
+    for name, query in (("ses_1", {"sessionId": "ses_1"}), ("sbx_1", {"sandboxId": "sbx_1"})):
+        assert "The remote does not answer." in run("operations", name, "-o", "table").stdout
+        assert server.asked[-1].query == {"limit": "20", **query}
+    run("operations", "--project", "prj_1")
+    assert server.asked[-1].query == {"limit": "20", "projectId": "prj_1"}
+    assert "The remote does not answer." in run("operations", "gop_1", "-o", "table").stdout
+    assert server.asked[-1].path.endswith("/git/operations/gop_1")

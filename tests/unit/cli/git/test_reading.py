@@ -1,0 +1,125 @@
+"""`sandyard git status` and `log`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sandyard.cli.main import cli
+from tests.unit.cli.git.answers import SANDBOX
+from tests.unit.cli.server import Reply, Request, Server, problem
+
+HEAD = "abcdef0123" + "0" * 30
+CHECKOUT = {"branch": "task-1", "baseBranch": "main", "head": HEAD, "pushed": None, "folder": "/home/user/workspace"}
+STATUS = {"branch": "task-1", "head": HEAD, "entries": [], "underWay": None, "truncated": False, "live": True}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["git", *arguments])
+
+
+def lines(server: Server, status: dict[str, Any], checkout: dict[str, Any] | None = None) -> list[str]:
+    server.on("GET", f"/git/{SANDBOX}/status", Reply(200, STATUS | status))
+    server.on("GET", f"/git/{SANDBOX}", Reply(200, CHECKOUT | (checkout or {})))
+    result = run("status", SANDBOX)
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_a_clean_checkout(server: Server) -> None:
+    assert lines(server, {}) == [
+        "On branch task-1, from main",
+        "At abcdef0123; the branch was not pushed yet.",
+        "Nothing has changed since the last commit.",
+    ]
+    assert lines(server, {}, {"pushed": HEAD})[1] == "At abcdef0123, which is pushed."
+    assert lines(server, {}, {"pushed": "1" * 40})[1] == "At abcdef0123; pushed is 1111111111."
+    assert lines(server, {"branch": None})[0] == "On no branch, at abcdef0123, from main"
+    assert json.loads(run("status", SANDBOX, "-o", "json").stdout) == STATUS | {"branch": None}
+
+
+@pytest.mark.parametrize("verb", ["status", "log", "diff"])
+def test_no_checkout(server: Server, verb: str) -> None:
+    path = f"/git/{SANDBOX}/{'history' if verb == 'log' else verb}"
+    server.on("GET", path, problem(409, "no_checkout", "There is none."))
+    result = run(verb, SANDBOX)
+    assert result.exit_code == 1
+    assert result.stderr == f"sandyard: There is none.\nMake one: sandyard git clone {SANDBOX} --project PROJECT\n"
+
+
+def test_a_busy_one(server: Server) -> None:
+    def entry(path: str, index: str | None, worktree: str | None, old: str | None = None) -> dict[str, str | None]:
+        return {"path": path, "index": index, "worktree": worktree, "oldPath": old}
+
+    entries = [
+        entry("both.py", "modified", "modified"),
+        entry("new.py", "renamed", None, "old.py"),
+        entry("gone.py", None, "deleted"),
+        entry("a\x1b[31m", None, "untracked"),
+        entry("fight.py", "conflicted", "conflicted"),
+    ]
+    assert lines(server, {"entries": entries, "underWay": "rebase", "live": False, "truncated": True})[2:] == [
+        "The sandbox sleeps: this is how it fell asleep.",
+        "A rebase is under way.",
+        "Conflicts:",
+        "  both changed: fight.py",
+        "To be committed:",
+        "  modified:     both.py",
+        "  renamed:      old.py -> new.py",
+        "Changed, not staged:",
+        "  modified:     both.py",
+        "  deleted:      gone.py",
+        "New, not staged:",
+        "  a^[[31m",
+        "and more: the list is too long to be shown.",
+    ]
+
+
+COMMIT = {
+    "id": HEAD,
+    "parents": [],
+    "author": {"name": "Maria", "email": "maria@example.org"},
+    "committer": {"name": "Sandyard", "email": "bot@example.org"},
+    "authoredAt": "2026-01-31T10:00:00Z",
+    "committedAt": "2026-01-31T10:00:00Z",
+    "subject": "fix: the login\x1b[2J",
+    "body": "It was red.\n\nCo-authored-by: x",
+}
+
+
+def test_the_log(server: Server) -> None:
+    server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [COMMIT, COMMIT]}))
+    result = run("log", SANDBOX, "--limit", "2", "--skip", "1")
+    assert result.stdout == "abcdef0123 fix: the login [2J\n" * 2
+    assert "--limit" in result.stderr
+    assert server.asked[0].query == {"limit": "2", "skip": "1"}
+    full = run("log", SANDBOX, "--full").stdout
+    assert full.startswith(
+        f"commit {HEAD}\nAuthor:    Maria <maria@example.org>\nCommitter: Sandyard <bot@example.org>\nDate:"
+    )
+    assert "\n\n    fix: the login^[[2J\n\n    It was red.\n\n    Co-authored-by: x\n\ncommit " in full
+    assert json.loads(run("log", SANDBOX, "-o", "json").stdout) == {"items": [COMMIT, COMMIT]}
+
+
+def test_a_long_log_takes_several_requests(server: Server) -> None:
+    def page(request: Request) -> Reply:
+        rest = max(0, 450 - int(request.query["skip"]))
+        return Reply(200, {"items": [COMMIT] * min(rest, int(request.query["limit"]))})
+
+    server.on("GET", f"/git/{SANDBOX}/history", page)
+    assert len(json.loads(run("log", SANDBOX, "--limit", "1000", "-o", "json").stdout)["items"]) == 450
+    assert [(request.query["skip"], request.query["limit"]) for request in server.asked] == [
+        ("0", "200"),
+        ("200", "200"),
+        ("400", "200"),
+    ]
+
+
+def test_no_commit_yet(server: Server) -> None:
+    server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": []}))
+    result = run("log", SANDBOX)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no commit yet" in result.stderr
