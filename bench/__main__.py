@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench import measures, platform
+from bench import git, measures, platform
 from bench.processes import engine, floor, settle
 from bench.report import Row, machine, median, percentile, table, write
 
@@ -19,21 +19,24 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, 100 idle sandboxes instead of 1,000")
-    parser.add_argument("--only", choices=["engine", "platform"], help="one half alone")
+    parser.add_argument("--only", choices=["engine", "platform", "git"], help="one part alone")
     parser.add_argument("--out", type=Path, default=Path("bench/results"), help="the folder for the JSON")
     options = parser.parse_args()
     rounds, many = (40, 100) if options.quick else (200, 1000)
-    if options.only != "platform":
+    if options.only in (None, "engine"):
         rows = measure_engine(rounds, many, measure_floor(rounds))
         show("the engine", rows, options.out / "engine.json")
-    if options.only != "engine":
+    if options.only in (None, "platform"):
         say("the platform: reads, commands, events")
         show("the platform", platform.measure(rounds), options.out / "platform.json")
+    if options.only in (None, "git"):
+        say("git: a repository of 50 MB into a sandbox")
+        show("git", git.measure(rounds), options.out / "git.json")
     return 0
 
 
-def show(half: str, rows: list[Row], out: Path) -> None:
-    print(f"\n{half}, on {machine()}\n\n{table(rows)}\n")
+def show(part: str, rows: list[Row], out: Path) -> None:
+    print(f"\n{part}, on {machine()}\n\n{table(rows)}\n")
     write(rows, out)
     print(f"written to {out}")
 

@@ -74,7 +74,7 @@ async def _measure(rounds: int) -> list[Row]:
         low_reads = await reads(nothing.url, "floor", "/sandboxes", READ_RATE, READ_SECONDS / 2)
     with engine("--pool-size", "8") as endpoint, platform(endpoint) as served:
         endpoint.use()
-        async with _client(f"{served.url}/api/v1", served.token) as client:
+        async with client_of(f"{served.url}/api/v1", served.token) as client:
             session = (await client.post("/sessions", json={"title": "bench"})).raise_for_status().json()
             sandbox = session["sandboxId"]
             await executes(client, sandbox, 5)
@@ -103,7 +103,7 @@ async def _measure(rounds: int) -> list[Row]:
 
 
 @contextlib.asynccontextmanager
-async def _client(url: str, token: str) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(url: str, token: str) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=50, max_keepalive_connections=50)
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=60) as client:
