@@ -84,7 +84,9 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, not
     shown = {heading: field for heading, field in columns.items() if any(_value(item, field) for item in items)}
     for heading, field in shown.items():
         whole = max(len(str(_value(item, field) or "")) for item in items) if field.lower().endswith("id") else None
-        table.add_column(heading, min_width=whole, overflow="ellipsis")  # what is cut off cannot be copied
+        table.add_column(
+            heading, min_width=whole, overflow="ellipsis", no_wrap=True
+        )  # what is cut off cannot be copied
     for item in items:
         table.add_row(*(_cell(field, _value(item, field)) for field in shown.values()))
     screen = console()

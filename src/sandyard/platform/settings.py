@@ -53,6 +53,7 @@ class PlatformSettings(Settings):
     # git
     git_timeout_s: float = Field(default=900, gt=0)  # of one conversation with a remote
     git_transfer_limit: int = Field(default=1 << 30, ge=1 << 20)  # of one bundle into a sandbox, or out of it
+    git_repository_limit: int = Field(default=10 << 30, ge=1 << 20)  # of all that is kept of one repository
     git_shallow_over: int = Field(
         default=100 << 20, ge=0
     )  # a larger repository is checked out without its whole history

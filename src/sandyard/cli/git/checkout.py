@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sandyard.cli.errors import ApiError
 from sandyard.cli.git.failures import fail
 from sandyard.cli.git.progress import Ticker
-from sandyard.cli.git.running import attend, leave
+from sandyard.cli.git.running import attend, leave, note_warnings
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -23,7 +23,7 @@ def until_checked_out(client: Client, session: Any) -> None:
         return
     with Ticker() as ticker:
         try:
-            attend(client, operation, ticker)
+            operation = attend(client, operation, ticker)
         except KeyboardInterrupt:
             ticker.stop()
             leave(operation, session["id"])
@@ -31,3 +31,4 @@ def until_checked_out(client: Client, session: Any) -> None:
             ticker.stop()
             opened = f"Session {session['id']} was opened, but has no checkout: {error.message}"
             fail(ApiError(opened, error.http_status, error.problem_code, error.details), session["id"], "clone", {})
+    note_warnings(operation)

@@ -16,6 +16,7 @@ from sandyard.cli.output import printable
 SHOWN = 50
 REMEDIES = {
     "branch_moved": "Bring its commits in, then push again: sandyard git update {name} --source branch",
+    "branch_gone": "Begin a new one here: sandyard git branch {name} NAME; or from the base: --start main",
     "rebase_refused": "Merge: sandyard git update {name} --merge",
     "no_checkout": "Make one: sandyard git clone {name} --project PROJECT",
     "remote_refused": "See what is wrong: sandyard project test PROJECT; a new token: sandyard project token PROJECT",
@@ -54,7 +55,7 @@ def explain(error: ApiError, workplace: str, verb: str, asked: Mapping[str, obje
             yield from _columns(_choices(name, error.details.get("choices"), str(asked.get("how") or "rebase")))
     elif verb == "clone" and error.http_status == 400 and "projectId" not in asked:
         yield f"Name the project: sandyard git clone {name} --project PROJECT"
-    elif remedy := REMEDIES.get(error.problem_code or ""):
+    elif (remedy := REMEDIES.get(error.problem_code or "")) and verb != "restore":
         yield remedy.format(name=name)
 
 

@@ -54,7 +54,7 @@ def described(found: Any, checkout: Any) -> Iterator[str]:
     yield _pushed(found, checkout)
     if not found.get("live", True):
         when = f", {ago(found['asOf'])}" if found.get("asOf") else ""
-        yield f"The sandbox sleeps: this is how it fell asleep{when}."
+        yield f"The sandbox does not run: this is how it was kept{when}."
     if found.get("underWay"):
         yield f"A {printable(found['underWay'])} is under way."
     entries = found["entries"]

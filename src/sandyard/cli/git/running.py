@@ -56,9 +56,13 @@ def submit(client: Client, verb: str, body: dict[str, object], workplace: str) -
         except ApiError as error:
             ticker.stop()
             fail(error, workplace, verb, body)
+    note_warnings(operation)
+    return operation
+
+
+def note_warnings(operation: Any) -> None:
     for warning in operation["detail"].get("warnings") or []:
         click.echo(f"Note: {printable(str(warning))}", err=True)
-    return operation
 
 
 def attend(client: Client, operation: Any, ticker: Ticker) -> Any:

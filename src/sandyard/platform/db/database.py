@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from sandyard.kit.errors import BusyError, InvalidInputError, NoSpaceError, SandyardError
 from sandyard.kit.tasks import TaskSet
+from sandyard.kit.text import storable_json
 from sandyard.platform.db import sqlite
 from sandyard.platform.db.models import Event
 
@@ -85,7 +86,7 @@ class Transaction:
                 task_id=task_id,
                 session_id=session_id,
                 sandbox_id=sandbox_id,
-                data=data,
+                data=storable_json(data),
             )
         )
 

@@ -62,7 +62,7 @@ def test_a_busy_one(server: Server) -> None:
         entry("fight.py", "conflicted", "conflicted"),
     ]
     assert lines(server, {"entries": entries, "underWay": "rebase", "live": False, "truncated": True})[2:] == [
-        "The sandbox sleeps: this is how it fell asleep.",
+        "The sandbox does not run: this is how it was kept.",
         "A rebase is under way.",
         "Conflicts:",
         "  both changed: fight.py",

@@ -144,7 +144,7 @@ def test_what_was_not_committed_comes_back(yard: Yard, site: str) -> None:
     assert restored["sandboxId"] != made["sandboxId"]
     yard.ok("session", "pause", name)
     asleep = yard.ok("git", "status", name)
-    assert "The sandbox sleeps" in asleep
+    assert "The sandbox does not run" in asleep
     assert "  draft.txt\n" in asleep
     assert "\n+draft\n" in yard.ok("git", "diff", name, "--against", "head")
     assert read(yard, "session", "show", name)["sandbox"]["status"] == "paused", "looking wakes nobody"

@@ -67,10 +67,12 @@ async def test_taken_once_and_recorded_as_nobodys(door: Door) -> None:
     first, again = await door.knock(), await door.knock()
     assert (first.status_code, first.json()) == (202, {"status": "taken"})
     assert (again.status_code, again.json()) == (202, {"status": "known"})
+    replayed = await door.knock(delivery="another")
+    assert (replayed.status_code, replayed.json()) == (202, {"status": "known"})
     other = await door.knock(event="star", delivery="two")
     assert (other.status_code, other.json()) == (202, {"status": "ignored"})
     found = await door.recorded()
-    assert [(one.user_id, one.outcome, one.address) for one in found] == [(None, "ok", "192.0.2.1")] * 3
+    assert [(one.user_id, one.outcome, one.address) for one in found] == [(None, "ok", "192.0.2.1")] * 4
     assert found[-1].detail == {"event": "ping", "delivery": "one"}
 
 
@@ -79,6 +81,8 @@ async def test_what_is_not_signed_is_refused_and_leaves_no_trace(door: Door) -> 
     assert (wrong.status_code, wrong.json()["code"]) == (401, "webhook_signature")
     bare = await door.web.post("/api/v1/webhooks/github", json=PING)
     assert (bare.status_code, bare.json()["code"]) == (401, "webhook_signature")
+    half = await door.knock(b'{"repository":{"full_name":"acme/\\ud800x"}}', secret="x" * 32)
+    assert (half.status_code, half.json()["code"]) == (400, "invalid_argument")
     unknown = await door.knock({"repository": {"full_name": "somebody/else"}})
     assert (unknown.status_code, unknown.json()["code"]) == (403, "webhook_unconfigured")
     for odd in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000):

@@ -62,6 +62,7 @@ class Connection:
         self._remembered = remembered
         self._key = key
         self.host = httpx.URL(api_url).host
+        self.web_url = _pages(httpx.URL(api_url))
         self.pace = Pace(self.host, clock)
         self.token_expires: str | None = None
         self.busy = 0
@@ -232,6 +233,12 @@ class _Bounded(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+def _pages(api: httpx.URL) -> str:
+    """Where the forge's pages are: a GHES has them on the host of its API, github.com beside api.github.com."""
+    host = api.host.removeprefix("api.")
+    return str(api.copy_with(host=host, raw_path=b"/")).rstrip("/")
 
 
 def _answer(kept: Kept) -> Answer:

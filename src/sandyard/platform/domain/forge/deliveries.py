@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.platform.db.models import Project
@@ -14,6 +15,12 @@ from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 Payload = dict[str, Any]
+NAMES, _PLACES = 20, 60
+"""Repositories that a delivery may name, and places where it is looked for their names."""
+# as no text in JSON can have it, for there a quotation mark is escaped
+_KEY, _KEY_IN_FORM = b'full_name":', b"full_name%22%3A"
+_NAME = re.compile(rb'full_name":\s{0,20}"([!#-\[\]-~]{3,300})"')
+_UNFIT = re.compile("[\x00\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +40,43 @@ class Sender:
     hosts: frozenset[str]
 
     def belongs_to(self, project: Project) -> bool:
-        try:
-            remote = parse(project.repository or "")
-        except SandyardError:
+        if slug_of(project) != self.slug:
             return False
-        if remote.slug is None or remote.slug.lower() != self.slug:
-            return False
+        remote = parse(project.repository or "")
         host = _host(f"//{remote.host}") if remote.host else None
         return bool({host, _host(ProjectSettings.of(project).forge.api_url)} & self.hosts)
+
+
+def slug_of(project: Project) -> str | None:
+    """In small letters."""
+    try:
+        slug = parse(project.repository or "").slug
+    except SandyardError:
+        return None
+    return None if slug is None else slug.lower()
+
+
+def names_in(content_type: str, body: bytes) -> frozenset[str]:
+    """Every repository's name in it, in small letters, as far as it can be found without reading it as a whole: who has signed it is
+    not known yet. What is found costs little, and is only good to know whose secrets to try."""
+    form, found, at = _is_form(content_type), set[str](), -1
+    key = _KEY_IN_FORM if form else _KEY
+    for _ in range(_PLACES):
+        at = body.find(key, at + 1)
+        if at < 0 or len(found) == NAMES:
+            break
+        piece = body[at : at + 1100]
+        match = _NAME.match(unquote_to_bytes(piece.replace(b"+", b" ")) if form else piece)
+        if match is not None:
+            found.add(match[1].decode().lower())
+    return frozenset(found)
 
 
 def payload_of(content_type: str, body: bytes) -> Payload:
     """Of either form that GitHub can be set to. InvalidInputError for what is neither."""
     try:
         text = body.decode()
-        if content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded":
+        if _is_form(content_type):
             text = parse_qs(text, strict_parsing=True, max_num_fields=10)["payload"][0]
         payload = json.loads(text)
     except (ValueError, KeyError, RecursionError):
@@ -57,10 +86,11 @@ def payload_of(content_type: str, body: bytes) -> Payload:
     return payload
 
 
-def repository_of(payload: Payload) -> Sender | None:
+def repository_of(payload: Payload) -> Sender:
+    """InvalidInputError for what has none, or none that can be one."""
     name = _at(payload, "repository", "full_name")
-    if not isinstance(name, str) or not 3 <= len(name) <= 300 or "\0" in name:
-        return None
+    if not isinstance(name, str) or not 3 <= len(name) <= 300 or _UNFIT.search(name):
+        raise InvalidInputError("The delivery names no repository.")
     hosts = {_host(_at(payload, "repository", key)) for key in ("html_url", "url")}
     return Sender(name.lower(), frozenset(host for host in hosts if host is not None))
 
@@ -119,9 +149,15 @@ def _numbers(values: list[Any]) -> frozenset[int]:
 
 
 def _words(values: list[Any]) -> frozenset[str]:
-    return frozenset(
-        value for value in values if isinstance(value, str) and 0 < len(value) <= 250 and "\0" not in value
-    )
+    """InvalidInputError for what is no text. One that is too long for any of ours is left out: there are such branches."""
+    words = [value for value in values if isinstance(value, str)]
+    if any(_UNFIT.search(word) for word in words):
+        raise InvalidInputError("The delivery has characters that no name has.")
+    return frozenset(word for word in words if 0 < len(word) <= 250)
+
+
+def _is_form(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
 
 
 def _host(url: Any) -> str | None:

@@ -1,7 +1,8 @@
 """What a pull request says of itself: a title, and a body as a careful colleague writes it.
 
-Words of commits are an agent's, and are quoted (`quoting.py`); words of the task and of whoever opens it are people's, and stand as
-they are. What we write into a body stands between two marks. Only that is ever changed, and only while nobody has edited it.
+Words of commits are an agent's: they set nothing off and look like nothing of ours (`quoting.py`). A task's description is a
+person's, or came from outside: it is a quotation, in which mentions and references work. Words of whoever opens it stand as they
+are. What we write into a body stands between two marks. Only that is ever changed, and only while nobody has edited it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
 
-from sandyard.platform.domain.forge.quoting import GAP, code, cut, neutral, one_line
+from sandyard.platform.domain.forge.quoting import GAP, code, cut, neutral, one_line, quoted, untagged
 from sandyard.platform.domain.git import messages
 from sandyard.platform.domain.git.model import Change, Commit, Diff, FileDiff, Identity
 
@@ -131,7 +132,7 @@ def _summary(own: Sequence[Commit], given: str | None) -> str:
     if given is not None and given.strip():
         return cut(_unmarked(given.strip()), GIVEN)
     if len(own) == 1:
-        text = cut(neutral(_first_paragraph(own[0].body)), SUMMARY)
+        text = quoted(cut(neutral(_first_paragraph(own[0].body)), SUMMARY))
     else:
         subjects = [one_line(commit.subject, TITLE) for commit in reversed(own)]
         more = [f"and {len(own) - COMMITS} more commits"] if len(own) > COMMITS else []
@@ -141,7 +142,7 @@ def _summary(own: Sequence[Commit], given: str | None) -> str:
 
 def _task(origin: Origin) -> str:
     text = (origin.task_description or "").strip()
-    return f"## Task\n\n{cut(_unmarked(text), SUMMARY)}" if text else ""
+    return f"## Task\n\n{quoted(cut(untagged(text), SUMMARY))}" if text else ""
 
 
 def _first_paragraph(text: str) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandyard.kit.text import storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.domain.forge.model import Checks, Pull, PullState, Remark, Review
-from sandyard.platform.domain.forge.quoting import cut, storable
+from sandyard.platform.domain.forge.quoting import cut
 
 TEXT, GLIMPSE, RUNS = 20_000, 1_000, 20
 """Characters of a remark that the session gets, and that an event has; runs that one event names."""

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 
 from sqlalchemy import Select, and_, func, or_, select
+from sqlalchemy.orm import load_only
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import SandyardError
@@ -36,6 +37,7 @@ LONGEST_REST_S = 3600.0
 UNFINISHED = timedelta(days=1)
 """So long after a merge it is tried to delete the branch."""
 AT_ONCE = 4
+_GLANCE = (PullRequest.id, PullRequest.project_id, PullRequest.state, PullRequest.looked_at, PullRequest.created_at)
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class Follower:
                     return
                 for row in due:
                     self._tried[row.id] = now
-                    await self._one(row)
+                    await self._one(row.id)
             except SandyardError as error:
                 self._rest(project, error, now)
             except Exception as error:
@@ -129,7 +131,11 @@ class Follower:
         marked.sort(key=lambda row: self._tried.get(row.id, row.created_at))
         return [*marked, *others[:share]]
 
-    async def _one(self, row: PullRequest) -> None:
+    async def _one(self, pull_id: str) -> None:
+        async with self._database.reading() as session:
+            row = await session.get(PullRequest, pull_id)
+        if row is None:
+            return  # its project was deleted in the meantime
         if row.state == PullState.MERGED and row.looked_at is not None:
             await self._pulls.finish(row)
         else:
@@ -155,6 +161,7 @@ class Follower:
 
 
 def _followed(now: datetime) -> Select[PullRequest]:
+    """Only what says whether they are due: all that was ever said on them can be megabytes, and this is read in every round."""
     unfinished = and_(
         PullRequest.state == PullState.MERGED,
         PullRequest.branch_deleted_at.is_(None),
@@ -164,6 +171,7 @@ def _followed(now: datetime) -> Select[PullRequest]:
     living = select(Project.id).where(Project.archived_at.is_(None))
     return (
         select(PullRequest)
+        .options(load_only(*_GLANCE, raiseload=True))
         .where(PullRequest.forge == ForgeKind.GITHUB, PullRequest.number.is_not(None))
         .where(PullRequest.project_id.in_(living))
         .where(or_(PullRequest.state == PullState.OPEN, PullRequest.looked_at.is_(None), unfinished, reopenable))

@@ -19,7 +19,6 @@ from sandyard.platform.domain.forge.errors import (
 )
 from sandyard.platform.domain.forge.github_calls import Calls
 from sandyard.platform.domain.forge.github_opening import Opening, open_ones, preferred
-from sandyard.platform.domain.forge.github_reading import OURS, Json
 from sandyard.platform.domain.forge.model import (
     Budget,
     CheckRun,
@@ -86,12 +85,12 @@ class GitHubRepository:
     async def find(self, head: str, base: str | None = None) -> Pull | None:
         """The open one of this branch, rather one against `base`; without review, checks and remarks."""
         found = preferred(await open_ones(self._calls, head), base)
-        return None if found is None else reading.pull(found)
+        return None if found is None else reading.pull(found, self._calls.web_url)
 
     async def pull(self, number: int) -> Pull:
         """With its review, its checks, and every remark in the order they were made."""
         said = await self._calls.get(f"/pulls/{number}")
-        found = _pull(said)
+        found = reading.pull(said, self._calls.web_url)
         reviews = await self._calls.every(f"/pulls/{number}/reviews")
         remarks = [
             *reading.review_remarks(reviews),
@@ -128,7 +127,7 @@ class GitHubRepository:
             except (ForgeUnreachableError, ForgeRefusedError) as error:
                 # the line may have been cut after it was merged, and "not mergeable" is also said of one that is merged
                 now = await self._calls.get(f"/pulls/{number}")
-                if _pull(now).state is PullState.MERGED:
+                if reading.pull(now, self._calls.web_url).state is PullState.MERGED:
                     return reading.text(now.get("merge_commit_sha"), 64)
                 passing = (
                     isinstance(error, ForgeUnreachableError) or "base branch was modified" in error.message.lower()
@@ -166,12 +165,8 @@ class GitHubRepository:
     async def close(self, number: int) -> None:
         """Without merging it. Idempotent; a merged one stays as it is."""
         said = await self._calls.get(f"/pulls/{number}")
-        if _pull(said).state is PullState.OPEN:
+        if reading.pull(said, self._calls.web_url).state is PullState.OPEN:
             await self._calls.change("PATCH", f"/pulls/{number}", {"state": "closed"})
-
-    async def comment(self, number: int, text: str) -> None:
-        """Not idempotent, hence never repeated by itself. `pull` does not count it among the remarks."""
-        await self._calls.change("POST", f"/issues/{number}/comments", {"body": f"{text}\n\n{OURS}"}, repeat=False)
 
     async def _checks(self, commit: str) -> tuple[list[CheckRun], list[Remark], list[str]]:
         """Check runs and commit statuses together. A token made by a person may often not see check runs: then the runs of GitHub
@@ -198,11 +193,3 @@ class GitHubRepository:
         except (ForgeNotFoundError, ForgeInvalidError):
             pass  # a server without them, or one that has lost the commit
         return [run for run, _ in found], [remark for _, remark in found if remark is not None], warnings
-
-
-def _pull(said: Json) -> Pull:
-    if not isinstance(said.get("number"), int):
-        raise ForgeUnreachableError(
-            "The forge's answer is not a pull request. Look whether the project's forge.apiUrl is right."
-        )
-    return reading.pull(said)

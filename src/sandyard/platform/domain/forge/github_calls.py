@@ -19,6 +19,8 @@ class Calls:
     def __init__(self, connection: Connection, slug: str, max_wait_s: float) -> None:
         self.connection = connection
         self.owner, _, self.name = slug.partition("/")
+        self.web_url = f"{connection.web_url}/{quote(slug)}"
+        """The repository's own page."""
         self._root = f"/repos/{quote(self.owner, safe='')}/{quote(self.name, safe='')}"
         self._max_wait_s = max_wait_s
 

@@ -14,14 +14,14 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnreachableError,
 )
 from sandyard.platform.domain.forge.github_calls import Calls
-from sandyard.platform.domain.forge.github_reading import Json, login, pull, table, tables, text
+from sandyard.platform.domain.forge.github_reading import Json, login, number_of, pull, table, tables, text, whole
 from sandyard.platform.domain.forge.model import Pull, PullDraft
 
 
 async def open_ones(calls: Calls, head: str) -> list[Json]:
     """The open pull requests of a branch of this repository. What the server's own filter lets through is looked at again."""
     said = await calls.every("/pulls", state="open", head=f"{calls.owner}:{head}")
-    return [item for item in said if _of_branch(item, calls, head)]
+    return [item for item in said if whole(item.get("number")) is not None and _of_branch(item, calls, head)]
 
 
 def _of_branch(said: Json, calls: Calls, head: str) -> bool:
@@ -33,7 +33,7 @@ def _of_branch(said: Json, calls: Calls, head: str) -> bool:
 def preferred(found: Sequence[Json], base: str | None) -> Json | None:
     """The one against `base`, else the oldest: a branch has one pull request, also when somebody gave it another base."""
     against = [item for item in found if table(item.get("base")).get("ref") == base]
-    return min(against or found, key=lambda item: int(item.get("number") or 0), default=None)
+    return min(against or found, key=number_of, default=None)
 
 
 class Opening:
@@ -51,15 +51,16 @@ class Opening:
         made = found is None
         if found is None:
             found, made = await self._make()
+        number = number_of(found)
         if not made:
-            found = await self._update(found)
-        base = table(found.get("base")).get("ref")
+            found = {**await self._update(found), "number": number}
+        base = text(table(found.get("base")).get("ref"), 250)
         if base != self._draft.base:
-            self._warn(f"Pull request {found['number']} is against {base}, not {self._draft.base}; it was left so.")
+            self._warn(f"Pull request {number} is against {base}, not {self._draft.base}; it was left so.")
         labels = await self._label(found)
         await self._assign(found)
         await self._ask_for_review(found, new=made)
-        return replace(pull({**found, "labels": labels}), warnings=tuple(self.warnings)), made
+        return replace(pull({**found, "labels": labels}, self._calls.web_url), warnings=tuple(self.warnings)), made
 
     async def _make(self) -> tuple[Json, bool]:
         draft = self._draft

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
+from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.model import (
     CheckRun,
     Checks,
@@ -18,10 +21,12 @@ from sandyard.platform.domain.forge.model import (
 
 Json = dict[str, Any]
 
-OURS = "<!-- sandyard -->"
-"""Ends what the platform itself says on a pull request, so that it is not taken for somebody's remark."""
-
 _TEXT = 20_000
+_LABELS = 100
+_LARGEST = (1 << 31) - 1
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_ADDRESS = re.compile(r"https?://[!-~]+", re.IGNORECASE)
 _PASSED = ("success", "neutral", "skipped", "stale")
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -35,16 +40,53 @@ def tables(value: Any) -> list[Json]:
 
 
 def text(value: Any, limit: int = _TEXT) -> str:
-    return value[:limit] if isinstance(value, str) else ""
+    """Without what a database refuses to keep: NUL and halves of characters."""
+    return _UNSTORABLE.sub("", value[:limit]) if isinstance(value, str) else ""
+
+
+def whole(value: Any) -> int | None:
+    """A number that counts something, if it is one that fits."""
+    return value if type(value) is int and 0 < value <= _LARGEST else None
+
+
+def number_of(said: Json) -> int:
+    """Of a pull request. ForgeUnreachableError for an answer that is none."""
+    number = whole(said.get("number"))
+    if number is None:
+        raise ForgeUnreachableError(
+            "The forge's answer is not a pull request. Look whether the project's forge.apiUrl is right."
+        )
+    return number
+
+
+def address(value: Any) -> str | None:
+    """Of a page that a person can be sent to. Checks have theirs anywhere."""
+    found = text(value, 2000)
+    return found if _ADDRESS.fullmatch(found) else None
+
+
+def _page(value: Any, web_url: str, number: int) -> str:
+    """Of a pull request: as the forge says it, if it is on the forge, else where it must be."""
+    said = address(value)
+    try:
+        here = said is not None and urlsplit(said).netloc.lower() == urlsplit(web_url).netloc.lower()
+    except ValueError:
+        here = False
+    return said if said is not None and here else f"{web_url}/pull/{number}"
+
+
+def _key(value: Any) -> str:
+    """The forge's own name for a thing."""
+    return text(str(value) if isinstance(value, int) else value, 60)
 
 
 def instant(value: Any) -> datetime | None:
     """Of `2026-01-31T10:00:00Z`, with or without parts of a second."""
     try:
         moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (TypeError, ValueError, OverflowError):
         return None
-    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def login(of: Any) -> str:
@@ -62,23 +104,25 @@ def permissions(repository: Json, granted: Mapping[str, str] | None) -> Permissi
     )
 
 
-def pull(said: Json) -> Pull:
-    """Without its reviews, checks and remarks, which are other answers."""
+def pull(said: Json, web_url: str) -> Pull:
+    """Without its reviews, checks and remarks, which are other answers. `web_url`: the repository's page. ForgeUnreachableError for
+    an answer that is no pull request."""
+    number, commit = number_of(said), text(table(said.get("head")).get("sha"), 64)
     merged_at, head = instant(said.get("merged_at")), table(said.get("head"))
     merged = merged_at is not None or said.get("merged") is True
     closed = merged or said.get("state") == "closed"
     mergeable = said.get("mergeable")
     return Pull(
-        number=int(said["number"]),
-        url=text(said.get("html_url"), 2000),
+        number=number,
+        url=_page(said.get("html_url"), web_url, number),
         title=text(said.get("title"), 300),
         state=PullState.MERGED if merged else PullState.CLOSED if closed else PullState.OPEN,
         draft=said.get("draft") is True,
         head=text(head.get("ref"), 250),
         base=text(table(said.get("base")).get("ref"), 250),
-        head_commit=text(head.get("sha"), 64) or None,
+        head_commit=commit if _COMMIT.fullmatch(commit) else None,
         mergeable=mergeable if isinstance(mergeable, bool) else None,
-        labels=tuple(name for label in tables(said.get("labels")) if (name := text(label.get("name"), 100))),
+        labels=tuple(name for label in tables(said.get("labels"))[:_LABELS] if (name := text(label.get("name"), 100))),
         merged_at=merged_at,
         closed_at=instant(said.get("closed_at")),
         updated_at=instant(said.get("updated_at")),
@@ -111,7 +155,7 @@ def check_runs(said: Iterable[Json]) -> list[tuple[CheckRun, Remark | None]]:
     for run in said:
         output = table(run.get("output"))
         summary = "\n\n".join(part for name in ("title", "summary", "text") if (part := text(output.get(name)).strip()))
-        found.append(_check(run, f"{run.get('id')}", summary, instant(run.get("completed_at"))))
+        found.append(_check(run, _key(run.get("id")), summary, instant(run.get("completed_at"))))
     return found
 
 
@@ -121,7 +165,12 @@ def workflow_runs(said: Iterable[Json]) -> list[tuple[CheckRun, Remark | None]]:
     for run in said:
         summary = text(run.get("display_title"), 300)
         found.append(
-            _check(run, f"run-{run.get('id')}-{run.get('run_attempt', 1)}", summary, instant(run.get("updated_at")))
+            _check(
+                run,
+                f"run-{_key(run.get('id'))}-{whole(run.get('run_attempt')) or 1}",
+                summary,
+                instant(run.get("updated_at")),
+            )
         )
     return found
 
@@ -139,7 +188,7 @@ def statuses(said: Iterable[Json]) -> list[tuple[CheckRun, Remark | None]]:
             "html_url": status.get("target_url"),
         }
         summary, at = text(status.get("description")), instant(status.get("updated_at"))
-        found.append(_check(as_run, f"status-{status.get('id')}", summary, at))
+        found.append(_check(as_run, f"status-{_key(status.get('id'))}", summary, at))
     return found
 
 
@@ -148,7 +197,7 @@ def _check(said: Json, key: str, summary: str, at: datetime | None) -> tuple[Che
         name=text(said.get("name"), 300) or "check",
         status=text(said.get("status"), 40) or "queued",
         conclusion=text(said.get("conclusion"), 40) or None,
-        url=text(said.get("html_url") or said.get("details_url"), 2000) or None,
+        url=address(said.get("html_url")) or address(said.get("details_url")),
         summary=summary[:_TEXT] or None,
     )
     if not failed(run):
@@ -180,12 +229,12 @@ def review_remarks(reviews: Iterable[Json]) -> list[Remark]:
         if state in ("pending", "dismissed") or not (words.strip() or state == "changes_requested"):
             continue
         found.append(_remark("review", review, "submitted_at", state=state))
-    return [remark for remark in found if OURS not in remark.text]
+    return found
 
 
 def comment_remarks(comments: Iterable[Json]) -> list[Remark]:
     found = [_remark("comment", comment, "created_at") for comment in comments]
-    return [remark for remark in found if remark.text.strip() and OURS not in remark.text]
+    return [remark for remark in found if remark.text.strip()]
 
 
 def line_remarks(comments: Iterable[Json]) -> list[Remark]:
@@ -194,9 +243,8 @@ def line_remarks(comments: Iterable[Json]) -> list[Remark]:
     for comment in comments:
         line = comment.get("line") or comment.get("original_line")
         path = text(comment.get("path"), 1000) or None
-        at = line if isinstance(line, int) else None
-        found.append(_remark("line_comment", comment, "created_at", path=path, line=at))
-    return [remark for remark in found if remark.text.strip() and OURS not in remark.text]
+        found.append(_remark("line_comment", comment, "created_at", path=path, line=whole(line)))
+    return [remark for remark in found if remark.text.strip()]
 
 
 def _remark(
@@ -204,12 +252,12 @@ def _remark(
 ) -> Remark:
     return Remark(
         kind,
-        f"{said.get('id')}",
+        _key(said.get("id")),
         login(said.get("user")),
         text(said.get("body")),
         instant(said.get(at)) or _EPOCH,
         state=state,
         path=path,
         line=line,
-        url=text(said.get("html_url"), 2000) or None,
+        url=address(said.get("html_url")),
     )

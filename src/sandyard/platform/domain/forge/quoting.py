@@ -22,20 +22,28 @@ _ACTIVE = re.compile(
     | (?<=&)(?=[A-Za-z\#])                               # an entity, which is none of the above until it is shown
     | (?<=!)(?=\[)                                       # an image, loaded by everybody who looks
     | (?<=``)(?=`) | (?<=~~)(?=~)                        # a fence, which could swallow what comes after it
-    | (?<=\])(?=:)                                       # where a link of somebody else's goes
+    | (?<=\])(?=[:(])                                    # where a link of somebody else's goes
+    | (?<!\S)(?=\#{1,6}(?:\s|$))                         # a heading, in a list or a quotation too
+    | ^(?=[ \t>]*(?:=+|-+)[ \t]*$)                       # what makes a heading of the line before
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
-
-
-def storable(text: str) -> str:
-    """Without what a database refuses to keep: NUL and halves of characters."""
-    return re.sub("[\x00\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
+_TAG = re.compile(r"(?<=<)(?=[A-Za-z/!?])")
 
 
 def neutral(text: str) -> str:
     """Idempotent."""
     return _ACTIVE.sub(GAP, _UNSEEN.sub("", text.replace("\r\n", "\n")))
+
+
+def untagged(text: str) -> str:
+    """Without HTML: it could end the quotation it stands in, or hide what comes after it. All else stays."""
+    return _TAG.sub(GAP, text)
+
+
+def quoted(text: str) -> str:
+    """As a quotation, which nothing but HTML in it can end."""
+    return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
 def one_line(text: str, longest: int) -> str:

@@ -12,12 +12,13 @@ from sqlalchemy.exc import IntegrityError
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import NotFoundError
 from sandyard.kit.ids import ordered_id
+from sandyard.kit.text import storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Message, Project, PullRequest, Session
 from sandyard.platform.domain.forge.feedback import TEXT, news
 from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullState
-from sandyard.platform.domain.forge.quoting import cut, storable
+from sandyard.platform.domain.forge.quoting import cut
 from sandyard.platform.domain.users.tokens import instant
 
 PARTS = 50
@@ -33,6 +34,7 @@ class Provenance:
 
     project_id: str
     forge: ForgeKind
+    branch: str
     sandbox_id: str | None = None
     session_id: str | None = None
     task_id: str | None = None
@@ -73,6 +75,7 @@ class Recorder:
             row.session_id = origin.session_id or row.session_id
             row.task_id = origin.task_id or row.task_id
             row.sandbox_id = origin.sandbox_id or row.sandbox_id
+            row.head_branch = origin.branch  # what we have pushed, whatever the forge calls it
             row.updated_at = now
             if words is not None:
                 row.told = {**row.told, "words": storable(words)}
@@ -128,7 +131,7 @@ def _same(origin: Provenance, pull: Pull) -> Select[PullRequest]:
     query = select(PullRequest).where(PullRequest.project_id == origin.project_id)
     if pull.number is not None:
         return query.where(PullRequest.number == pull.number)
-    return query.where(PullRequest.number.is_(None), PullRequest.head_branch == pull.head)
+    return query.where(PullRequest.number.is_(None), PullRequest.head_branch == origin.branch)
 
 
 def _outdated(row: PullRequest, pull: Pull) -> bool:
@@ -140,10 +143,11 @@ def _outdated(row: PullRequest, pull: Pull) -> bool:
 
 def _describe(row: PullRequest, pull: Pull) -> None:
     row.url, row.title = pull.url[:2000], cut(storable(pull.title), 300)
-    row.draft, row.head_branch, row.base_branch, row.head_commit = pull.draft, pull.head, pull.base, pull.head_commit
+    row.draft, row.base_branch, row.head_commit = pull.draft, pull.base, pull.head_commit
     row.mergeable = pull.mergeable
     row.review, row.checks = row.review or pull.review, row.checks or pull.checks
-    row.detail = {**row.detail, "labels": [storable(label) for label in pull.labels], "warnings": list(pull.warnings)}
+    warnings = [cut(storable(warning), TEXT) for warning in pull.warnings]
+    row.detail = {**row.detail, "labels": [storable(label) for label in pull.labels], "warnings": warnings}
 
 
 def _look(row: PullRequest, pull: Pull, now: datetime) -> None:

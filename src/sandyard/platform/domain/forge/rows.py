@@ -26,13 +26,6 @@ class PullRows:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def get(self, pull_id: str) -> PullRequest:
-        async with self._database.reading() as session:
-            row = await session.get(PullRequest, pull_id)
-        if row is None:
-            raise NotFoundError("The pull request is no longer known here.")
-        return row
-
     async def get_for(self, caller: Principal, pull_id: str) -> PullRequest:
         found = await self._newest(caller, PullRequest.id == pull_id)
         if not found:

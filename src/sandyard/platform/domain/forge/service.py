@@ -39,8 +39,8 @@ log = get_logger(__name__)
 
 
 class PullRequests:
-    """NotFoundError for what the caller may not see. Who sees a sandbox may open its pull request; who owns its session or may change
-    its project may merge and close it."""
+    """NotFoundError for what the caller may not see. Who sees a sandbox and its project may open its pull request; of those, who owns its
+    session or may change its project may merge and close it."""
 
     def __init__(  # noqa: PLR0917 - the parts it stands on
         self,
@@ -104,6 +104,7 @@ class PullRequests:
         Idempotent. On one that exists only what is given is changed, and of its body only our part."""
         checkout = await self._git.checkout(caller, sandbox_id)
         async with self._lock(checkout.project_id, checkout.branch):
+            await self._require_write(await self._project(checkout.project_id))
             operation = await self._git.push(caller, sandbox_id)
             self._git.raise_failure(await self._git.wait(operation.id))
             checkout = await self._git.checkout(caller, sandbox_id)
@@ -112,6 +113,12 @@ class PullRequests:
             if self._access.forge(work.project) == ForgeKind.PLAIN:
                 return await self._open_plain(work, given)
             return await self._open_on_github(work, given)
+
+    async def _require_write(self, project: Project) -> None:
+        """Before the push: a branch whose pull request cannot be opened would be left behind on the remote."""
+        if self._access.forge(project) == ForgeKind.GITHUB:
+            github = await self._access.github(project)
+            github.require_write(await github.permissions())
 
     async def _open_plain(self, work: Work, given: PullDraft) -> tuple[PullRequest, bool]:
         known = await self._rows.of_branch(work.project.id, work.checkout.branch)
@@ -154,7 +161,7 @@ class PullRequests:
         if the project wants that."""
         if row.forge != ForgeKind.GITHUB or row.number is None:
             return row
-        project = await self._project(row)
+        project = await self._project(row.project_id)
         return await self._look(row, await self._access.github(project, max_wait_s=max_wait_s))
 
     async def _look(self, row: PullRequest, github: GitHubRepository) -> PullRequest:
@@ -169,7 +176,7 @@ class PullRequests:
         done = row.branch_deleted_at is not None or row.told.get("branch") == "kept"
         if row.state != PullState.MERGED or done:
             return row
-        project = await self._project(row)
+        project = await self._project(row.project_id)
         if not ProjectSettings.of(project).forge.delete_branch or row.head_branch == project.base_branch:
             return row
         if await self._rows.goes_into(row.project_id, row.head_branch):
@@ -252,7 +259,7 @@ class PullRequests:
 
     async def _for_ending(self, caller: Principal, pull_id: str) -> tuple[PullRequest, Project]:
         row = await self._rows.get_for(caller, pull_id)
-        project = await self._project(row)
+        project = await self._project(row.project_id)
         async with self._database.reading() as session:
             of = await session.get(Session, row.session_id) if row.session_id is not None else None
         if of is None or of.owner_id != caller.user_id:
@@ -265,9 +272,9 @@ class PullRequests:
             )
         return row, project
 
-    async def _project(self, row: PullRequest) -> Project:
+    async def _project(self, project_id: str) -> Project:
         async with self._database.reading() as session:
-            project = await session.get(Project, row.project_id)
+            project = await session.get(Project, project_id)
         if project is None:
             raise NotFoundError("The project of this pull request is no longer there.")
         return project

@@ -1,5 +1,6 @@
 """What GitHub tells by itself. Its signature is its login, and all it is believed is that something has happened: how things are
-now is asked from the API.
+now is asked from the API. Before the signature is known to be right, a body is only searched for the names of repositories
+and hashed: nothing is built of it.
 
 A delivery is written down together with the mark on the pull requests it speaks of (`looked_at` emptied), before anything is done
 about it. A crash after that loses nothing: the follower looks at what is marked.
@@ -7,13 +8,15 @@ about it. A crash after that loses nothing: the follower looks at what is marked
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from itertools import islice
+from typing import TypeVar
 
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
@@ -23,8 +26,8 @@ from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Delivery, Project, PullRequest
-from sandyard.platform.domain.forge.deliveries import Subject, payload_of, repository_of, subject_of
+from sandyard.platform.db.models import Credential, Delivery, Project, PullRequest
+from sandyard.platform.domain.forge.deliveries import Subject, names_in, payload_of, repository_of, slug_of, subject_of
 from sandyard.platform.domain.forge.model import ForgeKind
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git.errors import TooMuchError
@@ -36,6 +39,11 @@ LARGEST = 5 << 20
 KEPT = timedelta(days=30)
 SETTLE_S = 1.0
 """Deliveries come in bursts: so long is waited for more about the same pull request before the forge is asked."""
+LARGE, LARGE_AT_ONCE = 256 << 10, 2
+"""What is larger is worked on in a thread, so many at a time."""
+MOST = 200
+"""Projects of one repository whose secrets are tried, the oldest of them."""
+Result = TypeVar("Result")
 _SIGNATURE = re.compile(r"sha256=[0-9a-f]{64}")
 _DELIVERY, _EVENT = re.compile(r"[!-~]{1,100}"), re.compile(r"[a-z_]{1,60}")
 
@@ -58,6 +66,11 @@ class Taken(StrEnum):
     TAKEN = "taken"
     KNOWN = "known"
     IGNORED = "ignored"
+
+
+def _signed(secret: str, signature: str, body: bytes) -> bool:
+    made = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+    return hmac.compare_digest(f"sha256={made}", signature)
 
 
 def _about(subject: Subject) -> ColumnElement[bool]:
@@ -87,6 +100,7 @@ class Webhooks:
         self._on_push = on_push
         self._tasks = TaskSet("webhooks")
         self._settling: set[str] = set()
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def close(self) -> None:
         """What was not looked at yet is still marked, and is looked at after the next start."""
@@ -94,22 +108,29 @@ class Webhooks:
 
     async def take(self, headers: Mapping[str, str], body: bytes) -> Taken:
         """WebhookSignatureError, WebhookUnconfiguredError (the same for a repository nobody knows), TooMuchError, or InvalidInputError
-        for what is no delivery. Idempotent: one delivery acts once."""
+        for what is no delivery. Idempotent: one delivery acts once, also when it comes again under another number."""
         if len(body) > LARGEST:
             raise TooMuchError(f"A delivery has at most {LARGEST >> 20} MiB.")
         named = {name.lower(): value for name, value in headers.items()}
         signature = named.get("x-hub-signature-256", "")
         if not _SIGNATURE.fullmatch(signature):
             raise WebhookSignatureError
-        payload = payload_of(named.get("content-type", ""), body)
-        projects = await self._verified(payload, signature, body)
+        content_type = named.get("content-type", "")
+        verified = await self._verified(content_type, signature, body)
+        payload = await self._worked(body, lambda: payload_of(content_type, body))
+        sender = repository_of(payload)
+        projects = [project for project in verified if sender.belongs_to(project)]
+        if not projects:
+            raise WebhookUnconfiguredError
         event, number = named.get("x-github-event", ""), named.get("x-github-delivery", "")
         if not (_EVENT.fullmatch(event) and _DELIVERY.fullmatch(number)):
             raise InvalidInputError("A delivery has the headers X-GitHub-Event and X-GitHub-Delivery.")
         subject = subject_of(event, payload)
         if subject is None:
             return Taken.IGNORED
-        taken = [project for project in projects if await self._record(project, number, event, subject)]
+        content = await self._worked(body, lambda: hashlib.sha256(event.encode() + b"\0" + body).hexdigest())
+        keys = (number, f"sha256:{content}")
+        taken = [project for project in projects if await self._record(project, keys, event, subject)]
         if not taken:
             return Taken.KNOWN
         if event == "push":
@@ -117,43 +138,50 @@ class Webhooks:
                 self._tasks.spawn(self._pushed(project))
         return Taken.TAKEN
 
-    async def _verified(self, payload: dict[str, Any], signature: str, body: bytes) -> list[Project]:
-        """The projects of this repository whose own secret has made the signature."""
-        configured, verified = False, []
-        for project in await self._projects_of(payload):
+    async def _verified(self, content_type: str, signature: str, body: bytes) -> list[Project]:
+        """The projects of the repositories it names whose own secret has made the signature."""
+        names = await self._worked(body, lambda: names_in(content_type, body))
+        if not names:
+            raise InvalidInputError("The delivery names no repository.")
+        secrets: dict[str, list[Project]] = {}
+        for project in await self._projects_of(names):
             secret = await self._credentials.reveal(project.id, CredentialKind.WEBHOOK_SECRET)
-            if secret is None:
-                continue
-            configured = True
-            made = hmac.new(secret.reveal().encode(), body, hashlib.sha256).hexdigest()
-            if hmac.compare_digest(f"sha256={made}", signature):
-                verified.append(project)
-        if not configured:
+            if secret is not None:
+                secrets.setdefault(secret.reveal(), []).append(project)
+        if not secrets:
             raise WebhookUnconfiguredError
-        if not verified:
+        matching = await self._worked(body, lambda: [key for key in secrets if _signed(key, signature, body)])
+        if not matching:
             raise WebhookSignatureError
-        return verified
+        return [project for key in matching for project in secrets[key]]
 
-    async def _projects_of(self, payload: dict[str, Any]) -> list[Project]:
-        repository = repository_of(payload)
-        if repository is None:
-            return []
-        query = select(Project).where(
-            Project.archived_at.is_(None), func.lower(Project.repository).contains(repository.slug, autoescape=True)
-        )
+    async def _worked(self, body: bytes, work: Callable[[], Result]) -> Result:
+        """A large body keeps nobody waiting but other large ones."""
+        if len(body) <= LARGE:
+            return work()
+        async with self._large:
+            return await asyncio.to_thread(work)
+
+    async def _projects_of(self, names: frozenset[str]) -> list[Project]:
+        """Those that have a secret."""
+        named = [func.lower(Project.repository).contains(name, autoescape=True) for name in sorted(names)]
+        having = select(Credential.project_id).where(Credential.kind == CredentialKind.WEBHOOK_SECRET)
+        query = select(Project).where(Project.archived_at.is_(None), Project.id.in_(having), or_(*named))
         async with self._database.reading() as session:
             rows = list(await session.scalars(query.order_by(Project.id)))
-        return [row for row in rows if repository.belongs_to(row)]
+        return list(islice((row for row in rows if slug_of(row) in names), MOST))
 
-    async def _record(self, project: Project, number: str, event: str, subject: Subject) -> bool:
-        """False: it was taken before."""
+    async def _record(self, project: Project, keys: tuple[str, str], event: str, subject: Subject) -> bool:
+        """False: it was taken before. `keys`: GitHub's number of it, which a redelivery keeps, and what it says, which a replay keeps."""
         now = instant(self._clock)
         try:
             async with self._database.transaction() as tx:
-                if await tx.session.get(Delivery, (project.id, number)) is not None:
+                before = select(Delivery.delivery).where(Delivery.project_id == project.id, Delivery.delivery.in_(keys))
+                if await tx.session.scalar(before.limit(1)) is not None:
                     return False
                 await tx.session.execute(delete(Delivery).where(Delivery.received_at < now - KEPT))
-                tx.add(Delivery(project_id=project.id, delivery=number, event=event, received_at=now))
+                for key in set(keys):
+                    tx.add(Delivery(project_id=project.id, delivery=key, event=event, received_at=now))
                 mine = (
                     (PullRequest.project_id == project.id) & (PullRequest.forge == ForgeKind.GITHUB) & _about(subject)
                 )
@@ -161,7 +189,7 @@ class Webhooks:
                 await tx.session.execute(update(PullRequest).where(PullRequest.id.in_(ids)).values(looked_at=None))
         except IntegrityError:  # the same one came twice at once
             return False
-        log.info("webhook_taken", project=project.id, webhook=event, delivery=number, pull_requests=len(ids))
+        log.info("webhook_taken", project=project.id, webhook=event, delivery=keys[0], pull_requests=len(ids))
         for pull_id in ids:
             if pull_id not in self._settling:
                 self._settling.add(pull_id)

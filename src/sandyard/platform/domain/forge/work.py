@@ -34,7 +34,7 @@ class Work:
 
     def provenance(self, forge: ForgeKind) -> Provenance:
         row = self.checkout
-        return Provenance(row.project_id, forge, row.sandbox_id, row.session_id, self.origin.task_id)
+        return Provenance(row.project_id, forge, row.branch, row.sandbox_id, row.session_id, self.origin.task_id)
 
     def title(self, given: str | None) -> str:
         conventional = self.settings.git.commit_messages == "conventional"

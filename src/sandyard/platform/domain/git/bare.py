@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Container, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from sandyard.platform.domain.git.errors import GitTimeoutError
 from sandyard.platform.domain.git.host import OUTPUT_LIMIT, Finished, Git, Stdin
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -37,7 +36,7 @@ class Bare:
         self._writers = 0
         self._nobody = asyncio.Event()
         self._nobody.set()
-        self._suspect = False  # a git was stopped, and may have left a lock
+        self._suspect = False  # a git has failed or was stopped, and may have left something
         self._sweep()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -53,6 +52,7 @@ class Bare:
         stdin: Stdin = None,
         objects: Path | None = None,
         timeout_s: float | None = None,
+        largest: int = OBJECT_LIMIT,
     ) -> Finished:
         """Git in this repository, without any remote, and with bounded memory whatever the objects are."""
         return await self.git.run(
@@ -64,7 +64,7 @@ class Bare:
             stdin=stdin,
             objects=objects,
             timeout_s=timeout_s,
-            largest=OBJECT_LIMIT,
+            largest=largest,
         )
 
     async def read(self, *arguments: str, limit: int = OUTPUT_LIMIT) -> tuple[bytes, bool]:
@@ -75,21 +75,20 @@ class Bare:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Whoever writes does so in here. Locks that git could not remove, because it was stopped, are not in the next one's way."""
+        """Whoever writes does so in here. What a git has left behind that failed or was stopped (locks, and as much of a pack as it
+        had received) is removed as soon as nobody writes any more."""
         async with self._door:
-            if self._suspect and not self._writers:
-                self._sweep()
-                self._suspect = False
             self._writers += 1
             self._nobody.clear()
         try:
             yield
-        except (GitTimeoutError, asyncio.CancelledError):
+        except BaseException:
             self._suspect = True
             raise
         finally:
             self._writers -= 1
             if not self._writers:
+                self._sweep_if_suspect()
                 self._nobody.set()
 
     @property
@@ -103,9 +102,16 @@ class Bare:
             await self._nobody.wait()
             try:
                 yield
-            except (GitTimeoutError, asyncio.CancelledError):
+            except BaseException:
                 self._suspect = True
                 raise
+            finally:
+                self._sweep_if_suspect()
+
+    def _sweep_if_suspect(self) -> None:
+        if self._suspect:
+            self._suspect = False
+            self._sweep()
 
     def _sweep(self) -> None:
         for lock in (
@@ -116,10 +122,14 @@ class Bare:
             lock.unlink(missing_ok=True)
         for leftover in (
             self.folder / "gc.pid",
-            *self.folder.glob("objects/pack/tmp_*"),
-            *self.folder.glob("objects/pack/.tmp-*"),
+            *self.objects.glob("pack/tmp_*"),
+            *self.objects.glob("pack/.tmp-*"),
+            *self.objects.glob("pack/*.keep"),
+            *self.objects.glob("??/tmp_obj_*"),
         ):
             leftover.unlink(missing_ok=True)
+        for quarantine in (*self.objects.glob("incoming-*"), *self.objects.glob("tmp_objdir-incoming-*")):
+            shutil.rmtree(quarantine, ignore_errors=True)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -165,10 +175,10 @@ class Bare:
         return [commit for commit in asked if commit in there]
 
     async def refs(self, prefix: str) -> dict[str, str]:
-        """Full names of refs at or below `prefix`, and what each points at (of an annotated tag, the tag itself)."""
-        done = await self.run("for-each-ref", "--format=%(objectname) %(refname)", prefix.rstrip("/"))
-        lines = (line.partition(" ") for line in done.stdout.decode(errors="surrogateescape").splitlines())
-        return {name: commit for commit, _, name in lines}
+        """Full names of refs at or below `prefix`, and what each points at (of an annotated tag, the tag itself). A ref whose name is
+        not UTF-8 is left out."""
+        done = await self.run("for-each-ref", "--format=%(objectname)%09%(refname)", prefix.rstrip("/"))
+        return {name: commit for commit, name in listed(done.stdout)}
 
     async def set_ref(self, name: str, commit: str) -> None:
         """Idempotent. The object must be there."""
@@ -191,6 +201,16 @@ class Bare:
             return False
         return (await self.run("merge-base", "--is-ancestor", a, b, ok=(0, 1))).code == 0
 
+    async def reaches(self, commit: str, refs: Sequence[str]) -> bool:
+        """Whether one of these refs, by their full names, is at `commit` or has it in its history. Those that are not there do not
+        count. False for what is no full id of a commit, or not here."""
+        named = {name for name in refs if name.startswith("refs/")}
+        if not named or not await self.has(commit):
+            return False
+        done = await self.run("for-each-ref", f"--contains={commit}", "--format=%(refname)", *sorted(named))
+        # git takes a name for a pattern, which also means what is below it
+        return not named.isdisjoint(done.stdout.decode(errors="replace").splitlines())
+
     async def merge_base(self, a: str, b: str) -> str | None:
         done = await self.run("merge-base", "--end-of-options", a, b, ok=(0, 1))
         return done.stdout.decode().strip() or None
@@ -204,3 +224,15 @@ class Bare:
             with suppress(FileNotFoundError):
                 size += pack.stat().st_size
         return size
+
+
+def listed(listing: bytes) -> Iterator[tuple[str, str]]:
+    """Of lines with a value, a tab and the name of a ref: those whose name is UTF-8, and so can be stored and shown.
+
+    Only a newline ends a line: names may have other characters in them that end a line for Python.
+    """
+    for line in listing.split(b"\n"):
+        value, tab, name = line.partition(b"\t")
+        with suppress(UnicodeDecodeError):
+            if tab:
+                yield value.decode(), name.decode()

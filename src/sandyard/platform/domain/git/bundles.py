@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from sandyard.platform.domain.git.bare import Bare
 from sandyard.platform.domain.git.errors import TooMuchError
 from sandyard.platform.domain.git.model import Bundle, PackIndex
 
-KEPT = 3
+KEPT, UNUSED_S = 3, 24 * 3600.0
 _AT_ONCE = 4000
 _HEAD = 64 << 10
 # what is in the mirror's packs goes over as it is: looking for better deltas takes minutes
@@ -61,9 +62,11 @@ class Bundles:
         self._drop_old(KEPT)
 
     async def drop(self) -> None:
-        """All that are kept and that nobody holds."""
+        """Those that nobody holds, and nobody has used for a day."""
         async with self._making:
-            self._drop_old(0)
+            for path in self._folder.glob("full-*.bundle"):
+                if not self._held[str(path)] and path.stat().st_mtime < time.time() - UNUSED_S:
+                    _remove(path)
 
     # -------------------------------------------------------------------------------------------------------------------
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from sandyard.kit.errors import ConflictError
 from sandyard.platform.domain.git import messages, reading
+from sandyard.platform.domain.git.checkpoints import Checkpoints
 from sandyard.platform.domain.git.errors import NothingToCommitError
 from sandyard.platform.domain.git.ground import Ground, author_of, co_authors_of, committer_of
 from sandyard.platform.domain.git.guest import Guest
-from sandyard.platform.domain.git.model import CommitDraft
+from sandyard.platform.domain.git.model import CommitDraft, Reason
 from sandyard.platform.domain.git.operations import Detail, Job
 
 
 class Changes:
     """Handlers of operations."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, checkpoints: Checkpoints) -> None:
         self._ground = ground
+        self._checkpoints = checkpoints
 
     async def stage(self, job: Job) -> Detail:
         row = await self._ground.checkout(job.sandbox.id)
@@ -31,8 +33,14 @@ class Changes:
             )
         row = await self._ground.checkout(job.sandbox.id)
         async with self._ground.inside(job.sandbox, row.folder) as guest:
+            kept = await self._checkpoints.keep(row, job.sandbox, guest, Reason.DISCARD)
             gone = await guest.discard(job.arguments["paths"], everything=job.arguments["everything"])
-        return {"discarded": gone[:100], "count": len(gone)}
+        return {
+            "discarded": gone[:100],
+            "count": len(gone),
+            "checkpointId": kept.row.id,
+            "warnings": kept.warnings,
+        }
 
     async def commit(self, job: Job) -> Detail:
         """The message was checked when it was asked for."""

@@ -10,9 +10,10 @@ from sqlalchemy import select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project
-from sandyard.platform.domain.git.checkpoints import checkpoint_ref, head_ref
+from sandyard.platform.domain.git.bringing import checkpoint_ref, head_ref
+from sandyard.platform.domain.git.checkpoints import Checkpoints
 from sandyard.platform.domain.git.ground import Ground, Repository, author_of, shown
-from sandyard.platform.domain.git.model import FOLDER, OperationKind
+from sandyard.platform.domain.git.model import FOLDER, OperationKind, Reason
 from sandyard.platform.domain.git.operations import OPEN, Detail, Job
 from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -21,8 +22,9 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 class Checkouts:
     """Handlers of operations."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, checkpoints: Checkpoints) -> None:
         self._ground = ground
+        self._checkpoints = checkpoints
 
     async def clone(self, job: Job) -> Detail:
         """The newest commit of the base branch, on a branch of its own."""
@@ -117,6 +119,8 @@ class Checkouts:
                         origin=shown(parse(project.repository or "")),
                         tracked={kept.base_branch: kept.base_commit},
                     )
+                if there is not None and job.operation.attempts > 1:  # somebody may have worked in it since
+                    await self._checkpoints.keep(there, job.sandbox, guest, Reason.RESTORE)
                 await guest.restore(kept.commit)
         finally:
             await mirror.release(bundle)
@@ -185,7 +189,7 @@ class Checkouts:
         """What is known to be on the remote of the branch."""
         async with self._ground.database.reading() as session:
             query = select(Checkout.pushed).where(
-                Checkout.project_id == kept.project_id, Checkout.branch == kept.branch, Checkout.pushed.is_not(None)
+                Checkout.session_id == kept.session_id, Checkout.branch == kept.branch, Checkout.pushed.is_not(None)
             )
             return (await session.scalars(query.order_by(Checkout.updated_at.desc()).limit(1))).first()
 

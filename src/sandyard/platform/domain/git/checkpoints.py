@@ -5,20 +5,41 @@ What git ignores is not in one; the snapshot that is kept of the sandbox before 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from sqlalchemy import delete, select
 
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.models import Checkout, Checkpoint, Sandbox
+from sandyard.platform.domain.git.bringing import bring, checkpoint_ref, head_ref
+from sandyard.platform.domain.git.errors import UnsafeBundleError
 from sandyard.platform.domain.git.ground import Ground
 from sandyard.platform.domain.git.guest import Guest
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus, Reason
-from sandyard.platform.domain.git.names import fault
 from sandyard.platform.domain.git.operations import Detail, Job, Operations
 from sandyard.platform.domain.sandboxes.model import Status, about, utc_now
 
-CHECKPOINTS, HEADS = "refs/sandyard/checkpoints/", "refs/sandyard/sandboxes/"
 FAREWELL_S = 120.0
 """How long a sandbox that is about to sleep or to end may take to give out its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint, and the files that are not in it."""
+
+    row: Checkpoint
+    skipped: Sequence[str]
+
+    @property
+    def warnings(self) -> list[str]:
+        if not self.skipped:
+            return []
+        more = f" and {len(self.skipped) - 10} more" if len(self.skipped) > 10 else ""
+        return [
+            f"Not kept, because they cannot be read, have more than 100 MiB, or are repositories of their own: "
+            f"{', '.join(self.skipped[:10])}{more}."
+        ]
 
 
 class Checkpoints:
@@ -41,36 +62,40 @@ class Checkpoints:
         else:
             async with self._ground.inside(job.sandbox, row.folder) as guest:
                 kept = await self.keep(row, job.sandbox, guest, reason)
-        return {"checkpointId": kept.id, "commit": kept.head, "changed": kept.changed}
+        return {
+            "checkpointId": kept.row.id,
+            "commit": kept.row.head,
+            "changed": kept.row.changed,
+            "warnings": kept.warnings,
+        }
 
-    async def keep(self, row: Checkout, sandbox: Sandbox, guest: Guest, reason: Reason) -> Checkpoint:
+    async def keep(self, row: Checkout, sandbox: Sandbox, guest: Guest, reason: Reason) -> Kept:
         """One of the work tree as it is now; the last one when nothing has changed since."""
         tree = await guest.work_tree()
         last = await self.newest(sandbox.id)
         if last is not None and last.commit == tree.commit:
-            return last
-        mirror = self._ground.mirrors.of(row.project_id)
+            return Kept(last, tree.skipped)
+        checkpoint_id = ordered_id("chk_")
+        known = [last.commit, last.head] if last else []
+        into = checkpoint_ref(checkpoint_id)
+        commit = await bring(self._ground, row, guest, ref=tree.commit, into=into, known=known)
+        head = await self._ground.mirrors.of(row.project_id).resolve(f"{commit}^1")
+        if head is None:
+            raise UnsafeBundleError("What came out of the sandbox is not a work tree, and was not taken.")
         kept = Checkpoint(
-            id=ordered_id("chk_"),
+            id=checkpoint_id,
             project_id=row.project_id,
             session_id=sandbox.session_id,
             sandbox_id=sandbox.id,
             reason=reason,
-            commit=tree.commit,
-            head=tree.head,
-            branch=row.branch if tree.branch is None or fault(tree.branch) else tree.branch,
+            commit=commit,
+            head=head,
+            branch=row.branch,
             base_branch=row.base_branch,
             base_commit=row.base_commit,
             changed=tree.changed,
             created_at=utc_now(),
         )
-        have = [row.head, row.base_commit, *([last.commit, last.head] if last else [])]
-        with self._ground.transfer() as path:
-            source = await guest.send(path, ref=tree.commit, have=have)
-            if path.exists():
-                await mirror.take(path, {source.ref: checkpoint_ref(kept.id)})
-            else:
-                await mirror.set_ref(checkpoint_ref(kept.id), tree.commit)
         async with self._ground.database.transaction() as tx:
             tx.add(kept)
             tx.emit(
@@ -83,7 +108,7 @@ class Checkpoints:
                 skipped=tree.skipped[:100],
             )
         await self._prune(sandbox, row.project_id)
-        return kept
+        return Kept(kept, tree.skipped)
 
     async def newest(self, sandbox_id: str) -> Checkpoint | None:
         async with self._ground.database.reading() as session:
@@ -143,12 +168,3 @@ class Checkpoints:
                 status=OperationStatus.RUNNING,
             )
         await self._operations.carry_out(row, sandbox, timeout_s=FAREWELL_S)
-
-
-def head_ref(sandbox_id: str) -> str:
-    """Where the mirror has the newest commit that came out of a sandbox."""
-    return f"{HEADS}{sandbox_id}/head"
-
-
-def checkpoint_ref(checkpoint_id: str) -> str:
-    return CHECKPOINTS + checkpoint_id

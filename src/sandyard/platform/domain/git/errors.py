@@ -58,24 +58,27 @@ class BranchMovedError(ConflictError):
     code = "branch_moved"
 
 
+class BranchGoneError(ConflictError):
+    """The branch was pushed before, but is not on the remote any more. Begin a new branch to push this work."""
+
+    code = "branch_gone"
+
+
 class ConflictsError(ConflictError):
-    """Two sides have changed the same lines. `files` says which; nothing was changed."""
+    """Two sides have changed the same lines. `files` says which, `choices` what can be done (`how` of an update)."""
 
     code = "conflicts"
 
     def __init__(self, files: Sequence[Conflict], choices: Sequence[str] = ("agent", "give_up")) -> None:
         named = ", ".join(conflict.path for conflict in files[:5])
         more = f" and {len(files) - 5} more" if len(files) > 5 else ""
-        merge = "Merge instead (how: merge), which may have none; or " if "merge" in choices else ""
-        hand = "hand them over (how: agent): both sides are then in the files, for the session's agent or for you to resolve."
-        hand = hand if merge else hand.capitalize()
-        super().__init__(f"There are conflicts in {named}{more}. Nothing was changed. {merge}{hand}")
+        super().__init__(f"There are conflicts in {named}{more}. Nothing was changed.")
         self.files = tuple(files)
         self.choices = tuple(choices)
 
     @property
     def extra(self) -> Mapping[str, object]:
-        return {"files": [asdict(conflict) for conflict in self.files], "choices": list(self.choices)}
+        return {"files": [asdict(conflict) for conflict in self.files[:500]], "choices": list(self.choices)}
 
 
 class CommitMessageError(InvalidInputError):

@@ -15,17 +15,24 @@ from sandyard.platform.domain.git.errors import (
     RemoteRefusedError,
     RemoteRejectedError,
     RemoteUnreachableError,
+    TooMuchError,
 )
 from sandyard.platform.domain.git.model import Credential
 
 _PREFIX = re.compile(r"^(fatal|error|remote|warning|hint): ?")
 _NOISE = re.compile(r"^(hint:|warning:|To |Cloning into|From |Everything up-to-date|Warning: Permanently added)")
 _LONGEST = 500
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_UNSTORABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 KEY_UNREADABLE = (
     "The project's SSH key cannot be read: it is no private key, or it is locked with a passphrase. "
     "Give the project one without a passphrase."
 )
+TOO_LARGE = (
+    "The repository is larger than the platform may keep. An administrator can raise the limit (git_repository_limit)."
+)
+_TOO_MUCH_MEMORY = "One of the files or commits is so large that git would need more memory for it than it may have."
 _HOST_CHANGED = (
     "The remote's host key is not the one it had before. If that is right, remove its line from `known_hosts` in the platform's "
     "git folder; if not, somebody may be listening."
@@ -40,6 +47,8 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
         NoSpaceError,
         "The platform's disk is full: git could not write.",
     ),
+    (r"(?m)^(?!remote:).*: File too large$", TooMuchError, TOO_LARGE),
+    (r"(?m)^(?!remote:).*attempting to allocate \d+ over limit", TooMuchError, _TOO_MUCH_MEMORY),
     # what the server will not have: before the network's faults, which git reports after them
     (r"\(non-fast-forward\)|\(fetch first\)|\(needs force\)|\(stale info\)", BranchMovedError, None),
     (r"pre-receive hook declined|protected branch|\[remote rejected\]|GH\d{3}: ", RemoteRejectedError, ""),
@@ -121,7 +130,13 @@ def gist(stderr: str) -> str:
     return _cut(" ".join(_PREFIX.sub("", line).strip() for line in said))
 
 
+def storable(text: str) -> str:
+    """One line that any database, log and terminal takes: no NUL or other control character, no half of a pair, no line's end."""
+    return _UNSTORABLE.sub(" ", _ESCAPE.sub("", text))
+
+
 def _cut(text: str) -> str:
+    text = storable(text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 

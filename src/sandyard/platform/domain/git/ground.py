@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -86,6 +87,11 @@ class Ground:
         """A place for a file that is on its way, gone afterwards."""
         with tempfile.TemporaryDirectory(prefix="transfer-", dir=self.settings.git_dir) as folder:
             yield Path(folder) / "bundle"
+
+    def sweep(self) -> None:
+        """What a crash has left on its way. Blocks for a moment; only while nothing is under way."""
+        for folder in self.settings.git_dir.glob("transfer-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.asynccontextmanager
     async def inside(self, sandbox: Sandbox, folder: str = FOLDER) -> AsyncIterator[Guest]:

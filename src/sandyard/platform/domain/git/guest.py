@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from sandyard.platform.domain.git import guest_changes, guest_joining, guest_transfer, guest_work, reading
+from sandyard.platform.domain.git import guest_changes, guest_joining, guest_transfer, guest_work, raw, reading
 from sandyard.platform.domain.git.errors import GitFailedError, GuestGitError
 from sandyard.platform.domain.git.guest_run import LIMIT, Runner, script
 from sandyard.platform.domain.git.guest_transfer import Sent
@@ -27,6 +28,7 @@ from sandyard.platform.domain.git.model import (
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 
 NONE: Mapping[str, str] = MappingProxyType({})
+_WAY = 20
 _OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 _STATUS = script("""way=
@@ -98,7 +100,8 @@ class Guest:
     async def status(self) -> Status:
         ran = await self._runner.script(_STATUS, reads=True)
         way, _, told = ran.stdout.partition(b"\0")
-        return reading.parse_status(told, under_way=way.decode("ascii", "replace") or None, truncated=ran.truncated)
+        under_way = way[:_WAY].decode("ascii", "replace") or None
+        return await raw.parsed(told, partial(reading.parse_status, under_way=under_way, truncated=ran.truncated))
 
     async def head(self) -> str:
         """GitFailedError when there is no commit yet."""
@@ -144,10 +147,12 @@ class Guest:
         """ConflictsError: everything is as before."""
         await guest_joining.rebase(self._runner, onto)
 
-    async def merge(self, with_: str, *, leave_conflicts: bool, identity: Identity) -> list[Conflict]:
+    async def merge(self, with_: str, *, message: str, leave_conflicts: bool, identity: Identity) -> list[Conflict]:
         """With `leave_conflicts` the merge stays under way, with markers in the files; else ConflictsError, and everything is
         as before."""
-        return await guest_joining.merge(self._runner, with_, leave_conflicts=leave_conflicts, identity=identity)
+        return await guest_joining.merge(
+            self._runner, with_, message=message, leave_conflicts=leave_conflicts, identity=identity
+        )
 
     async def abort(self) -> bool:
         """Give up what is under way. False: nothing was."""

@@ -9,9 +9,12 @@ from sandyard.platform.domain.git import messages
 from sandyard.platform.domain.git.errors import GitFailedError, NothingToCommitError
 from sandyard.platform.domain.git.guest_run import Runner, script, signed, words
 from sandyard.platform.domain.git.model import CommitDraft, Identity
+from sandyard.platform.domain.git.raw import parsed, shown
 
 COMMIT_S = 300.0
 """With the hooks of the checkout."""
+DISCARDED = 10_000
+"""As many are told."""
 _PATHS = 1 << 20
 _MESSAGE = 64 << 10
 _NOTHING, _MARKERS, _REFUSED, _EXISTS, _NO_START = 92, 93, 94, 92, 93
@@ -52,7 +55,8 @@ if [ "$(g symbolic-ref -q --short HEAD)" = "$name" ]; then
 fi
 ! g show-ref -q --verify "refs/heads/$name" || exit {_EXISTS}
 if [ -n "$start" ]; then
-  start=$(g rev-parse -q --verify --end-of-options "$start^{{commit}}") || exit {_NO_START}
+  start=$(g rev-parse -q --verify --end-of-options "$start^{{commit}}") ||
+    start=$(g rev-parse -q --verify --end-of-options "refs/remotes/origin/$2^{{commit}}") || exit {_NO_START}
   g checkout -q --no-track -b "$name" "$start" --
 else g checkout -q -b "$name"; fi
 """)
@@ -76,8 +80,7 @@ async def discard(runner: Runner, paths: Sequence[str], *, everything: bool) -> 
     if not paths and not everything:
         return []
     ran = await runner.script(_DISCARD, "yes" if everything else "", *([] if everything else paths))
-    told = ran.stdout.split(b"\0")[:-1]
-    return [entry[3:].decode(errors="replace") for entry in told]
+    return await parsed(ran.stdout, lambda told: [shown(entry[3:]) for entry in told.split(b"\0", DISCARDED)[:-1]])
 
 
 async def commit(runner: Runner, draft: CommitDraft) -> str:

@@ -8,6 +8,8 @@ from sandyard.platform.domain.git.errors import ConflictsError, GitFailedError
 from sandyard.platform.domain.git.guest_run import Runner, script, signed, words
 from sandyard.platform.domain.git.model import Conflict, Identity
 
+_MOST, _SAID = 1000, 256 << 10
+"""Of the files in conflict that are told, and of git's words about them."""
 JOIN_S = 300.0
 _UNDER_WAY, _CONFLICTS, _STUCK = 92, 93, 94
 _BUSY = f"""busy() {{ [ -e "$d/MERGE_HEAD" ] || [ -d "$d/rebase-merge" ] || [ -d "$d/rebase-apply" ]; }}
@@ -16,11 +18,11 @@ t=$(mktemp -d) || exit 1
 trap 'rm -rf -- "$t"' EXIT
 """
 # Everything is put back before anything is told: whoever reads may stop reading.
-_MERGE = script(f"""leave=$1 other=$2
+_MERGE = script(f"""leave=$1 other=$2 message=$3
 {_BUSY}
 other=$(g rev-parse -q --verify --end-of-options "$other^{{commit}}") || {{ echo "there is no commit $2" >&2; exit 1; }}
 g -c merge.verifySignatures=false merge --ff --no-edit --no-verify --no-gpg-sign --no-autostash --no-stat --no-squash \\
-  "$other" >"$t/said" 2>&1
+  -m "$message" "$other" >"$t/said" 2>&1
 code=$?
 [ $code -ne 0 ] || exit 0
 g ls-files -u -z >"$t/files"
@@ -71,10 +73,12 @@ _STAGES = {
 }
 
 
-async def merge(runner: Runner, other: str, *, leave_conflicts: bool, identity: Identity) -> list[Conflict]:
+async def merge(
+    runner: Runner, other: str, *, message: str, leave_conflicts: bool, identity: Identity
+) -> list[Conflict]:
     ran = await runner.script(
         _MERGE,
-        *("yes" if leave_conflicts else "", other),
+        *("yes" if leave_conflicts else "", other, message),
         envs=signed(identity),
         ok=(0, 1, _UNDER_WAY, _CONFLICTS, _STUCK),
         timeout_s=JOIN_S,
@@ -99,9 +103,7 @@ async def abort(runner: Runner) -> bool:
 def _outcome(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]:
     said = words(stderr)
     if code == _UNDER_WAY:
-        raise GitFailedError(
-            "A merge or a rebase is under way in the sandbox. End it first, or give it up (how: give_up)."
-        )
+        raise GitFailedError("A merge or a rebase is under way in the sandbox. End it first, or give it up.")
     if code == _STUCK:
         raise GitFailedError(
             f"There were conflicts, and the {what} could not be undone. Look into the sandbox. It said: {said}"
@@ -120,10 +122,12 @@ def _outcome(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]
 def parse_conflicts(told: bytes) -> list[Conflict]:
     """Of what git said, a zero byte, and its unmerged entries."""
     said, _, listed = told.partition(b"\0")
-    lines = _LINE.findall(said.decode(errors="replace"))
+    lines = _LINE.findall(said[:_SAID].decode(errors="replace"))[:_MOST]
     stages: dict[str, str] = {}
     gitlinks: set[str] = set()
-    for entry in listed.split(b"\0")[:-1]:
+    for entry in listed.split(b"\0", 3 * _MOST)[: 3 * _MOST]:
+        if not entry:
+            continue
         about, _, name = entry.partition(b"\t")
         path = name.decode(errors="replace")
         mode, _, stage = about.decode("ascii", "replace").partition(" ")

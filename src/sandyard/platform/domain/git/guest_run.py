@@ -18,6 +18,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     Ran,
     SandboxEngine,
 )
+from sandyard.platform.domain.sandboxes.e2b.programs import STDERR_LIMIT, storable
 
 TIMEOUT_S = 120.0
 LIMIT = 8 << 20
@@ -158,6 +159,7 @@ def refusal(ran: Ran) -> Exception:
 
 
 def words(stderr: str) -> str:
-    """What git said, fit for a sentence: the end of it, without its hints."""
-    lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith("hint:")]
+    """What git said, fit for a sentence and for the database: the end of it, without its hints."""
+    said = storable(stderr[-STDERR_LIMIT:])
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("hint:")]
     return "\n".join(lines).strip()[-_SAID:]

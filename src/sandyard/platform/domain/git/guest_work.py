@@ -8,9 +8,12 @@ import re
 from sandyard.platform.domain.git.errors import GitFailedError, GuestGitError
 from sandyard.platform.domain.git.guest_run import Runner, script, signed
 from sandyard.platform.domain.git.model import Identity, WorkTree
+from sandyard.platform.domain.git.raw import parsed, shown
 
 LARGEST_MIB = 100
 """An untracked file that is larger is not kept: no forge takes one either."""
+SKIPPED = 1000
+"""As many are told."""
 WORK_S = 300.0
 _NOT_ONE = 92
 _OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -86,12 +89,15 @@ exit 0
 
 async def work_tree(runner: Runner) -> WorkTree:
     ran = await runner.script(_WORK_TREE, envs=_SIGNED, timeout_s=WORK_S)
-    fields = ran.stdout.split(b"\0")
-    shown = [field.decode(errors="replace") for field in fields]
-    if len(shown) < 5 or not all(_OID.fullmatch(oid) for oid in shown[:2]) or not re.fullmatch("[0-9]{1,9}", shown[3]):
+    return await parsed(ran.stdout, _parse)
+
+
+def _parse(told: bytes) -> WorkTree:
+    fields = [shown(field) for field in told.split(b"\0", 4 + SKIPPED)]
+    if len(fields) < 5 or not all(map(_OID.fullmatch, fields[:2])) or not re.fullmatch("[0-9]{1,9}", fields[3]):
         raise GuestGitError
-    skipped = tuple(dict.fromkeys(shown[4:-1]))
-    return WorkTree(commit=shown[0], head=shown[1], branch=shown[2] or None, changed=int(shown[3]), skipped=skipped)
+    commit, head, branch, changed, *skipped = fields[:-1]
+    return WorkTree(commit, head, branch or None, changed=int(changed), skipped=tuple(dict.fromkeys(skipped)))
 
 
 async def restore(runner: Runner, commit: str) -> None:

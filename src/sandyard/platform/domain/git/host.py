@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError
-from sandyard.platform.domain.git.faults import masking, translated
+from sandyard.platform.domain.git.faults import masking, storable, translated
 from sandyard.platform.domain.git.hardened import memory_file, surroundings
 from sandyard.platform.domain.git.model import Credential, Progress, no_progress
 from sandyard.platform.domain.git.remote import Remote
@@ -23,6 +23,7 @@ OUTPUT_LIMIT = 64 << 20
 _STDERR_LIMIT = 64 << 10
 _LINE_LIMIT = 4 << 10
 _CHUNK = 64 << 10
+_BLOCK = 512  # of `ulimit -f`
 _GRACE_S = 2.0  # for git to remove its lock files after SIGTERM
 
 _LINE_END = re.compile(rb"[\r\n]+")
@@ -66,11 +67,13 @@ class Git:
         ok: Container[int] = (0,),
         objects: Path | None = None,
         largest: int | None = None,
+        writes: int | None = None,
     ) -> Finished:
         """Runs `git arguments…` in `cwd` (the git folder when None) until it ends.
 
         It can speak with `remote` alone, and with none when that is None. `objects`: new objects go there instead of into the
-        repository. `largest`: git may not ask for more memory than this at once.
+        repository. `largest`: git may not ask for more memory than this at once. `writes`: no file it writes may be larger than
+        this; TooMuchError when one would be.
 
         Raises GitFailedError or one of its more exact kin when git's exit code is not among `ok`, GitTimeoutError when it takes
         longer than `timeout_s`. On a timeout and on cancellation git and all it has started are gone when this returns. No text
@@ -88,6 +91,7 @@ class Git:
                 environment["GIT_ALLOC_LIMIT"] = str(largest)
             try:
                 process = await asyncio.create_subprocess_exec(
+                    *_bounded(writes),
                     "git",
                     "-c",
                     "core.hooksPath=/dev/null",  # not in the configuration: a local remote's own hooks are its rules
@@ -129,6 +133,17 @@ class Git:
         if code not in ok and not truncated:
             raise translated(stderr, _verb(arguments))
         return Finished(code, stdout, stderr, truncated)
+
+
+def _bounded(writes: int | None) -> tuple[str, ...]:
+    """What stands before a command so that neither it nor anything it starts can write a larger file.
+
+    A shell, because it sets the limit before git is there: from outside it would come after git has started others. The signal is
+    off, so that git can say what was wrong instead of being killed.
+    """
+    if writes is None:
+        return ()
+    return ("/bin/sh", "-c", f"trap '' XFSZ && ulimit -f {-(-writes // _BLOCK)} && exec \"$@\"", "sh")
 
 
 def _opened(stdin: Stdin, stack: ExitStack) -> int | IO[bytes]:
@@ -173,7 +188,8 @@ async def _listen(stream: asyncio.StreamReader, mask: Callable[[str], str], prog
         if len(rest) > _LINE_LIMIT:
             lines, rest = [*lines, rest], b""
         for raw in lines:
-            line = mask(raw.decode(errors="replace")).rstrip()[:_LINE_LIMIT]
+            # cleaned first: what hides a token from the mask would be gone after it
+            line = mask(storable(raw.decode(errors="replace"))).rstrip()[:_LINE_LIMIT]
             if match := _PERCENT.match(line):
                 now = (match["what"], min(100, int(match["percent"])))
                 if now != told:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandyard.platform.domain.git import merging, pushing
-from sandyard.platform.domain.git.bare import COMMIT, Bare
+from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, Bare, listed
 from sandyard.platform.domain.git.bundles import Bundles
-from sandyard.platform.domain.git.errors import RemoteMissingError
+from sandyard.platform.domain.git.errors import RemoteMissingError, TooMuchError
+from sandyard.platform.domain.git.faults import TOO_LARGE
 from sandyard.platform.domain.git.host import Git
 from sandyard.platform.domain.git.model import Bundle, Conflict, Credential, Progress, no_progress
 from sandyard.platform.domain.git.pushing import Line, Patience
@@ -26,6 +27,8 @@ from sandyard.platform.settings import PlatformSettings
 HEADS, ORIGIN, TAGS = "refs/heads/", "refs/remotes/origin/", "refs/tags/"
 OWN_TAGS = "refs/sandyard/tags/"
 _MANY_PACKS = 20
+_TAKEN_AT_ONCE = 2
+"""Of all mirrors: what came out of a sandbox can cost as much time and memory as it is allowed."""
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUBMODULES = "It has submodules, which are not checked out: their folders are empty."
 _LFS = "It uses Git LFS: the large files are not fetched, and pointer files stand in their places."
@@ -38,6 +41,7 @@ class Mirrors:
         self._git = git
         self._settings = settings
         self._patience = patience or Patience()
+        self._taking = asyncio.Semaphore(_TAKEN_AT_ONCE)
         self._open: dict[str, Mirror] = {}
 
     def of(self, project_id: str) -> Mirror:
@@ -46,7 +50,7 @@ class Mirrors:
             if not _PROJECT.fullmatch(project_id):
                 raise ValueError(f"{project_id!r} is not a project's id")
             folder = self._settings.git_dir / f"{project_id}.git"
-            self._open[project_id] = Mirror(self._git, folder, self._settings, self._patience)
+            self._open[project_id] = Mirror(self._git, folder, self._settings, self._patience, self._taking)
         return self._open[project_id]
 
     def known(self) -> list[str]:
@@ -67,10 +71,14 @@ class Mirrors:
 class Mirror(Bare):
     """A Place. Everything that changes it can be repeated after a crash in its middle."""
 
-    def __init__(self, git: Git, folder: Path, settings: PlatformSettings, patience: Patience) -> None:
+    def __init__(
+        self, git: Git, folder: Path, settings: PlatformSettings, patience: Patience, taking: asyncio.Semaphore
+    ) -> None:
+        """`taking`: shared by all mirrors, and held while one takes what came out of a sandbox."""
         super().__init__(git, folder)
         self._settings = settings
         self._patience = patience
+        self._taking = taking
         self._bundles = Bundles(self, limit=settings.git_transfer_limit)
         self._bundles.sweep()
         self._complete = self.own / "complete"
@@ -87,7 +95,8 @@ class Mirror(Bare):
         """Brings it up to date, and makes it when there is none or only a part of one. Branches and tags that are gone from the
         remote are gone here afterwards. Asks the remote once when nothing is new; tries again when the line is faulty.
 
-        Raises RemoteMissingError when the repository has no branch yet, and what Git.run raises of remotes.
+        Branches and tags whose names are not UTF-8 are nowhere told of. Raises RemoteMissingError when the repository has no branch
+        yet, TooMuchError when it is larger than `git_repository_limit`, and what Git.run raises of remotes.
         """
 
         async def attempt() -> None:
@@ -98,11 +107,7 @@ class Mirror(Bare):
 
     async def _refresh(self, remote: Remote, credential: Credential | None, progress: Progress) -> None:
         progress("Asking the remote")
-        done = await self.git.run(
-            "ls-remote", "--symref", "--", remote.url, "HEAD", f"{HEADS}*", f"{TAGS}*",
-            cwd=None, remote=remote, credential=credential,
-        )  # fmt: skip
-        default, wanted = _advertised(done.stdout)
+        default, wanted = await self._ask(remote, credential, "HEAD", f"{HEADS}*", f"{TAGS}*")
         if not any(name.startswith(ORIGIN) for name in wanted):
             raise RemoteMissingError(
                 "The repository is empty: it has no branch yet. Push a first commit to it, then try again."
@@ -117,15 +122,32 @@ class Mirror(Bare):
                 *("fetch", "--prune", "--no-tags", "--no-write-fetch-head", "--progress", "--", remote.url),
                 *(f"+{HEADS}*:{ORIGIN}*", f"+{TAGS}*:{TAGS}*"),
                 cwd=self.folder, remote=remote, credential=credential, progress=progress,
+                largest=OBJECT_LIMIT, writes=await self._room(),
             )  # fmt: skip
         self.own.mkdir(exist_ok=True)
-        (self.own / "default-branch").write_text(default or "")
+        (self.own / "default-branch").write_text(default or "", encoding="utf-8")
         self._complete.touch()
+
+    async def _room(self) -> int:
+        """How much may come. A fetch writes one pack, so that this is the limit of one file."""
+        room = self._settings.git_repository_limit - await asyncio.to_thread(self.packs_size)
+        if room <= 0:
+            raise TooMuchError(TOO_LARGE)
+        return room
 
     async def look(self, remote: Remote, credential: Credential | None) -> dict[str, str]:
         """The remote's branches as it has them now. Writes nothing, and needs no mirror."""
-        found = await Line(self, remote, credential).look(f"{HEADS}*")
-        return {name.removeprefix(HEADS): commit for name, commit in found.items() if name.startswith(HEADS)}
+        _, found = await self._ask(remote, credential, f"{HEADS}*")
+        return {name.removeprefix(ORIGIN): commit for name, commit in found.items()}
+
+    async def _ask(
+        self, remote: Remote, credential: Credential | None, *patterns: str
+    ) -> tuple[str | None, dict[str, str]]:
+        """See `_advertised`."""
+        done = await self.git.run(
+            "ls-remote", "--symref", "--", remote.url, *patterns, cwd=None, remote=remote, credential=credential
+        )
+        return _advertised(done.stdout)
 
     async def remote_branch(self, remote: Remote, credential: Credential | None, branch: str) -> str | None:
         return await Line(self, remote, credential).at(HEADS + branch)
@@ -176,7 +198,7 @@ class Mirror(Bare):
     async def default_branch(self) -> str | None:
         """As the remote said at the last refresh. None when it says nothing, or names one that is not there."""
         try:
-            return (self.own / "default-branch").read_text() or None
+            return (self.own / "default-branch").read_text(encoding="utf-8") or None
         except FileNotFoundError:
             return None
 
@@ -227,14 +249,14 @@ class Mirror(Bare):
         """Removes it, unless it is one that is kept."""
         await self._bundles.release(bundle)
 
-    async def take(self, path: Path, refs: Mapping[str, str]) -> None:
-        """See `taking.take`: ref in the bundle → ref below refs/sandyard/ in the mirror."""
-        async with self.writing():
-            await take(self, path, refs, limit=self._settings.git_transfer_limit)
+    async def take(self, path: Path, refs: Mapping[str, str]) -> dict[str, str]:
+        """See `taking.take`: ref in the bundle → ref below refs/sandyard/ in the mirror. The latter, and the commit each now names."""
+        async with self.writing(), self._taking:
+            return await take(self, path, refs, limit=self._settings.git_transfer_limit)
 
     async def tidy(self) -> None:
-        """Packs anew when there are many packs, and drops kept bundles. What no ref has is dropped after two weeks. Does nothing
-        while somebody writes: there will be another time."""
+        """Packs anew when there are many packs, and drops bundles that were not used for a day. What no ref has is dropped after two
+        weeks. Does nothing while somebody writes: there will be another time."""
         if not self.exists or self.busy:
             return
         await self._bundles.drop()
@@ -246,8 +268,7 @@ class Mirror(Bare):
 def _advertised(listing: bytes) -> tuple[str | None, dict[str, str]]:
     """Of `ls-remote --symref`: the default branch, and the refs under the names they have in a mirror."""
     default, refs = None, dict[str, str]()
-    for line in listing.decode(errors="surrogateescape").splitlines():
-        value, _, name = line.partition("\t")
+    for value, name in listed(listing):
         if name == "HEAD" and value.startswith(f"ref: {HEADS}"):
             default = value.removeprefix(f"ref: {HEADS}")
         elif name.endswith("^{}") or not COMMIT.fullmatch(value):

@@ -47,8 +47,8 @@ class Reason(StrEnum):
     PAUSE = "pause"
     DESTROY = "destroy"
     PUSH = "push"
-    TURN = "turn"
     UPDATE = "update"
+    DISCARD = "discard"
     RESTORE = "restore"
 
 

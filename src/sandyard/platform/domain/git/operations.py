@@ -21,6 +21,7 @@ from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
+from sandyard.kit.text import storable, storable_json
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import GitOperation, Sandbox
 from sandyard.platform.domain.git.errors import GitTimeoutError
@@ -237,19 +238,30 @@ class Operations:
     async def _end(
         self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None
     ) -> None:
+        """Whatever it has to say, it ends."""
+        try:
+            await self._write_end(job, status, detail or {}, error)
+        except SandyardError:
+            raise  # the database is away: `recover` ends it
+        except Exception as fault:
+            log.error("git_operation_not_written", operation=job.operation.id, exc=fault)  # noqa: TRY400
+            told = SandyardError("It has ended, and what it said could not be kept; the platform's log says why.")
+            await self._write_end(job, OperationStatus.FAILED, {}, told)
+
+    async def _write_end(self, job: Job, status: OperationStatus, detail: Detail, error: SandyardError | None) -> None:
         async with self._database.transaction() as tx:
             row = await tx.session.get(GitOperation, job.operation.id)
             if row is None:
                 return  # its session was deleted meanwhile
             row.status, row.finished_at = status, utc_now()
             if error is not None:
-                extra = dict(getattr(error, "extra", None) or {})
-                row.error, row.error_code = error.message, error.code
+                message, extra = storable(error.message), storable_json(dict(error.extra))
+                row.error, row.error_code = message, error.code
                 row.detail = {"failure": {"status": error.status, "extra": extra}}
-                tx.emit("git.failed", **_about(row, job.sandbox), error=error.message, code=error.code, **extra)
-                log.info("git_operation_failed", operation=row.id, kind=row.kind, code=error.code, reason=error.message)
+                tx.emit("git.failed", **_about(row, job.sandbox), error=message, code=error.code, **extra)
+                log.info("git_operation_failed", operation=row.id, kind=row.kind, code=error.code, reason=message)
             else:
-                row.detail = detail or {}
+                row.detail = storable_json(detail)
                 tx.emit("git.completed", **_about(row, job.sandbox), detail=row.detail)
 
     @contextlib.asynccontextmanager

@@ -9,9 +9,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sandyard.kit.logging import get_logger
-from sandyard.platform.domain.git.bare import Bare
-from sandyard.platform.domain.git.errors import BranchMovedError, RemoteRejectedError, RemoteUnreachableError
-from sandyard.platform.domain.git.faults import server_words, translated
+from sandyard.platform.domain.git.bare import Bare, listed
+from sandyard.platform.domain.git.errors import (
+    BranchGoneError,
+    BranchMovedError,
+    RemoteRejectedError,
+    RemoteUnreachableError,
+)
+from sandyard.platform.domain.git.faults import server_words, storable, translated
 from sandyard.platform.domain.git.model import Credential, Progress
 from sandyard.platform.domain.git.remote import Remote
 
@@ -19,6 +24,7 @@ _log = get_logger(__name__)
 _REJECTED = re.compile(r"^!\t[^\t]*\t\[(?P<by>[^\]]+)\](?: \((?P<why>.*)\))?$", re.MULTILINE)
 _RACE = ("failed to update ref", "cannot lock ref", "reference already exists", "failed to lock")
 _PAUSES = (1.0, 4.0)
+_WHY = 500
 T = TypeVar("T")
 
 
@@ -53,8 +59,7 @@ class Line:
         done = await self.bare.git.run(
             "ls-remote", "--", self.remote.url, *patterns, cwd=None, remote=self.remote, credential=self.credential
         )
-        lines = (line.partition("\t") for line in done.stdout.decode(errors="surrogateescape").splitlines())
-        return {name: commit for commit, _, name in lines if not name.endswith("^{}")}
+        return {name: commit for commit, name in listed(done.stdout) if not name.endswith("^{}")}
 
     async def at(self, ref: str) -> str | None:
         return (await self.look(ref)).get(ref)
@@ -83,7 +88,7 @@ class Line:
             raise translated(done.stderr, "push")
         if rejected["by"] != "remote rejected":
             raise BranchMovedError
-        why = rejected["why"] or "it does not say why"
+        why = storable(rejected["why"] or "it does not say why")[:_WHY]
         if why.startswith(_RACE):
             raise RemoteUnreachableError(f"Somebody else wrote {ref} at the same moment. Try again.")
         words = server_words(done.stderr)
@@ -113,8 +118,8 @@ async def push(
         if now == commit:
             return
         if now is None and expected is not None:
-            raise BranchMovedError(
-                f"The branch {branch} was pushed before, but it is not on the remote any more: somebody has deleted it. "
+            raise BranchGoneError(
+                f"The branch {branch} was pushed before, but it is not on the remote any more: it was deleted there. "
                 "Nothing was pushed. Begin a new branch to push this work."
             )
         if expected is None and base is not None and now is not None and await line.bare.is_ancestor(now, base):

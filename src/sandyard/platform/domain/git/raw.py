@@ -5,10 +5,12 @@ Names may be anything, and so may the lines of a file: only zero bytes and git's
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sandyard.platform.domain.git.model import Change, Place
 
@@ -23,13 +25,26 @@ CHANGES = {
 }
 DIFF = ("--literal-pathspecs", "diff-tree", "-r", "--no-ext-diff", "--no-textconv", "--no-color", "-l1000")
 """Plumbing: what somebody has configured for showing differences does not count."""
+_APART = 256 << 10
+_NAME = 4096
+"""Bytes of a name that are shown: no file system opens a longer one."""
+# An entry is some hundred bytes at least, so that what is read has no more of them than a moment suffices for.
+_ENTRY = re.compile(
+    rb":([0-7]{6}) ([0-7]{6}) [0-9a-f]{40,64} [0-9a-f]{40,64} "
+    rb"(?:([RC])[0-9]{0,3}\0([^\0]*)\0|([AMDTUX])[0-9]{0,3}\0)([^\0]*)\0"
+)
+# A number that no file has lines for is not read: it might be of any length.
+_COUNT = re.compile(rb"([0-9]+|-)\t([0-9]+|-)\t(?:\0([^\0]*)\0([^\0]*)|([^\0]+))\0")
+_DIGITS = 12
 _PATHS = 512 << 10
 _ROUNDS = 4
-_QUOTED = re.compile(rb'\\([abtnvfr"\\]|[0-7]{3})')
-_ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
+_LINES = 20_000
+_PATCH = re.compile(rb"^(?=diff --git )", re.MULTILINE)
+_QUOTED = re.compile(rb'"(?:[^"\\]|\\[abtnvfr"\\]|\\[0-3][0-7]{2})*+"')
 
 Key = tuple[bytes | None, bytes]
 """The name a file had, where it is another one, and the name it has."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +60,69 @@ class Raw:
         return self.old, self.path
 
 
-def parse_raw(told: bytes) -> tuple[list[Raw], list[bytes]]:
-    """Entries of `--raw -z`, and the fields behind them. What was cut off is left out."""
-    fields = told.split(b"\0")[:-1]
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The first entries of a list, how many it has, and where in the text it ends."""
+
+    found: list[Raw]
+    count: int
+    end: int
+
+    @property
+    def cut(self) -> bool:
+        return self.count > len(self.found)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Lines added and removed in all, and of the files that were asked for; None for a binary file."""
+
+    added: int
+    removed: int
+    each: dict[Key, tuple[int | None, int | None]]
+
+
+async def parsed(told: bytes, parse: Callable[[bytes], T]) -> T:
+    """Reads what is long in a thread: a sandbox may send any amount of it, and others wait for the event loop."""
+    return await asyncio.to_thread(parse, told) if len(told) > _APART else parse(told)
+
+
+def parse_raw(told: bytes, most: int) -> Listed:
+    """Entries of `--raw -z`, of which `most` are kept. What was cut off, and what is behind them, is left out."""
     found: list[Raw] = []
-    at = 0
-    while at < len(fields) and fields[at].startswith(b":"):
-        about = fields[at][1:].decode("ascii", "replace").split(" ")
-        letter = about[4][:1] if len(about) == 5 else "?"
-        count = 2 if letter in "RC" else 1
-        names = fields[at + 1 : at + 1 + count]
-        at += 1 + count
-        if len(names) < count or letter not in CHANGES:
+    count = at = 0
+    while (entry := _ENTRY.match(told, at)) is not None:
+        at = entry.end()
+        letter = (entry[3] or entry[5]).decode()
+        if letter not in CHANGES:
             continue
-        old = names[0] if count == 2 else None
-        found.append(Raw(names[-1], CHANGES[letter], old, about[0], about[1]))
-    return found, fields[at:]
+        count += 1
+        if len(found) < most:
+            found.append(Raw(entry[6], CHANGES[letter], entry[4], entry[1].decode(), entry[2].decode()))
+    return Listed(found, count, at)
 
 
-def parse_numstat(fields: Sequence[bytes]) -> dict[Key, tuple[int | None, int | None]]:
-    """Lines added and removed; None for a binary file."""
-    counts: dict[Key, tuple[int | None, int | None]] = {}
-    rest = iter(fields)
-    for field in rest:
-        parts = field.split(b"\t", 2)
-        if len(parts) < 3:
-            continue
-        key: Key = (None, parts[2]) if parts[2] else (next(rest, b""), next(rest, b""))
-        added, removed = (int(part) if part.isdigit() else None for part in parts[:2])
-        counts[key] = added, removed
-    return counts
+def parse_numstat(told: bytes, listed: Listed) -> Counts:
+    """Of `--numstat -z` behind the raw list, which has as many entries."""
+    wanted = {raw.key for raw in listed.found}
+    each: dict[Key, tuple[int | None, int | None]] = {}
+    added = removed = 0
+    at = listed.end
+    for _ in range(listed.count):
+        entry = _COUNT.match(told, at)
+        if entry is None:
+            break
+        at = entry.end()
+        more, less = _number(entry[1]), _number(entry[2])
+        added, removed = added + (more or 0), removed + (less or 0)
+        key: Key = (None, entry[5]) if entry[5] else (entry[3], entry[4])
+        if key in wanted:
+            each[key] = more, less
+    return Counts(added, removed, each)
+
+
+def _number(digits: bytes) -> int | None:
+    return int(digits) if digits != b"-" and len(digits) <= _DIGITS else None
 
 
 async def read_patches(
@@ -89,15 +137,15 @@ async def read_patches(
         if not names or limit <= 0:
             break
         order, sections, cut = await _read(place, ends, names, context, limit)
-        got: dict[Key, bytes] = {}
+        got: dict[Key, list[bytes]] = {}
         for key, section in zip(order, sections, strict=False):
-            got[key] = got.get(key, b"") + section
-        if cut and got:
-            got[order[len(sections) - 1]] = b"x" * (each + 1)  # nobody knows how long it is: too long
-        for key, text in got.items():
-            if len(text) <= min(each, limit):
-                found[key] = text
-                limit -= len(text)
+            got.setdefault(key, []).append(section)
+        unknown = order[len(sections) - 1] if cut and got else None  # nobody knows how long it is: too long
+        for key, texts in got.items():
+            size = sum(map(len, texts))
+            if key != unknown and size <= min(each, limit):
+                found[key] = b"".join(texts)
+                limit -= size
         left = [key for key in left if key not in got]
         if not cut:
             break
@@ -114,9 +162,13 @@ async def _read(
         *("--src-prefix=a/", "--dst-prefix=b/", *ends, *map(os.fsdecode, names)),
         limit=limit + sum(len(name) * 4 + 120 for name in names),
     )
+    return *await parsed(told, _sections), cut
+
+
+def _sections(told: bytes) -> tuple[list[Key], list[bytes]]:
     head, _, body = told.partition(b"\n\n")
-    order = [key for line in head.split(b"\n") for key in _keys(line)]
-    return order, re.split(rb"^(?=diff --git )", body, flags=re.MULTILINE)[1:], cut
+    order = [key for line in head.split(b"\n", _LINES)[:_LINES] for key in _keys(line)]
+    return order, _PATCH.split(body, len(order))[1:] if order else []
 
 
 def _bounded(keys: Sequence[Key]) -> Iterator[bytes]:
@@ -140,16 +192,10 @@ def _keys(line: bytes) -> list[Key]:
 
 
 def _unquoted(name: bytes) -> bytes:
-    if not (name.startswith(b'"') and name.endswith(b'"')):
-        return name
-
-    def plain(match: re.Match[bytes]) -> bytes:
-        found = match[1]
-        return bytes([_ESCAPES[found] if found in _ESCAPES else int(found, 8) & 255])
-
-    return _QUOTED.sub(plain, name[1:-1])
+    # git's escapes are some of Python's
+    return name[1:-1].decode("unicode_escape").encode("latin-1") if _QUOTED.fullmatch(name) else name
 
 
 def shown(name: bytes) -> str:
-    """For people: what is not Unicode is replaced."""
-    return name.decode(errors="replace")
+    """For people: what is not Unicode is replaced, and no more than a file system takes is told."""
+    return name[:_NAME].decode(errors="replace")

@@ -22,14 +22,31 @@ from sandyard.platform.domain.git.model import (
     Status,
     StatusEntry,
 )
-from sandyard.platform.domain.git.raw import CHANGES, DIFF, Raw, parse_numstat, parse_raw, read_patches, shown
+from sandyard.platform.domain.git.raw import (
+    CHANGES,
+    DIFF,
+    Counts,
+    Listed,
+    Raw,
+    parse_numstat,
+    parse_raw,
+    parsed,
+    read_patches,
+    shown,
+)
 
 MAX_FILES = 1000
 MAX_BYTES = 4 << 20
 MAX_FILE_BYTES = 256 << 10
+MAX_ENTRIES = 10_000
+"""Of a status."""
 _LISTED = 8 << 20
+_STATUS = 4 << 20
+_HEADERS = 64
 _FIELDS = 10
 _FORMAT = "%H%x00%P%x00%an%x00%ae%x00%at%x00%cn%x00%ce%x00%ct%x00%s%x00%b"
+_ID, _PARENTS, _PERSON, _DATE, _SUBJECT, _BODY = 64, 6500, 300, 20, 1000, 20_000
+"""Characters of each field that are told: a commit may have any number."""
 _OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -42,7 +59,8 @@ def is_commit(text: str) -> bool:
 
 
 async def history(place: Place, rev_range: str, *, limit: int, skip: int = 0) -> list[Commit]:
-    """Newest first. None where there is no commit yet. GitFailedError when the range names what is not there."""
+    """Newest first, never more than `limit`, whatever git answers; of very long messages the beginning. None where there is
+    no commit yet. GitFailedError when the range names what is not there."""
     try:
         told, truncated = await place.read(
             *(
@@ -61,7 +79,11 @@ async def history(place: Place, rev_range: str, *, limit: int, skip: int = 0) ->
         if rev_range == "HEAD" and not await _born(place):
             return []
         raise
-    fields = [field.decode(errors="replace") for field in told.split(b"\0")]
+    return await parsed(told, lambda told: _commits(told, limit, truncated))
+
+
+def _commits(told: bytes, limit: int, truncated: bool) -> list[Commit]:
+    fields = told.split(b"\0", max(limit, 0) * _FIELDS)
     whole = len(fields) // _FIELDS
     if truncated and whole and len(fields) == whole * _FIELDS:
         whole -= 1  # the last one's body ends where the reading did
@@ -76,17 +98,21 @@ async def _born(place: Place) -> bool:
     return True
 
 
-def _commit(fields: Sequence[str]) -> Commit:
+def _commit(fields: Sequence[bytes]) -> Commit:
     return Commit(
-        id=fields[0],
-        parents=tuple(fields[1].split()),
-        author=Identity(fields[2], fields[3]),
-        committer=Identity(fields[5], fields[6]),
-        authored_at=_moment(fields[4]),
-        committed_at=_moment(fields[7]),
-        subject=fields[8],
-        body=fields[9].strip("\n"),
+        id=_text(fields[0], _ID),
+        parents=tuple(_text(fields[1], _PARENTS).split()),
+        author=Identity(_text(fields[2], _PERSON), _text(fields[3], _PERSON)),
+        committer=Identity(_text(fields[5], _PERSON), _text(fields[6], _PERSON)),
+        authored_at=_moment(_text(fields[4], _DATE)),
+        committed_at=_moment(_text(fields[7], _DATE)),
+        subject=_text(fields[8], _SUBJECT),
+        body=_text(fields[9].strip(b"\n"), _BODY),
     )
+
+
+def _text(field: bytes, most: int) -> str:
+    return field[: most * 4].decode(errors="replace")[:most]
 
 
 def _moment(text: str) -> datetime:
@@ -101,12 +127,19 @@ def _moment(text: str) -> datetime:
 
 
 def parse_status(porcelain_v2_z: bytes, *, under_way: str | None = None, truncated: bool = False) -> Status:
-    """Of `git status --porcelain=v2 -z --branch`. A last entry that was cut off is left out."""
-    fields = iter(porcelain_v2_z.split(b"\0")[:-1])
+    """Of `git status --porcelain=v2 -z --branch`. A last entry that was cut off is left out. What is more than MAX_ENTRIES is
+    left out too, and makes it truncated; however much was told, this takes a moment."""
+    # an entry has two fields at most
+    *told, left = porcelain_v2_z[:_STATUS].split(b"\0", MAX_ENTRIES * 2 + _HEADERS)
+    truncated = truncated or len(porcelain_v2_z) > _STATUS or b"\0" in left
+    fields = iter(told)
     branch = head = None
     entries: list[StatusEntry] = []
     for field in fields:
         kind, _, rest = field.partition(b" ")
+        if len(entries) == MAX_ENTRIES:
+            truncated = True
+            break
         if kind == b"#":
             name, _, value = rest.partition(b" ")
             if name == b"branch.oid" and is_commit(value.decode("ascii", "replace")):
@@ -119,7 +152,7 @@ def parse_status(porcelain_v2_z: bytes, *, under_way: str | None = None, truncat
             entry = _entry(kind, rest, fields)
             if entry is not None:
                 entries.append(entry)
-    return Status(branch, head, tuple(entries), under_way=under_way, truncated=truncated)
+    return Status(branch, head, tuple(entries), under_way=under_way and under_way[:_ID], truncated=truncated)
 
 
 def _entry(kind: bytes, rest: bytes, fields: Iterator[bytes]) -> StatusEntry | None:
@@ -147,11 +180,13 @@ async def status_between(
     told, _ = await place.read("rev-parse", "--verify", "--end-of-options", f"{commit}^1")
     staged, cut = await place.read(*DIFF, "-z", "--raw", "-M", f"{commit}^1", f"{commit}^2", "--", limit=limit)
     loose, cut_too = await place.read(*DIFF, "-z", "--raw", "--no-renames", f"{commit}^2", commit, "--", limit=limit)
+    staged_ones = await parsed(staged, lambda told: parse_raw(told, MAX_ENTRIES))
+    loose_ones = await parsed(loose, lambda told: parse_raw(told, MAX_ENTRIES))
     entries: dict[bytes, StatusEntry] = {}
-    for found in parse_raw(staged)[0]:
+    for found in staged_ones.found:
         old = None if found.old is None else shown(found.old)
         entries[found.path] = StatusEntry(shown(found.path), index=found.change, old_path=old)
-    for found in parse_raw(loose)[0]:
+    for found in loose_ones.found:
         untracked = found.change is Change.ADDED
         change = Change.UNTRACKED if untracked else found.change
         known = entries.get(found.path)
@@ -161,11 +196,12 @@ async def status_between(
             entries[key] = StatusEntry(shown(found.path), worktree=change)
         else:
             entries[found.path] = replace(known, worktree=change)
+    ordered = sorted(entries.values(), key=lambda entry: (entry.worktree is Change.UNTRACKED, entry.path))
     return Status(
         branch=branch,
         head=told.decode("ascii", "replace").strip(),
-        entries=tuple(sorted(entries.values(), key=lambda entry: (entry.worktree is Change.UNTRACKED, entry.path))),
-        truncated=cut or cut_too,
+        entries=tuple(ordered[:MAX_ENTRIES]),
+        truncated=cut or cut_too or staged_ones.cut or loose_ones.cut or len(ordered) > MAX_ENTRIES,
         live=False,
         as_of=as_of,
     )
@@ -190,25 +226,30 @@ async def diff(
     more than `max_file_bytes` of patch, of all together `max_bytes`; files beyond `max_files` are counted and not told."""
     ends = ("--end-of-options", base, head, "--")
     told, cut = await place.read(*DIFF, "-z", "--raw", "--numstat", "-M", "-C", *ends, *paths, limit=_LISTED)
-    found, rest = parse_raw(told)
-    counts = parse_numstat(rest)
-    files = [_file(raw, counts.get(raw.key)) for raw in found[:max_files]]
+    listed, counts = await parsed(told, lambda told: _listed(told, max_files))
+    found = listed.found
+    files = [_file(raw, counts.each.get(raw.key)) for raw in found]
     if patches:
         wanted = [
             raw.key
-            for raw, file in zip(found, files, strict=False)
+            for raw, file in zip(found, files, strict=True)
             if not file.binary and (file.added or 0) + (file.removed or 0) <= max_file_bytes // 2
         ]
         texts = await read_patches(place, ends, wanted, context=context, limit=max_bytes, each=max_file_bytes)
-        files = [_with_patch(file, texts.get(raw.key)) for raw, file in zip(found, files, strict=False)]
+        files = [_with_patch(file, texts.get(raw.key)) for raw, file in zip(found, files, strict=True)]
     return Diff(
         base,
         head,
         tuple(files),
-        added=sum(added or 0 for added, _ in counts.values()),
-        removed=sum(removed or 0 for _, removed in counts.values()),
-        truncated=cut or len(found) > max_files,
+        added=counts.added,
+        removed=counts.removed,
+        truncated=cut or listed.cut,
     )
+
+
+def _listed(told: bytes, most: int) -> tuple[Listed, Counts]:
+    listed = parse_raw(told, most)
+    return listed, parse_numstat(told, listed)
 
 
 def _file(raw: Raw, count: tuple[int | None, int | None] | None) -> FileDiff:

@@ -119,7 +119,7 @@ def _ssh(address: str) -> Remote:
     host, port = _host_and_port(netloc, 22)
     path = _segments(parts.path)
     who = _user(user) if at else ""
-    return _over_ssh(f"ssh://{who}{host}{f':{port}' if port else ''}/{path}", host, path)
+    return _over_ssh(f"ssh://{who}{host}{f':{port}' if port else ''}/{path}", host, path, port)
 
 
 def _scp_like(address: str) -> Remote:
@@ -136,7 +136,9 @@ def _scp_like(address: str) -> Remote:
     return _over_ssh(f"{who}{host}:{absolute}{path}", host, path)
 
 
-def _over_ssh(url: str, host: str, path: str) -> Remote:
+def _over_ssh(url: str, host: str, path: str, port: int | None = None) -> Remote:
+    """`port`: unless it is the usual one. Behind another, there is another server: neither the usual one's nor one of the web."""
+    where = f"ssh:{host}:{port}" if port else host
     return Remote(
         kind="ssh",
         url=url,
@@ -144,7 +146,7 @@ def _over_ssh(url: str, host: str, path: str) -> Remote:
         path=path,
         slug=_slug(path),
         name=_name(path),
-        key=f"{host}/{_bare(path).lower()}",
+        key=f"{where}/{_bare(path).lower()}",
         web_url=f"https://{host}/{_bare(path)}",
     )
 

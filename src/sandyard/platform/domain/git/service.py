@@ -6,19 +6,21 @@ wakes a sandbox: of one that sleeps, its last checkpoint is read.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
-from sqlalchemy import or_, select
+from sqlalchemy import select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project, Sandbox
 from sandyard.platform.domain.git import messages, reading
+from sandyard.platform.domain.git.bringing import CHECKPOINTS, HEADS, checkpoint_ref, head_ref, is_own, own_refs
 from sandyard.platform.domain.git.changes import Changes
 from sandyard.platform.domain.git.checkouts import Checkouts
-from sandyard.platform.domain.git.checkpoints import CHECKPOINTS, HEADS, Checkpoints, checkpoint_ref, head_ref
+from sandyard.platform.domain.git.checkpoints import Checkpoints
 from sandyard.platform.domain.git.errors import GitFailedError, NoCheckoutError
 from sandyard.platform.domain.git.ground import Ground
 from sandyard.platform.domain.git.mirror import Mirror
@@ -38,7 +40,6 @@ from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.sandboxes import rows as sandbox_rows
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status as SandboxStatus
 from sandyard.platform.domain.sandboxes.model import check_usable
@@ -46,7 +47,6 @@ from sandyard.platform.domain.users.model import Principal
 
 How = Literal["rebase", "merge", "check", "agent", "give_up"]
 _FORGOTTEN = timedelta(minutes=1)
-_REMOTE = (OperationKind.PUSH, OperationKind.UPDATE, OperationKind.TAG)
 
 
 class GitService:
@@ -57,7 +57,7 @@ class GitService:
         self._turns = Turns()
         self._operations = Operations(ground.database, self._turns)
         self.checkpoints_kept = Checkpoints(ground, self._operations)
-        checkouts, changes = Checkouts(ground), Changes(ground)
+        checkouts, changes = Checkouts(ground, self.checkpoints_kept), Changes(ground, self.checkpoints_kept)
         sharing = Sharing(ground, self.checkpoints_kept)
         self._operations.handlers |= {
             OperationKind.CLONE: checkouts.clone,
@@ -166,8 +166,7 @@ class GitService:
         row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
         check_usable(row)
         checkout = await self._ground.checkout(row.id)
-        if kind in _REMOTE:  # with the project's credential: not for who has left the project
-            await self._projects.get(caller, checkout.project_id)
+        await self._projects.get(caller, checkout.project_id)  # not for who has left the project
         return await self._operations.submit(
             kind, row, project_id=checkout.project_id, user_id=caller.user_id, **arguments
         )
@@ -180,8 +179,7 @@ class GitService:
     # what is read --------------------------------------------------------------------------------------------------------
 
     async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
-        row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
-        return await self._ground.checkout(row.id)
+        return (await self._both(caller, sandbox_id))[0]
 
     async def status(self, caller: Principal, sandbox_id: str) -> Status:
         row, sandbox = await self._both(caller, sandbox_id)
@@ -228,8 +226,16 @@ class GitService:
             except SandboxNotRunningError:
                 pass
         kept, place = await self._kept(row), self._ground.mirrors.of(row.project_id)
-        base = await _base(place, row, kept.head, against)
+        base = await self._kept_base(row, kept, against)
         return await reading.diff(place, base, kept.commit, paths=paths, patches=patches)
+
+    async def _kept_base(self, row: Checkout, kept: Checkpoint, against: str) -> str:
+        """In the mirror there is the work of others too: what is compared with is the sandbox's own, or on the remote."""
+        mirror = self._ground.mirrors.of(row.project_id)
+        base = await _base(mirror, row, kept.head, against)
+        if base == against and not await is_own(mirror, base, await own_refs(self._ground, row)):
+            raise NotFoundError(f"The checkout has no commit {against!r}. Give the whole id of one that it has.")
+        return base
 
     async def compare(
         self, caller: Principal, project_id: str, base: str, head: str, *, patches: bool = True
@@ -255,7 +261,9 @@ class GitService:
 
     async def _both(self, caller: Principal, sandbox_id: str) -> tuple[Checkout, Sandbox]:
         sandbox = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
-        return await self._ground.checkout(sandbox.id), sandbox
+        row = await self._ground.checkout(sandbox.id)
+        await self._projects.get(caller, row.project_id)  # who has left the project does not read its code here
+        return row, sandbox
 
     async def _kept(self, row: Checkout) -> Checkpoint:
         kept = await self.checkpoints_kept.newest(row.sandbox_id)
@@ -312,6 +320,7 @@ class GitService:
         async with self._database.reading() as session:
             kept = {checkpoint_ref(one) for one in await session.scalars(select(Checkpoint.id))}
             kept |= {head_ref(one) for one in await session.scalars(select(Checkout.sandbox_id))}
+        await asyncio.to_thread(self._ground.sweep)
         for project_id in self._ground.mirrors.known():
             mirror = self._ground.mirrors.of(project_id)
             for ref in {**await mirror.refs(CHECKPOINTS), **await mirror.refs(HEADS)}.keys() - kept:
@@ -346,6 +355,4 @@ async def _base(place: Place, row: Checkout, head: str, against: str = "base") -
 
 
 def _visible_to(caller: Principal) -> Any:
-    seen = select(Sandbox.id).where(sandbox_rows.visible_to(caller))
-    mine = select(Project.id).where(projects.visible_to(caller))
-    return or_(GitOperation.sandbox_id.in_(seen), GitOperation.project_id.in_(mine))
+    return GitOperation.project_id.in_(select(Project.id).where(projects.visible_to(caller)))

@@ -8,22 +8,25 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sandyard.kit.errors import ConflictError
+from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.models import Checkout, Message, Project
 from sandyard.platform.domain.git import messages, reading
-from sandyard.platform.domain.git.checkpoints import Checkpoints, head_ref
-from sandyard.platform.domain.git.errors import ConflictsError, GitFailedError
+from sandyard.platform.domain.git.bringing import bring, head_ref
+from sandyard.platform.domain.git.checkpoints import Checkpoints
+from sandyard.platform.domain.git.errors import ConflictsError, GitFailedError, UnsafeBundleError
 from sandyard.platform.domain.git.ground import Ground, Repository, author_of, committer_of, compare_url
 from sandyard.platform.domain.git.guest import Guest
 from sandyard.platform.domain.git.mirror import Mirror
-from sandyard.platform.domain.git.model import Conflict, Reason
+from sandyard.platform.domain.git.model import Change, Conflict, Reason
 from sandyard.platform.domain.git.operations import Detail, Job
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import about, utc_now
 
 log = get_logger(__name__)
+TOLD = 500
+"""Of the files in conflict."""
 CHECKED_COMMITS = 1000
 """How many commits of a branch are looked at before it is pushed."""
 
@@ -72,7 +75,7 @@ class Sharing:
             row, repository = site.row, site.repository
             mirror = repository.mirror
             kept = await self._checkpoints.keep(row, job.sandbox, site.guest, Reason.PUSH)
-            commit = await self._fetch(site, kept.head)
+            commit = await self._fetch(site, kept.row.head)
             commits = await self._check(site, commit)
             base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
             async with job.turn(repository.remote.key):
@@ -87,16 +90,23 @@ class Sharing:
                 )
             left_at = await mirror.merge_base(commit, base) or row.base_commit
             await self._know(row.sandbox_id, head=commit, pushed=commit, base_commit=left_at)
-            await site.guest.track(row.branch, commit)
+            await self._track(site, commit)
         conflicts = await self._foreseen(mirror, commit, base)
         return {
             "branch": row.branch,
             "commit": commit,
             "commits": commits,
             "compareUrl": compare_url(self._ground.settings, row.project_id, row.base_branch, row.branch),
-            "conflicts": [asdict(conflict) for conflict in conflicts],
+            "conflicts": _told(conflicts),
             "upToDate": commit == row.pushed,
         }
+
+    async def _track(self, site: _Site, commit: str) -> None:
+        """So that git in the sandbox knows it too; what was pushed is pushed, whatever comes of this."""
+        try:
+            await site.guest.track(site.row.branch, commit)
+        except SandyardError as error:
+            log.warning("branch_not_tracked", sandbox=site.row.sandbox_id, reason=error.message)
 
     async def _foreseen(self, mirror: Mirror, ours: str, theirs: str) -> list[Conflict]:
         """For who wants to know; what was pushed is pushed, whatever comes of this."""
@@ -108,27 +118,32 @@ class Sharing:
 
     async def _fetch(self, site: _Site, *known: str) -> str:
         """Bring the branch's newest commit into the mirror, which has the `known` ones already."""
-        row, mirror = site.row, site.repository.mirror
-        with self._ground.transfer() as path:
-            sent = await site.guest.send(path, ref=f"refs/heads/{row.branch}", have=[row.head, row.base_commit, *known])
-            if path.exists():
-                await mirror.take(path, {sent.ref: head_ref(row.sandbox_id)})
-            else:
-                await mirror.set_ref(head_ref(row.sandbox_id), sent.commit)
-        return sent.commit
+        row = site.row
+        ref, into = f"refs/heads/{row.branch}", head_ref(row.sandbox_id)
+        return await bring(self._ground, row, site.guest, ref=ref, into=into, known=known)
 
     async def _check(self, site: _Site, commit: str) -> int:
         """How many commits it has that the base has not; raises why it may not be pushed."""
         row, mirror = site.row, site.repository.mirror
-        if row.branch in (row.base_branch, site.project.base_branch):
+        if row.branch in (row.base_branch, site.project.base_branch, await mirror.default_branch()):
             raise ConflictError(f"{row.branch!r} is the base branch: changes reach it by a pull request only.")
         base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
         added = await reading.history(mirror, f"{base}..{commit}", limit=CHECKED_COMMITS)
         if not added:
-            raise NothingToPushError
+            raise await self._nothing(site)
         if ProjectSettings.of(site.project).git.commit_messages == "conventional":
             messages.check_pushed(added)
         return len(added)
+
+    async def _nothing(self, site: _Site) -> NothingToPushError:
+        """Whoever works in the sandbox may have gone elsewhere with their commits."""
+        branch, on = site.row.branch, await site.guest.branch()
+        if on == branch:
+            return NothingToPushError()
+        return NothingToPushError(
+            f"{branch}, which is pushed, has no commits of its own: the checkout is on {on or 'no branch'}. Go back with "
+            f"`git checkout {branch}` in the sandbox, or begin a new branch where it is."
+        )
 
     # update ------------------------------------------------------------------------------------------------------------
 
@@ -139,9 +154,12 @@ class Sharing:
             row, repository = site.row, site.repository
             if how == "give_up":
                 return {"ended": await site.guest.abort()}
+            if how == "agent" and job.operation.attempts > 1 and (left := await self._left(site.guest)):
+                await self._hand_over(job, left, row.base_branch)
+                return {"conflicts": _told(left)}
             known = []
             if how != "check":
-                known = [(await self._checkpoints.keep(row, job.sandbox, site.guest, Reason.UPDATE)).head]
+                known = [(await self._checkpoints.keep(row, job.sandbox, site.guest, Reason.UPDATE)).row.head]
             async with job.turn(repository.remote.key):
                 await self._ground.refresh(site.project, repository, job.progress, since=begun)
             ours = await self._fetch(site, *known)
@@ -157,7 +175,7 @@ class Sharing:
                 "commit": theirs,
                 "behind": await mirror.count(f"{ours}..{theirs}"),
                 "ahead": await mirror.count(f"{theirs}..{ours}"),
-                "conflicts": [asdict(conflict) for conflict in conflicts],
+                "conflicts": _told(conflicts),
             }
             if how == "check" or not found["behind"]:
                 return found
@@ -166,7 +184,7 @@ class Sharing:
             if conflicts and how != "agent":
                 raise ConflictsError(conflicts)
             left = await self._bring_in(job, site, source, ours, theirs)
-            return {**found, "head": await site.guest.head(), "conflicts": [asdict(conflict) for conflict in left]}
+            return {**found, "head": await site.guest.head(), "conflicts": _told(left)}
 
     async def _bring_in(self, job: Job, site: _Site, source: str, ours: str, theirs: str) -> list[Conflict]:
         """Into the sandbox, and there into the branch. The conflicts that were left for the agent."""
@@ -184,7 +202,9 @@ class Sharing:
             await site.guest.rebase(theirs)
         else:
             identity = committer_of(site.project)
-            left = await site.guest.merge(theirs, leave_conflicts=how == "agent", identity=identity)
+            left = await site.guest.merge(
+                theirs, message=f"chore: merge {source}"[:100], leave_conflicts=how == "agent", identity=identity
+            )
         if left:
             await self._hand_over(job, left, source)
         else:
@@ -193,9 +213,20 @@ class Sharing:
             )
         return left
 
+    async def _left(self, guest: Guest) -> list[Conflict]:
+        """What a run before a crash has left to be resolved."""
+        status = await guest.status()
+        if status.under_way != "merge":
+            return []
+        return [
+            Conflict(entry.path, "content")
+            for entry in status.entries
+            if Change.CONFLICTED in (entry.index, entry.worktree)
+        ]
+
     async def _hand_over(self, job: Job, conflicts: list[Conflict], source: str) -> None:
         """Tell the session's agent what is left to do: the merge is under way in the sandbox, with markers in the files."""
-        names = "\n".join(f"- {one.path} ({one.kind})" for one in conflicts)
+        names = "\n".join(f"- {one.path} ({one.kind})" for one in conflicts[:TOLD])
         text = (
             f"A merge of {source} into your branch has stopped at conflicts in these files:\n{names}\n"
             "Resolve them, stage the files, and commit the merge."
@@ -203,7 +234,7 @@ class Sharing:
         sandbox = job.sandbox
         async with self._ground.database.transaction() as tx:
             if sandbox.session_id is not None:
-                parts = [{"type": "conflicts", "text": text, "files": [asdict(one) for one in conflicts]}]
+                parts = [{"type": "conflicts", "text": text, "files": _told(conflicts)}]
                 message = Message(
                     id=ordered_id("msg_"),
                     session_id=sandbox.session_id,
@@ -213,7 +244,9 @@ class Sharing:
                 )
                 tx.add(message)
                 tx.emit("message.created", **about(sandbox), messageId=message.id, role=message.role, by="git")
-            tx.emit("git.conflicts_handed_over", **about(sandbox), files=[one.path for one in conflicts], text=text)
+            tx.emit(
+                "git.conflicts_handed_over", **about(sandbox), files=[one.path for one in conflicts[:TOLD]], text=text
+            )
 
     # tags --------------------------------------------------------------------------------------------------------------
 
@@ -228,14 +261,19 @@ class Sharing:
             commit = await site.guest.tag(name, job.arguments["message"], author_of(site.project))
             if not wanted:
                 return {"tag": name, "commit": commit, "pushed": False}
-            async with job.turn(repository.remote.key):  # from here on: another sandbox may have a tag of that name too
-                with self._ground.transfer() as path:
-                    sent = await site.guest.send(path, ref=f"refs/tags/{name}", have=[row.head])
+            into = f"refs/sandyard/tags/{name}"
+            with self._ground.transfer() as path:
+                sent = await site.guest.send(path, ref=f"refs/tags/{name}", have=[row.head])
+                async with job.turn(repository.remote.key):  # another sandbox may have a tag of that name too
                     if path.exists():
-                        await mirror.take(path, {sent.ref: f"refs/sandyard/tags/{name}"})
+                        sent_at = (await mirror.take(path, {sent.ref: into}))[into]
                     else:
-                        await mirror.set_ref(f"refs/sandyard/tags/{name}", sent.commit)
-                await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
+                        sent_at = sent.commit
+                        await mirror.set_ref(into, sent_at)
+                    if not await mirror.is_ancestor(sent_at, row.pushed or ""):
+                        await mirror.drop_ref(into)
+                        raise UnsafeBundleError("The tag in the sandbox is not on a commit that was pushed.")
+                    await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
         return {"tag": name, "commit": commit, "pushed": True}
 
     async def _know(self, sandbox_id: str, **facts: Any) -> None:
@@ -245,3 +283,7 @@ class Sharing:
                 row.updated_at = utc_now()
                 for name, value in facts.items():
                     setattr(row, name, value)
+
+
+def _told(conflicts: list[Conflict]) -> list[dict[str, Any]]:
+    return [asdict(conflict) for conflict in conflicts[:TOLD]]

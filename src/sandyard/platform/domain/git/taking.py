@@ -14,11 +14,17 @@ from pathlib import Path
 from typing import IO
 
 from sandyard.kit.errors import NoSpaceError, SandyardError
-from sandyard.platform.domain.git.bare import OBJECT_LIMIT, Bare
+from sandyard.platform.domain.git.bare import Bare
 from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError, TooMuchError, UnsafeBundleError
+from sandyard.platform.domain.git.faults import storable
 from sandyard.platform.domain.git.hardened import HARMLESS
 
 _OURS = "refs/sandyard/"
+_MEMORY = 200 << 20
+"""Of git at once. A few bytes of deltas can unfold to as much as they like, and again for each delta upon them."""
+_STREAMED = "128m"
+"""A larger file that is no delta is checked piece by piece, and needs no memory."""
+_TIMEOUT_S = 120.0
 _HEADER_LIMIT = 1 << 20
 _LINE_LIMIT = 4 << 10
 _SIGNATURES = (b"# v2 git bundle\n", b"# v3 git bundle\n")
@@ -32,8 +38,9 @@ class _Header:
     refs: dict[str, str]
 
 
-async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -> None:
-    """The commits of the bundle at `path`, its ref names translated by `refs`; the caller is in `writing`.
+async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -> dict[str, str]:
+    """The commits of the bundle at `path`, its ref names translated by `refs`; the caller is in `writing`. What was taken: the ref in
+    the mirror, and the commit it names there (of a tag, the commit that is tagged).
 
     Raises UnsafeBundleError, and TooMuchError for more than `limit` bytes; then the mirror is as it was. Idempotent.
     """
@@ -50,13 +57,14 @@ async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -
             )
         try:
             await _index(bare, file, objects, limit)
-            await _connected(bare, header, objects)
+            commits = await _connected(bare, header, objects)
         except (GitTimeoutError, NoSpaceError):
             raise
         except SandyardError as fault:
             raise UnsafeBundleError(f"What came out of the sandbox was not taken. {fault.message}") from fault
         _admit(objects / "pack", bare.objects / "pack")
-        await bare.set_refs({refs[name]: commit for name, commit in header.refs.items()})
+        await bare.set_refs({refs[name]: tip for name, tip in header.refs.items()})
+        return {refs[name]: commits[tip] for name, tip in header.refs.items()}
 
 
 def _check_file(path: Path, limit: int) -> None:
@@ -97,36 +105,50 @@ def _compare(header: _Header, refs: Mapping[str, str]) -> None:
     if header.refs.keys() != refs.keys():
         raise UnsafeBundleError(
             f"What came out of the sandbox should have {', '.join(sorted(refs))} and nothing else; "
-            f"it has {', '.join(sorted(header.refs))[:200] or 'nothing'}."
+            f"it has {storable(', '.join(sorted(header.refs)))[:200] or 'nothing'}."
         )
 
 
 async def _index(bare: Bare, file: IO[bytes], objects: Path, limit: int) -> None:
     forgiven = ",".join(f"{name}=ignore" for name in HARMLESS)
-    await bare.git.run(
-        f"--git-dir={bare.folder}",
+    await bare.run(
+        *("-c", "pack.threads=1", "-c", f"core.bigFileThreshold={_STREAMED}"),
         "index-pack",
         "--stdin",
         "--fix-thin",
         f"--strict={forgiven}",
         f"--max-input-size={limit}",
-        cwd=bare.folder,
         stdin=file,
         objects=objects,
-        largest=OBJECT_LIMIT,
+        largest=_MEMORY,
+        timeout_s=_TIMEOUT_S,
         limit=1 << 20,
     )
 
 
-async def _connected(bare: Bare, header: _Header, objects: Path) -> None:
-    """Every object between the new tips and what the mirror has is there."""
-    tips = "".join(f"{tip}\n" for tip in header.refs.values())
-    kinds = await bare.run("cat-file", "--batch-check=%(objecttype)", stdin=tips.encode(), objects=objects)
-    if not {*kinds.stdout.split()} <= {b"commit", b"tag"}:
-        raise GitFailedError("One of its refs is not a commit.")
-    await bare.run(
-        "rev-list", "--objects", "--quiet", "--stdin", "--not", "--all", stdin=tips.encode(), objects=objects
+async def _connected(bare: Bare, header: _Header, objects: Path) -> dict[str, str]:
+    """Every object between the new tips and what the mirror has is there. Each tip, and the commit that it is or that it tags."""
+    tips = list(dict.fromkeys(header.refs.values()))
+    peeled = await bare.run(
+        "cat-file",
+        "--batch-check=%(objectname) %(objecttype)",
+        stdin="".join(f"{tip}^{{commit}}\n" for tip in tips).encode(),
+        objects=objects,
+        largest=_MEMORY,
+        timeout_s=_TIMEOUT_S,
     )
+    found = [line.partition(" ") for line in peeled.stdout.decode(errors="replace").splitlines()]
+    if len(found) != len(tips) or any(kind != "commit" for _, _, kind in found):
+        raise GitFailedError("One of its refs is not a commit.")
+    stdin = "".join(f"{tip}\n" for tip in tips).encode()
+    await bare.run(
+        *("rev-list", "--objects", "--quiet", "--stdin", "--not", "--all"),
+        stdin=stdin,
+        objects=objects,
+        largest=_MEMORY,
+        timeout_s=_TIMEOUT_S,
+    )
+    return {tip: commit for tip, (commit, _, _) in zip(tips, found, strict=True)}
 
 
 def _admit(found: Path, packs: Path) -> None:

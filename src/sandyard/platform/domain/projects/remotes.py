@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from sandyard.kit.errors import ConflictError, ForbiddenError
@@ -23,9 +24,10 @@ def clean(caller: Principal, repository: str) -> str:
 
 
 def servers(repository: str | None, settings: ProjectSettings) -> frozenset[str]:
-    """The hosts that get to see the project's credentials; GitHub's own API goes without saying."""
-    api = settings.forge.api_url
-    return frozenset(host for host in (_host(repository), urlsplit(api).hostname if api else None) if host)
+    """Who gets to see the project's credentials; GitHub's own API goes without saying."""
+    return frozenset(
+        server for server in (_of_repository(repository), _server(settings.forge.api_url)) if server is not None
+    )
 
 
 def check_move(before: frozenset[str], after: frozenset[str]) -> None:
@@ -38,10 +40,30 @@ def check_move(before: frozenset[str], after: frozenset[str]) -> None:
         )
 
 
-def _host(repository: str | None) -> str | None:
+def _of_repository(repository: str | None) -> str | None:
     if repository is None:
         return None
     try:
-        return parse(repository).host
+        remote = parse(repository)
     except RepositoryInvalidError:  # stored by a version that did not look
         return None
+    if remote.kind == "local":
+        return None
+    return _server(remote.url if "://" in remote.url else f"ssh://{remote.host}")
+
+
+def _server(url: str | None) -> str | None:
+    """Another port is another server: anybody who has a place on the machine can listen there. Https and ssh at their own ports are
+    the host's, and are one; http is never, for anybody on the way can answer it."""
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that hold no address
+        return url.lower()
+    host = parts.netloc.rpartition("@")[2].lower()
+    usual = {"https": ":443", "ssh": ":22"}.get(parts.scheme.lower())
+    if usual is None:
+        return f"{parts.scheme.lower()}://{host.removesuffix(':80')}"
+    host = host.removesuffix(usual)
+    return f"{parts.scheme.lower()}://{host}" if re.search(r":\d*$", host) else host

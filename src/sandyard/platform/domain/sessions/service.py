@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,6 +15,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Message, Project, Sandbox, Session
+from sandyard.platform.domain.git.errors import NoCheckoutError
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
@@ -195,7 +197,13 @@ class Sessions:
         async with self._database.reading() as session:
             query = select(Checkpoint).where(Checkpoint.session_id == row.id).order_by(Checkpoint.id.desc()).limit(1)
             kept = (await session.scalars(query)).first()
-        return await self._provide(row, row.checkpoint, kept)
+        return await self._provide(row, row.checkpoint, kept, fresh=await self._sees_project(principal, row.project_id))
+
+    async def _sees_project(self, principal: Principal, project_id: str | None) -> bool:
+        """Whoever has left a project gets their own work back, and nothing new of the project's."""
+        with contextlib.suppress(NotFoundError):
+            return project_id is not None and bool(await self._projects.get(principal, project_id))
+        return False
 
     async def restore(self, principal: Principal, checkpoint_id: str) -> GitOperation:
         """A new sandbox for the session of a checkpoint, with the work as it was then. The one it has is destroyed, after its own
@@ -206,6 +214,7 @@ class Sessions:
             raise _no_checkpoint(checkpoint_id)
         try:
             row, old = await self.get_with_sandbox(principal, kept.session_id)
+            await self._projects.get(principal, kept.project_id)
         except NotFoundError:
             raise _no_checkpoint(checkpoint_id) from None
         async with self._database.reading() as session:
@@ -214,13 +223,17 @@ class Sessions:
             raise ConflictError("The checkpoint's project has no repository any more. Give it one first.")
         if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
             saved = await self._git.wait((await self._git.checkpoint(principal, old.id, Reason.RESTORE)).id)
-            self._git.raise_failure(saved)
+            if saved.error_code != NoCheckoutError.code:  # else there is nothing left in it that could be kept
+                self._git.raise_failure(saved)
             await self._lifecycle.destroy(old, keep_work=False)
-        _, sandbox = await self._provide(row, None, kept)
+        _, sandbox = await self._provide(row, None, kept, fresh=True)
         page = await self._git.operations(principal, PageRequest(limit=1), sandbox_id=sandbox.id)
         return page.items[0]
 
-    async def _provide(self, row: Session, snapshot: str | None, kept: Checkpoint | None) -> tuple[Session, Sandbox]:
+    async def _provide(
+        self, row: Session, snapshot: str | None, kept: Checkpoint | None, *, fresh: bool
+    ) -> tuple[Session, Sandbox]:
+        """`fresh`: without anything that was kept, the project's repository is checked out anew."""
         async with self._database.reading() as session:  # also when its owner has left the project since
             project = await session.get(Project, row.project_id) if row.project_id is not None else None
             source = project if kept is None else await session.get(Project, kept.project_id)
@@ -247,7 +260,7 @@ class Sessions:
                 inside = snapshot is not None and worked is not None
                 if inside and worked is not None:
                     tx.add(_moved(worked, sandbox.id))
-                if not inside or _newer(kept, known):
+                if (kept is not None or fresh) and (not inside or _newer(kept, known)):
                     checkout = self._git.draft_checkout(tx, sandbox, source, row.owner_id, kept)
         self._lifecycle.provision(sandbox.id)
         if checkout is not None:

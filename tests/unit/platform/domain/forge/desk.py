@@ -28,8 +28,17 @@ from sandyard.platform.db.models import (
     Session,
     Task,
 )
-from sandyard.platform.domain.forge.errors import ForgeNotFoundError, ForgeRefusedError
-from sandyard.platform.domain.forge.model import Budget, ForgeKind, MergeMethod, Pull, PullDraft, PullState, Remark
+from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeNotFoundError, ForgeRefusedError
+from sandyard.platform.domain.forge.model import (
+    Budget,
+    ForgeKind,
+    MergeMethod,
+    Permissions,
+    Pull,
+    PullDraft,
+    PullState,
+    Remark,
+)
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git.errors import NoCheckoutError
 from sandyard.platform.domain.git.host import Git
@@ -54,6 +63,7 @@ class Hub:
         self.drafts: list[PullDraft] = []
         self.merges: list[dict[str, Any]] = []
         self.asked = 0
+        self.writable = True
         self.left: Budget | None = None
         self.fault: Callable[[str], None] = lambda verb: None
         self._minutes = 0
@@ -67,6 +77,13 @@ class Hub:
 
     def now(self) -> datetime:
         return START + timedelta(minutes=self._minutes)
+
+    async def permissions(self) -> Permissions:
+        return Permissions(push=self.writable, pull_requests=True, archived=False, default_branch="main")
+
+    def require_write(self, allowed: Permissions) -> None:
+        if not allowed.push:
+            raise ForgeForbiddenError
 
     async def find(self, head: str, base: str | None = None) -> Pull | None:
         self.fault("find")

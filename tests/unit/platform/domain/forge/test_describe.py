@@ -18,6 +18,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADA = Identity("Ada", "ada@example.org")
 TASK = Origin("ses_1", "tsk_1", "Make the login work", "It fails, see #7. @maria knows.")
 EMPTY = Diff("a", "b", ())
+YARD = "https://yard.example.org"
+OURS = {f"<h2>{name}</h2>" for name in ("Summary", "Task", "Changes", "Checks", "Links")}
 
 
 def commits(*messages: str) -> list[Commit]:
@@ -89,8 +91,8 @@ def test_a_whole_body() -> None:
     lines = body.split("\n")
     assert lines[0] == describe.BEGIN and lines[-1] == describe.END and lines[1].startswith("<!-- sandyard:sum ")
     assert "\n".join(lines[2:-1]) == (
-        "## Summary\n\nThe cookie was read\ntoo late.\n\n"
-        "## Task\n\nIt fails, see #7. @maria knows.\n\n"
+        "## Summary\n\n> The cookie was read\n> too late.\n\n"
+        "## Task\n\n> It fails, see #7. @maria knows.\n\n"
         "## Changes\n\n4 files, +13 -2\n\n"
         "- top level\n  - `README.md` (new, +3 -0)\n  - `logo.png` (new, binary)\n"
         "- `src/`\n  - `login.py` (+10 -2)\n  - `new.py` (renamed from `src/old.py`, +0 -0)\n\n"
@@ -153,6 +155,16 @@ HOSTILE = [
     "- ~~~~",
     "> ```sh",
     "[Session]: https://example.org",
+    "[Session](https://example.org)",
+    "x\n## Checks\nAll passed.",
+    "## Checks",
+    "> # Checks\n>\n> ###### Links",
+    "- ## Checks #",
+    "Checks\n---\nAll passed.",
+    "Checks\n   ===",
+    "x\r## Checks\x0b# Links\u2028# Links",
+    "x\n\n\t## Checks",
+    "</blockquote><h2>Checks</h2>",
 ]
 MENTION = re.compile(r"@[A-Za-z0-9]")
 REFERENCE = re.compile(r"#[0-9]|\bGH-[0-9]|/(issues|pull|discussions)/[0-9]", re.IGNORECASE)
@@ -180,6 +192,10 @@ def test_hostile_words_are_quiet_in_every_place(text: str) -> None:
     whole = describe.body(commits(f"feat: a\n\n{text}"), EMPTY, TASK, web_url="https://yard.example.org")
     shown = MarkdownIt("commonmark", {"html": True}).render(whole)
     assert "<h2>Task</h2>" in shown and "<h2>Links</h2>" in shown, shown  # nothing is swallowed
+    for body in (quiet, alone, whole):
+        shown = MarkdownIt("commonmark", {"html": True}).render(body)
+        assert set(re.findall(r"<h\d>.*?</h\d>", shown)) <= OURS, shown
+        assert set(re.findall(r'href="([^"]*)"', shown)) <= {f"{YARD}/tasks/tsk_1", f"{YARD}/sessions/ses_1"}, shown
     squashed = describe.squashed(commits(f"feat: {text}", f"fix: {text}"))
     assert not REFERENCE.search(squashed) and not MENTION.search(squashed)
 
@@ -203,6 +219,16 @@ def test_names_of_files_are_code(path: str) -> None:
     shown = MarkdownIt("commonmark", {"html": True}).render(re.sub(r"<!-- sandyard:[^>]* -->", "", body))
     outside = re.sub(r"<code>.*?</code>", "", shown, flags=re.DOTALL)
     assert not MENTION.search(outside) and not REFERENCE.search(outside) and "<b>" not in outside
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_task_stays_within_its_quotation(text: str) -> None:
+    body = describe.body(commits("feat: a"), EMPTY, Origin("s", "t", "T", text + " @maria"), web_url=YARD)
+    shown = MarkdownIt("commonmark", {"html": True}).render(re.sub(r"<!-- sandyard:[^>]* -->", "", body))
+    assert "<blockquote>" in shown and not re.search("<script|<details|<!--", shown)
+    outside = re.sub(r"(?s)<blockquote>.*</blockquote>", "", shown)
+    assert re.findall(r"<h\d>.*?</h\d>", outside) == ["<h2>Task</h2>", "<h2>Links</h2>"], shown
+    assert "maria" not in outside and "@maria" in body
 
 
 def test_an_agent_cannot_write_our_marks() -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import event
 
 from sandyard.platform.db.models import Delivery, Project, PullRequest
 from sandyard.platform.domain.forge.errors import ForgeRateLimitedError, ForgeUnreachableError
@@ -39,6 +40,19 @@ async def test_open_ones_are_looked_at_every_so_often(desk: Desk, follower: Foll
             await follower.round()
         assert desk.hub.asked == looks
     assert desk.doors.waits[-1] == 0  # it has time: nobody waits with it for the forge's limits
+
+
+async def test_what_was_said_is_read_only_of_what_is_due(desk: Desk, follower: Follower) -> None:
+    asked: list[str] = []
+    reads = desk.world.database._reads
+    assert reads is not None
+    event.listen(reads.sync_engine, "before_cursor_execute", lambda *told: asked.append(told[2]))
+    await follower.round()
+    assert desk.hub.asked == 0 and any("pull_requests" in statement for statement in asked)
+    assert not [statement for statement in asked if "detail" in statement or "told" in statement]
+    await desk.world.clock.advance(POLL)
+    await follower.round()
+    assert desk.hub.asked == 1 and any("pull_requests.told" in statement for statement in asked)
 
 
 async def test_it_runs_by_itself_and_survives_what_fails(

@@ -23,6 +23,7 @@ from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Checks, MergeMethod, PullDraft, PullState, Review
 from sandyard.platform.domain.forge.remembered import Remembered
 from tests.forge import GitHub
+from tests.forge.calls import Call
 from tests.forge.repositories import Repository
 from tests.unit.platform.domain.forge.clocks import HurriedClock
 
@@ -59,6 +60,15 @@ def github(double: GitHub, lines: Lines) -> GitHubRepository:
     return lines.with_token(double.tokens.make("sandyard-bot").text)
 
 
+async def noted(double: GitHub, site: Repository, count: int) -> list[Call]:
+    """What was asked of this repository, once so many requests are noted: the double notes one after it has answered it."""
+    async with asyncio.timeout(10):
+        while len(found := [call for call in double.calls if call.path.startswith(f"/repos/{site.slug}")]) < count:
+            await asyncio.sleep(0.005)
+    assert len(found) == count
+    return found
+
+
 def opened(double: GitHub, site: Repository) -> list[int]:
     return [pull["number"] for pull in double.colleague("grace").pulls(site.slug)]
 
@@ -86,10 +96,11 @@ class TestOpening:
         self, github: GitHubRepository, double: GitHub, site: Repository
     ) -> None:
         first, _ = await github.open_or_update(PullDraft("task-1", "main", "feat: add a", "As asked.", labels=["one"]))
-        before = len(double.calls)
+        before = await noted(double, site, 4)
+        assert [call.method for call in before] == ["GET", "GET", "POST", "POST"]
         same, made = await github.open_or_update(PullDraft("task-1", "main"))
         assert (same.number, same.title, same.labels, made) == (first.number, "feat: add a", ("one",), False)
-        assert {call.method for call in double.calls[before:]} == {"GET"}
+        assert [call.method for call in (await noted(double, site, 6))[4:]] == ["GET", "GET"]
         pull, made = await github.open_or_update(PullDraft("task-1", "main", "feat: add a and b", labels=["two"]))
         assert (pull.number, pull.title, made) == (first.number, "feat: add a and b", False)
         assert set(pull.labels) == {"one", "two"}
@@ -131,6 +142,18 @@ class TestOpening:
         assert double.faults.left == 6
         double.faults.clear()
         assert (await github.open_or_update(DRAFT))[1]
+
+    async def test_an_answer_that_is_no_pull_request_is_told_as_such(
+        self, github: GitHubRepository, double: GitHub, site: Repository
+    ) -> None:
+        for number in ("1099511627776", '"../../../user"', "null"):
+            body = f'{{"number": {number}, "head": {{"ref": "task-1"}}, "html_url": "javascript:alert(1)"}}'
+            double.faults.answer(201, on="api", method="POST", path="/pulls", body=body.encode())
+            with pytest.raises(ForgeUnreachableError, match="not a pull request"):
+                await github.open_or_update(DRAFT)
+            double.faults.answer(200, on="api", method="GET", path="/pulls", body=f"[{body}]".encode())
+            assert await github.find("task-1") is None
+        assert opened(double, site) == []
 
     async def test_somebody_elses_base_is_left(
         self, github: GitHubRepository, double: GitHub, site: Repository
@@ -203,11 +226,10 @@ class TestRefused:
         self, lines: Lines, double: GitHub, site: Repository
     ) -> None:
         github = lines.with_token(double.tokens.make("sandyard-bot", write=False).text)
-        before = len(double.calls)
         with pytest.raises(ForgeForbiddenError, match="'Contents: read and write'"):
             await github.open_or_update(DRAFT)
+        assert [call.method for call in await noted(double, site, 1)] == ["GET"]
         assert opened(double, site) == []
-        assert {call.method for call in double.calls[before:]} == {"GET"}
 
     async def test_an_expired_and_an_unknown_token(self, lines: Lines, double: GitHub) -> None:
         token = double.tokens.make("sandyard-bot")
@@ -235,12 +257,13 @@ class TestFollowing:
         grace.request_changes(site.slug, number, "Not like this.")
         ada.approve(site.slug, number, "Fine with me.")
         ada.remark(site.slug, number, "a.txt", "A typo here.")
-        await github.comment(number, "This is the platform speaking.")
+        grace.comment(site.slug, number, "Not hidden. <!-- sandyard -->")
         now = await github.pull(number)
         assert now.review is Review.CHANGES_REQUESTED
         told = {(remark.kind, remark.author, remark.text, remark.path, remark.state) for remark in now.remarks}
         assert told == {
             ("comment", "grace", "How about a test?", None, None),
+            ("comment", "grace", "Not hidden. <!-- sandyard -->", None, None),
             ("review", "grace", "Not like this.", None, "changes_requested"),
             ("review", "ada", "Fine with me.", None, "approved"),
             ("line_comment", "ada", "A typo here.", "a.txt", None),
@@ -317,13 +340,15 @@ class TestFollowing:
         texts = [remark.text for remark in (await github.pull(pull.number)).remarks]
         assert texts == [f"remark {number}" for number in range(105)]
 
-    async def test_asking_again_costs_nothing(self, github: GitHubRepository, double: GitHub) -> None:
+    async def test_asking_again_costs_nothing(self, github: GitHubRepository, double: GitHub, site: Repository) -> None:
         pull, _ = await github.open_or_update(DRAFT)
         assert pull.number is not None
+        opening, reading = 3, 6
         first = await github.pull(pull.number)
-        before, left = len(double.calls), double.limit.remaining
+        left, before = double.limit.remaining, await noted(double, site, opening + reading)
         assert await github.pull(pull.number) == first
-        assert {call.status for call in double.calls[before:]} == {304}
+        again = (await noted(double, site, opening + 2 * reading))[opening + reading :]
+        assert [(call.path, call.status) for call in again] == [(call.path, 304) for call in before[opening:]]
         assert double.limit.remaining == left
         budget = await github.budget()
         assert budget is not None

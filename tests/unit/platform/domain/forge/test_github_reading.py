@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from sandyard.platform.domain.forge import github_reading as reading
+from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.model import Checks, PullState, Review
 from sandyard.platform.domain.forge.remembered import Kept, Remembered
+
+WEB = "https://hub.example.org/acme/website"
 
 
 def review(login: str, state: str, body: str = "", number: int = 1) -> dict[str, Any]:
@@ -42,7 +45,6 @@ def test_reviews_that_say_something_are_remarks() -> None:
         review("eve", "CHANGES_REQUESTED", "", 3),
         review("eve", "PENDING", "not sent yet", 4),
         review("eve", "DISMISSED", "withdrawn", 5),
-        review("bot", "COMMENTED", f"ours {reading.OURS}", 6),
     ]
     assert [(remark.id, remark.state) for remark in reading.review_remarks(said)] == [
         ("2", "commented"),
@@ -101,7 +103,7 @@ def test_instants() -> None:
 @pytest.mark.parametrize("odd", [None, [], "x", 5, {"login": 5}])
 def test_odd_answers_break_nothing(odd: Any) -> None:
     fields = ("title", "state", "head", "base", "labels", "merged_at", "mergeable", "body", "draft")
-    pull = reading.pull({"number": 7, **dict.fromkeys(fields, odd)})
+    pull = reading.pull({"number": 7, **dict.fromkeys(fields, odd)}, WEB)
     assert (pull.number, pull.state) == (7, PullState.OPEN)
     fields = ("id", "user", "body", "state", "path", "line", "output", "name", "status", "conclusion", "context")
     said = [dict.fromkeys(fields, odd)]
@@ -111,6 +113,54 @@ def test_odd_answers_break_nothing(odd: Any) -> None:
         reader(said)
     reading.verdict(said)
     assert not reading.permissions({"permissions": odd}, None).push
+
+
+@pytest.mark.parametrize("number", [None, 0, -1, 1 << 31, 1 << 40, True, "7", "../../user", 7.0])
+def test_an_answer_that_is_no_pull_request(number: Any) -> None:
+    with pytest.raises(ForgeUnreachableError, match="not a pull request"):
+        reading.pull({"number": number}, WEB)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(None, "", "javascript:alert(1)", "data:text/html,x", "//hub.example.org/x", "https://evil.example/pull/7"),
+        *("https://hub.example.org@evil.example/", "https://hub.example.org:8443/x", "https://[hub.example.org/"),
+        *("https://hub.example.org/ x", "https://hub.example.org/\nx"),
+    ],
+)
+def test_an_address_that_is_not_the_forges_is_not_given_out(url: Any) -> None:
+    assert reading.pull({"number": 7, "html_url": url}, WEB).url == f"{WEB}/pull/7"
+    assert (
+        reading.pull({"number": 7, "html_url": "https://Hub.example.org/p/7"}, WEB).url == "https://Hub.example.org/p/7"
+    )
+
+
+def test_addresses_of_checks_and_remarks_are_of_pages() -> None:
+    bad = "javascript:alert(1)"
+    (seen, _), (other, _) = reading.check_runs(
+        [
+            {**run("success"), "html_url": bad},
+            {**run("success"), "html_url": bad, "details_url": "https://ci.example/1"},
+        ]
+    )
+    assert (seen.url, other.url) == (None, "https://ci.example/1")
+    (remark,) = reading.comment_remarks([{"id": 1, "body": "x", "html_url": bad}])
+    assert remark.url is None
+
+
+def test_everything_can_be_kept() -> None:
+    odd = "a\x00b\ud800c"
+    said = {"number": 7, "title": odd, "head": {"ref": "h" * 400, "sha": "../../x"}, "base": {"ref": odd * 400}}
+    pull = reading.pull({**said, "labels": [{"name": odd}] * 1000, "merged_at": "0001-01-01T00:00:00+23:59"}, WEB)
+    assert (pull.title, pull.head_commit, pull.merged_at) == ("abc", None, None)
+    assert (len(pull.head), set(pull.labels), len(pull.labels)) == (250, {"abc"}, 100)
+    assert len(pull.base) <= 250 and set(pull.base) == set("abc")
+    (remark,) = reading.line_remarks(
+        [{"id": odd * 100, "body": odd, "user": {"login": odd}, "path": odd, "line": 1 << 40}]
+    )
+    assert (remark.author, remark.text, remark.path, remark.line) == ("abc", "abc", "abc", None)
+    assert len(remark.id) <= 60 and set(remark.id) == set("abc")
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:

@@ -12,7 +12,12 @@ import pytest
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import PullRequest
 from sandyard.platform.domain.forge import describe
-from sandyard.platform.domain.forge.errors import ForgeRefusedError, ForgeUnreachableError, ForgeUnsupportedError
+from sandyard.platform.domain.forge.errors import (
+    ForgeForbiddenError,
+    ForgeRefusedError,
+    ForgeUnreachableError,
+    ForgeUnsupportedError,
+)
 from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod, PullState, Remark, Review
 from sandyard.platform.domain.git.errors import BranchMovedError
 from sandyard.platform.domain.paging import PageRequest
@@ -48,6 +53,26 @@ async def test_a_branch_is_pushed_and_opened(desk: Desk) -> None:
         desk.session_id,
     )
     assert (event.data["number"], event.data["pullRequestId"], event.data["url"]) == (1, row.id, row.url)
+
+
+async def test_a_credential_that_may_only_read_leaves_no_branch_behind(desk: Desk) -> None:
+    desk.commit("feat: one")
+    desk.hub.writable = False
+    with pytest.raises(ForgeForbiddenError):
+        await desk.open()
+    assert desk.git.pushed == 0 and desk.branches() == {"main"} and await desk.rows() == []
+
+
+async def test_the_branch_is_ours_whatever_the_forge_says(desk: Desk) -> None:
+    commit = desk.commit("feat: one")
+    row, _ = await desk.open()
+    for name in ("x" * 400, "main"):
+        desk.hub.say(1, head=name)
+        row = await desk.pulls.refresh(row)
+        assert row.head_branch == "task-1"
+    desk.hub.say(1, state=PullState.MERGED, merged_at=desk.hub.now(), head_commit=commit)
+    await desk.pulls.refresh(row)
+    assert desk.branches() == {"main"}  # its own branch is deleted, and not the one that was named
 
 
 async def test_opening_again_finds_the_same_and_changes_only_what_is_given(desk: Desk) -> None:
@@ -481,6 +506,9 @@ async def test_who_may_do_what(desk: Desk) -> None:
     assert [found.id for found in (await desk.pulls.list(member, PageRequest())).items] == [row.id]
     await desk.world.projects.remove_member(desk.owner, desk.project.id, desk.worker.user_id)
     assert (await desk.pulls.of_session(desk.worker, desk.session_id)).id == row.id  # it is their own session
+    with pytest.raises(NotFoundError):  # and the credential is the project's
+        await desk.pulls.merge(desk.worker, row.id)
+    await desk.world.projects.add_member(desk.owner, desk.project.id, desk.worker.user_id)
     assert (await desk.pulls.merge(desk.worker, row.id)).state == "merged"
 
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
+import threading
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Delivery, Project, PullRequest
+from sandyard.platform.domain.forge import webhooks
+from sandyard.platform.domain.forge.deliveries import NAMES, Payload, names_in, payload_of
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.model import PullState
 from sandyard.platform.domain.forge.webhooks import (
     KEPT,
+    LARGE,
+    LARGE_AT_ONCE,
     LARGEST,
     SETTLE_S,
     Taken,
@@ -140,8 +147,8 @@ async def test_nothing_that_a_delivery_says_is_believed(gate: Gate) -> None:
 
 async def test_a_burst_is_asked_about_once(gate: Gate) -> None:
     asked = gate.desk.hub.asked
-    for _ in range(5):
-        await gate.send("pull_request", pull_request={"number": 1})
+    for action in ("opened", "labeled", "edited", "synchronize", "assigned"):
+        assert await gate.send("pull_request", action=action, pull_request={"number": 1}) == Taken.TAKEN
     await gate.settle()
     assert gate.desk.hub.asked == asked + 1
 
@@ -164,6 +171,20 @@ async def test_the_same_delivery_acts_once(gate: Gate) -> None:
     assert await gate.send("pull_request", delivery="one", **told) == Taken.KNOWN
     await gate.settle()
     assert gate.desk.hub.asked == asked and not await gate.marked()
+
+
+async def test_a_replay_under_another_number_acts_once(gate: Gate) -> None:
+    told = {"pull_request": {"number": 1}}
+    assert await gate.send("pull_request", delivery="one", **told) == Taken.TAKEN
+    await gate.settle()
+    asked = gate.desk.hub.asked
+    assert await gate.send("pull_request", delivery="two", **told) == Taken.KNOWN
+    assert await gate.send("pull_request", delivery="one", more=1, **told) == Taken.KNOWN
+    await gate.settle()
+    assert gate.desk.hub.asked == asked and not await gate.marked()
+    assert (
+        await gate.send("pull_request_review", delivery="three", **told) == Taken.TAKEN
+    )  # another event says something else
 
 
 async def test_a_crash_after_it_was_taken_leaves_a_mark(gate: Gate) -> None:
@@ -201,9 +222,8 @@ async def test_no_secret_and_no_such_repository_are_answered_alike(gate: Gate) -
     for repository in (
         {**REPOSITORY, "full_name": "acme/other"},
         {**REPOSITORY, "html_url": "https://example.org/acme/website", "url": "https://example.org/api"},
-        {"full_name": 7},
-        None,
-        {},
+        {**REPOSITORY, "full_name": "acme/website2"},
+        {**REPOSITORY, "full_name": "cme/website"},
     ):
         with pytest.raises(WebhookUnconfiguredError) as refused:
             await gate.send("ping", repository=repository)
@@ -224,7 +244,7 @@ async def test_each_project_has_its_own_secret(gate: Gate) -> None:
     await gate.settle()
     assert gate.pushed == [twin.id, gate.project.id]
     await put(desk, twin.id)
-    await gate.send("push", ref="refs/heads/main")
+    await gate.send("push", ref="refs/heads/next")
     await gate.settle()
     assert sorted(gate.pushed[2:]) == sorted((twin.id, gate.project.id))
     await desk.world.projects.update(desk.owner, twin.id, archived=True)
@@ -256,7 +276,15 @@ async def test_the_other_form_that_github_can_send(gate: Gate) -> None:
 
 
 async def test_what_is_no_delivery(gate: Gate) -> None:
-    for body in (b"", b"{", b"\xff", b"[]", b"7", b'"x"', b"[" * 100_000):
+    named = b'"full_name":"acme/website"'
+    odd = (b"", b"{", b"\xff", b"[]", b"7", b'"x"', b"[" * 100_000)
+    for body in (
+        *odd,
+        *(start + named for start in odd),
+        b"[{%s}]" % named,
+        b"{%s}" % named,
+        b'{"repository":7,%s}' % named,
+    ):
         with pytest.raises(InvalidInputError) as refused:
             await gate.raw("ping", body)
         assert refused.value.status == 400
@@ -264,6 +292,88 @@ async def test_what_is_no_delivery(gate: Gate) -> None:
     for headers in ({"X-GitHub-Event": ""}, {"X-GitHub-Delivery": ""}, {"X-GitHub-Delivery": "x" * 101}):
         with pytest.raises(InvalidInputError, match="X-GitHub-Delivery"):
             await gate.raw("ping", whole, **headers)
+
+
+async def test_a_repository_that_cannot_be_one(gate: Gate) -> None:
+    for name in (r"acme/\ud800x", r"acme/\u0000x", "acme/" + "x" * 300, "", "a", 7, None):
+        body = json.dumps({"repository": {**REPOSITORY, "full_name": name}}).replace("\\\\", "\\").encode()
+        within = (
+            b'{"sender":{"full_name":"acme/website"},' + body[1:]
+        )  # a name that is known beside the one that is odd
+        for secret in (SECRET, "a-secret-of-somebody-else"):
+            with pytest.raises(InvalidInputError, match="names no repository"):
+                await gate.raw("ping", body, secret=secret)
+            with pytest.raises(InvalidInputError if secret == SECRET else WebhookSignatureError):
+                await gate.raw("ping", within, secret=secret)
+
+
+async def test_names_that_cannot_be_looked_for(gate: Gate) -> None:
+    start = json.dumps({"repository": REPOSITORY})[:-1].encode()
+    for odd in (rb"\ud800", rb"\u0000"):
+        for event, rest in (
+            ("push", b'"ref":"refs/heads/x%s"' % odd),
+            ("status", b'"sha":"x%s"' % odd),
+            ("check_run", b'"check_run":{"head_sha":"%s"}' % odd),
+        ):
+            with pytest.raises(InvalidInputError) as refused:
+                await gate.raw(event, start + b"," + rest + b"}")
+            assert refused.value.status == 400
+    assert await gate.send("push", ref="refs/heads/" + "x" * 251) == Taken.TAKEN  # there are such branches
+    assert not await gate.marked()
+
+
+async def test_nothing_is_built_of_what_is_not_signed(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(content_type: str, body: bytes) -> Payload:
+        read.append(len(body))
+        return payload_of(content_type, body)
+
+    monkeypatch.setattr(webhooks, "payload_of", counted)
+    body = json.dumps({"repository": REPOSITORY, "pad": [[]] * 1_000_000}).encode()
+    assert LARGE < len(body) < LARGEST
+    unknown = body.replace(b"Acme/Website", b"Nobody/Knows")
+    wrong = [gate.raw("ping", body, secret="a-secret-of-somebody-else") for _ in range(20)]
+    answers = await asyncio.gather(*wrong, gate.raw("ping", unknown, secret="x"), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [WebhookSignatureError] * 20 + [WebhookUnconfiguredError]
+    assert read == []
+    assert await gate.raw("ping", body) == Taken.TAKEN
+    assert read == [len(body)]
+
+
+async def test_large_ones_are_worked_on_two_at_a_time(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def slow(content_type: str, body: bytes) -> frozenset[str]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return names_in(content_type, body)
+
+    monkeypatch.setattr(webhooks, "names_in", slow)
+    bodies = [json.dumps({"repository": REPOSITORY, "pad": f"{n}" * LARGE}).encode() for n in range(6)]
+    assert set(await asyncio.gather(*(gate.raw("ping", body) for body in bodies))) == {Taken.TAKEN}
+    assert most == LARGE_AT_ONCE
+
+
+def test_names_are_found_without_reading_it() -> None:
+    body = json.dumps(
+        {
+            "commits": [{"added": [f"{n}/full_name", 'full_name":"evil/one"']} for n in range(1000)],
+            "repository": REPOSITORY,
+            "fork": {"full_name": "Other/One"},
+        }
+    )
+    found = {"acme/website", "other/one"}
+    assert names_in("application/json", body.encode()) == found
+    assert names_in("application/json", body.replace(": ", ":").encode()) == found
+    assert names_in("application/x-www-form-urlencoded", urlencode({"payload": body}).encode()) == found
+    many = ",".join(f'{{"full_name":"a/{n}"}}' for n in range(100_000)).encode()
+    assert len(names_in("application/json", many)) == NAMES
 
 
 async def test_too_large(gate: Gate) -> None:
@@ -279,7 +389,8 @@ async def test_old_deliveries_are_forgotten(gate: Gate) -> None:
         tx.add(Delivery(project_id=gate.project.id, delivery="old", event="ping", received_at=old))
     await gate.send("ping", delivery="new")
     async with database.reading() as session:
-        assert list(await session.scalars(select(Delivery.delivery))) == ["new"]
+        kept = list(await session.scalars(select(Delivery.delivery).order_by(Delivery.delivery)))
+    assert kept[0] == "new" and len(kept) == 2 and kept[1].startswith("sha256:")
 
 
 async def test_a_closed_one_may_be_opened_again(gate: Gate) -> None:
@@ -303,4 +414,4 @@ async def test_pull_requests_of_other_projects_are_not_marked(gate: Gate) -> Non
     await gate.send("pull_request", pull_request={"number": 1})
     assert not await gate.marked()
     async with desk.world.database.reading() as session:
-        assert await session.scalar(select(func.count()).select_from(Delivery)) == 1
+        assert set(await session.scalars(select(Delivery.project_id))) == {gate.project.id}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.git import reading
+from sandyard.platform.domain.git import guest_changes, guest_work, reading
 from sandyard.platform.domain.git.errors import (
     ConflictsError,
     GitFailedError,
@@ -20,9 +21,10 @@ from sandyard.platform.domain.git.errors import (
     TooMuchError,
 )
 from sandyard.platform.domain.git.guest import Guest
+from sandyard.platform.domain.git.guest_run import Runner, refusal, words
 from sandyard.platform.domain.git.guest_transfer import SENT
 from sandyard.platform.domain.git.model import FOLDER, Bundle, Change, CommitDraft, StatusEntry
-from sandyard.platform.domain.sandboxes.e2b import NotEnoughSpaceError, SandboxEngine, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.e2b import NotEnoughSpaceError, Ran, SandboxEngine, SandboxNotRunningError
 from tests.unit.platform.domain.sandboxes.e2b.conftest import (  # noqa: F401 - fixtures
     NewSandbox,
     config,
@@ -210,7 +212,7 @@ async def test_a_shallow_checkout_grows_and_sends(
         upstream.bundle(tmp_path / "more", "refs/heads/main", f"^{base}"),
         {"refs/heads/main": "refs/remotes/origin/main"},
     )
-    await empty.merge("origin/main", leave_conflicts=False, identity=BOB)
+    await empty.merge("origin/main", message="chore: merge", leave_conflicts=False, identity=BOB)
     assert newer in await empty.sh("git rev-list HEAD")
 
 
@@ -529,7 +531,7 @@ async def test_conflicts_are_told_and_everything_is_as_before(
     await guest.write("untracked", "stays")
     before = await guest.seen()
     with pytest.raises(ConflictsError) as found:
-        await guest.merge(theirs, leave_conflicts=False, identity=BOB)
+        await guest.merge(theirs, message="chore: merge", leave_conflicts=False, identity=BOB)
     assert {one.path: one.kind for one in found.value.files} == KINDS
     assert all(one.detail for one in found.value.files)
     assert await guest.seen() == before
@@ -543,12 +545,15 @@ async def test_conflicts_are_told_and_everything_is_as_before(
 async def test_conflicts_are_left_resolved_and_given_up(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
     theirs = await diverged(guest, upstream, tmp_path)
     before = await guest.seen()
-    left = await guest.merge(theirs, leave_conflicts=True, identity=BOB)
+    left = await guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB)
     assert {one.path for one in left} == set(KINDS)
     status = await guest.status()
     assert status.under_way == "merge"
     assert StatusEntry("a.txt", Change.CONFLICTED, Change.CONFLICTED) in status.entries
-    for verb in (guest.rebase("origin/main"), guest.merge(theirs, leave_conflicts=True, identity=BOB)):
+    for verb in (
+        guest.rebase("origin/main"),
+        guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB),
+    ):
         with pytest.raises(GitFailedError, match="under way"):
             await verb
     tree = await guest.work_tree()
@@ -558,7 +563,7 @@ async def test_conflicts_are_left_resolved_and_given_up(guest: Inside, upstream:
     assert await guest.abort() is True
     assert await guest.seen() == before
 
-    await guest.merge(theirs, leave_conflicts=True, identity=BOB)
+    await guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB)
     await guest.sh("echo resolved >a.txt; echo resolved >'both new'; git rm -qf --ignore-unmatch run.sh c.txt")
     commit = await guest.commit(draft("Merge main"))
     (made, *_) = await reading.history(guest, "HEAD", limit=1)
@@ -579,7 +584,7 @@ async def test_merge_and_rebase_that_go_well(guest: Inside, upstream: Repository
         "git config merge.ff only; git config commit.gpgSign true; printf '#!/bin/sh\\nexit 1' >.git/hooks/pre-rebase; chmod +x .git/hooks/*"
     )
     await guest.write("uncommitted", "stays")
-    assert await guest.merge("origin/main", leave_conflicts=False, identity=BOB) == []
+    assert await guest.merge("origin/main", message="chore: merge", leave_conflicts=False, identity=BOB) == []
     merge = (await reading.history(guest, "HEAD", limit=1))[0]
     assert (len(merge.parents), merge.committer) == (2, BOB)
     await guest.create_branch("rebased", start="task/1")
@@ -591,7 +596,7 @@ async def test_merge_and_rebase_that_go_well(guest: Inside, upstream: Repository
     with pytest.raises(GitFailedError, match="not committed"):
         await guest.rebase(new)
     with pytest.raises(GitFailedError):
-        await guest.merge("nowhere", leave_conflicts=False, identity=BOB)
+        await guest.merge("nowhere", message="chore: merge", leave_conflicts=False, identity=BOB)
     assert await guest.sh("cat a.txt uncommitted") == "dirtystays"
 
 
@@ -649,7 +654,7 @@ async def test_restore_over_anything(guest: Inside, upstream: Repository, tmp_pa
     before, tree = await guest.seen(refs=False), await guest.work_tree()
     await guest.discard([], everything=True)
     await diverged(guest, upstream, tmp_path)
-    await guest.merge("origin/main", leave_conflicts=True, identity=BOB)
+    await guest.merge("origin/main", message="chore: merge", leave_conflicts=True, identity=BOB)
     await guest.restore(tree.commit)
     assert await guest.seen(refs=False) == before
     assert (await guest.status()).under_way is None
@@ -717,3 +722,55 @@ async def test_configuration_and_hooks_of_the_agent_do_not_mislead(guest: Inside
     assert len((await reading.diff(guest, tree.head, tree.commit)).files) == 1
     await guest.restore(tree.commit)
     assert await guest.left() == ""
+
+
+# answers of any size -----------------------------------------------------------------------------------------------------
+
+
+class Hostile(Runner):
+    """A sandbox whose git answers what it likes."""
+
+    def __init__(self, told: bytes) -> None:
+        self.told = told
+
+    async def script(self, *_: object, **__: object) -> Ran:  # type: ignore[override]
+        return Ran(0, self.told, "")
+
+
+async def test_no_more_names_than_are_told() -> None:
+    head = b"%s\0%s\0main\0%d\0" % (b"a" * 40, b"b" * 40, 7)
+    began = time.monotonic()
+    tree = await guest_work.work_tree(Hostile(head + b"".join(b"%d\0" % number for number in range(500_000))))
+    assert (tree.commit, tree.branch, tree.changed) == ("a" * 40, "main", 7)
+    assert tree.skipped == tuple(str(number) for number in range(1000))
+    tree = await guest_work.work_tree(Hostile(head + b"one\0two\0one\0half"))
+    assert tree.skipped == ("one", "two")
+    for told in (b"\0" * (8 << 20), b"a" * (8 << 20), b"", head.replace(b"7", b"9" * 5000)):
+        with pytest.raises(GuestGitError):
+            await guest_work.work_tree(Hostile(told))
+    gone = await guest_changes.discard(Hostile(b"?? x\0" * 1_000_000), [], everything=True)
+    assert gone == ["x"] * 10_000
+    assert await guest_changes.discard(Hostile(b"?? x\0 M y\0"), ["x"], everything=False) == ["x", "y"]
+    assert time.monotonic() - began < 3
+
+
+def test_words_of_git_can_be_stored() -> None:
+    assert words("fatal: a\0b\ud800c\n\nhint: no\nend é\x1b\n") == "fatal: a\ufffdb\ufffdc\nend é\ufffd"
+    assert len(words("\0" * (1 << 20))) == 2000
+    assert "\0" not in str(refusal(Ran(1, b"", "\0\udfff")))
+
+
+async def test_words_of_a_hook_can_be_stored(guest: Inside) -> None:
+    await guest.write("a.txt", "changed")
+    await guest.write(".git/hooks/pre-commit", '#!/bin/sh\nprintf "no\\000\\355\\240\\200way" >&2; exit 1\n')
+    await guest.sh("chmod +x .git/hooks/pre-commit")
+    with pytest.raises(GitFailedError, match=r"no\ufffd+way"):
+        await guest.commit(draft())
+
+
+async def test_a_hundred_thousand_untracked_files(guest: Inside) -> None:
+    await guest.sh("mkdir many; cd many; seq 100000 | xargs touch")
+    began = time.monotonic()
+    status = await guest.status()
+    assert time.monotonic() - began < 10
+    assert (status.branch, len(status.entries), status.truncated) == ("task/1", 10_000, True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from sandyard.platform.domain.git.errors import (
     RemoteRejectedError,
     RemoteUnreachableError,
     RepositoryInvalidError,
+    TooMuchError,
 )
 from sandyard.platform.domain.git.faults import masking, translated
 from sandyard.platform.domain.git.hardened import surroundings
@@ -279,6 +281,9 @@ async def test_no_descriptor_is_left_open(git: Git, server: GitServer) -> None:
         ("fatal: write error: No space left on device", NoSpaceError),
         ("remote: fatal: No space left on device\n ! [remote rejected] a -> a (unpacker error)", RemoteRejectedError),
         ("fatal: bad revision 'x'", GitFailedError),
+        ("fatal: write error: File too large\nfatal: fetch-pack: invalid index-pack output", TooMuchError),
+        ("fatal: attempting to allocate 9 over limit 8\nfatal: fetch-pack: invalid index-pack output", TooMuchError),
+        ("remote: write error: File too large\nfatal: early EOF", RemoteUnreachableError),
     ],
 )  # fmt: skip
 def test_what_git_says_becomes_one_of_our_errors(said: str, kind: type[SandyardError]) -> None:
@@ -309,6 +314,46 @@ async def test_what_a_server_repeats_is_masked(git: Git, server: GitServer) -> N
             *("push", site.url, "HEAD:refs/heads/x"), cwd=site.path, remote=remote, credential=with_token(token)
         )
     assert "no entry for ***" in refused.value.message
+
+
+@pytest.mark.parametrize("zero", ["", "\0"])
+async def test_what_a_server_says_can_be_stored_and_is_bounded(git: Git, server: GitServer, zero: str) -> None:
+    site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
+    hidden = f"{token[:8]}\x1b[0m{token[8:]}"
+    site.reject(f"Not today,{zero} \x1b[31mred\x1b[0m {hidden}\x07 \x85\u2028fatal: " + "much " * 300)
+    with pytest.raises(RemoteRejectedError, match="Not today,") as refused:
+        await git.run(
+            *("push", site.url, "HEAD:refs/heads/x"),
+            cwd=site.path,
+            remote=parse(site.url),
+            credential=with_token(token),
+        )
+    said = refused.value.message
+    assert said.isprintable()
+    assert len(said) < 600
+    if not zero:  # git itself leaves out some of what comes after one
+        assert "Not today, red ***" in said
+
+
+@pytest.mark.parametrize("said", ["a\0b", "a\x1b[2Jb", "a\ud800b", "a\udcffb", "a\x9bb", "a\u2028b"])
+def test_what_no_database_takes_is_in_no_error(said: str) -> None:
+    for text in (f"fatal: {said}", f"remote: {said}\n ! [remote rejected] a -> a (x)"):
+        message = translated(text, "push").message
+        assert message.isprintable()
+        message.encode()
+
+
+async def test_a_file_that_git_writes_is_bounded(git: Git) -> None:
+    await git.run("init", "--bare", "-q", "x.git", cwd=None)
+    where = git.folder / "x.git"
+    content = bytes(hashlib.shake_256(b"x").digest(300_000))
+    hashing = ("hash-object", "-w", "--stdin")
+    with pytest.raises(TooMuchError, match="git_repository_limit"):
+        await git.run(*hashing, cwd=where, stdin=content, writes=200_000)
+    done = await git.run(*hashing, cwd=where, stdin=content, writes=400_000)
+    assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=where)).stdout == content
+    with pytest.raises(GitFailedError, match="nothing-like-it"):
+        await git.run("nothing-like-it", cwd=where, writes=1)
 
 
 @pytest.mark.parametrize(

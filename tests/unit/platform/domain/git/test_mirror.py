@@ -103,6 +103,70 @@ async def test_a_fetch_that_is_cut_is_tried_again(place: Mirrored) -> None:
     assert await place.mirror.branches() == place.site.branches()
 
 
+def leftovers(place: Mirrored) -> list[Path]:
+    return list(place.mirror.objects.rglob("*tmp_*"))
+
+
+async def test_a_fetch_that_fails_leaves_nothing_on_the_disk(place: Mirrored) -> None:
+    await place.refresh()
+    place.site.commit({"big": os.urandom(3_000_000)})
+    place.server.faults.cut("fetch", after=2_000_000, times=3)
+    with pytest.raises(RemoteUnreachableError):
+        await place.refresh()
+    assert leftovers(place) == []
+    place.server.faults.cut("fetch", after=2_000_000, times=3)
+    (place.mirror.objects / "aa").mkdir(exist_ok=True)
+    (place.mirror.objects / "aa" / "tmp_obj_x").touch()
+    (place.mirror.objects / "tmp_objdir-incoming-x").mkdir()
+    async with place.mirror.writing():  # somebody else's may be among them
+        with pytest.raises(RemoteUnreachableError):
+            await place.refresh()
+        assert len(leftovers(place)) == 5
+    assert leftovers(place) == []
+    await place.refresh()
+    assert await place.mirror.branches() == place.site.branches()
+
+
+async def test_a_repository_larger_than_the_limit_is_not_fetched(place: Mirrored) -> None:
+    place.restart(git_repository_limit=4 << 20)
+    place.site.commit({"big": os.urandom(3 << 20)})
+    await place.refresh()
+    before = await place.mirror.branches()
+    place.site.commit({"more": os.urandom(2 << 20)})  # what is there counts
+    with pytest.raises(TooMuchError, match="git_repository_limit"):
+        await place.refresh()
+    place.restart(git_repository_limit=1 << 20)
+    with pytest.raises(TooMuchError, match="git_repository_limit"):
+        await place.refresh()
+    assert place.slept == [], "it would be no smaller the next time"
+    assert leftovers(place) == []
+    assert await place.mirror.branches() == before
+    place.restart(git_repository_limit=8 << 20)
+    await place.refresh()
+    assert await place.mirror.branches() == place.site.branches()
+
+
+async def test_names_that_are_not_utf_8_are_not_told(place: Mirrored) -> None:
+    first = place.site.head("main")
+    assert first is not None
+    odd, strange = "refs/heads/a\udcff\udcfe", "b\u2028c\x85é"
+    place.site.git("update-ref", odd, first)
+    place.site.git("update-ref", "refs/tags/t\udcff", first)
+    place.site.git("update-ref", f"refs/heads/{strange}", first)
+    place.site.git("symbolic-ref", "HEAD", odd)
+    await place.refresh()
+    expected = {"main": first, strange: first}
+    assert await place.mirror.branches() == expected
+    assert await place.mirror.look(place.remote, place.credential) == expected
+    assert await place.mirror.refs("refs/tags") == {}
+    assert await place.mirror.default_branch() is None
+    place.site.git("symbolic-ref", "HEAD", f"refs/heads/{strange}")
+    before = len(place.server.requests)
+    await place.refresh()
+    assert await place.mirror.default_branch() == strange
+    assert {asked.what for asked in place.server.requests[before:]} == {"refs"}, "they are no reason to fetch again"
+
+
 async def test_a_half_made_mirror_is_made_anew(place: Mirrored) -> None:
     await place.refresh()
     folder = place.mirror.folder
@@ -187,6 +251,15 @@ async def test_reading_what_is_there(place: Mirrored) -> None:
     with pytest.raises(GitFailedError):
         await mirror.read("cat-file", "blob", f"{second}:none")
     await mirror.set_ref(HEAD, first)
+    main, other = "refs/remotes/origin/main", "refs/remotes/origin/side"
+    assert await mirror.reaches(first, ["refs/none", other])
+    assert await mirror.reaches(second, [other, main])
+    assert not await mirror.reaches(second, [other, HEAD])
+    for no_ref in ("refs/none", "refs/remotes/origin", "refs/remotes/origin/*", "origin/main", "main", "--all", ""):
+        assert not await mirror.reaches(second, [no_ref])
+    assert not await mirror.reaches(second, [])
+    for no_commit in (second[:10], "main", main, "1" * 40, "", "--all", f"{second}^{{tree}}"):
+        assert not await mirror.reaches(no_commit, [main])
     await mirror.drop_ref(HEAD)
     await mirror.drop_ref(HEAD)
     assert await mirror.refs("refs/sandyard") == {}
@@ -263,6 +336,10 @@ async def test_a_full_bundle_is_made_once_and_three_are_kept(place: Mirrored, tm
     assert Path(again.path).exists(), "it is held"
     await place.mirror.release(again)
     assert len(list(Path(again.path).parent.iterdir())) == 9  # three bundles, their indexes, and what is known of them
+    await place.mirror.tidy()
+    assert len(list(Path(again.path).parent.iterdir())) == 9
+    for path in Path(again.path).parent.iterdir():
+        os.utime(path, (0, 0))
     await place.mirror.tidy()
     assert list(Path(again.path).parent.iterdir()) == []
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sandyard.platform.domain.git.errors import (
+    BranchGoneError,
     BranchMovedError,
     RemoteRefusedError,
     RemoteRejectedError,
@@ -75,7 +76,7 @@ async def test_a_branch_that_was_deleted_is_not_made_again(fresh: Mirrored) -> N
     await push(fresh, first)
     fresh.site.delete_branch("work")
     second = await fresh.brought({"b": "b"})
-    with pytest.raises(BranchMovedError, match="deleted"):
+    with pytest.raises(BranchGoneError, match="deleted"):
         await push(fresh, second, expected=first)
     assert fresh.site.head("work") is None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from sandyard.platform.domain.git import reading
+from sandyard.platform.domain.git import raw, reading
 from sandyard.platform.domain.git.errors import GitFailedError
 from sandyard.platform.domain.git.model import Change, FileDiff, StatusEntry
 
@@ -33,6 +35,21 @@ ODD = [
     b"a\ndiff --git a/x b/x",
     b":100644 000000",
 ]
+
+
+class Hostile:
+    """A place whose git answers what it likes."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = iter(answers)
+
+    async def read(self, *arguments: str, limit: int = 8 << 20) -> tuple[bytes, bool]:
+        told = next(self.answers)
+        return told[:limit], len(told) > limit
+
+
+def entry(name: bytes, letter: bytes = b"M") -> bytes:
+    return b":100644 100644 %s %s %s\0%s\0" % (b"a" * 40, b"b" * 40, letter, name)
 
 
 @pytest.fixture
@@ -90,6 +107,30 @@ async def test_history_longer_than_what_is_read(repository: Repository) -> None:
     repository.git("commit", "-q", "--allow-empty", "-F", "-", stdin=b"feat: long\n\n" + b"x" * (9 << 20))
     repository.commit("feat: last")
     assert [commit.subject for commit in await reading.history(repository, "HEAD", limit=9)] == ["feat: last"]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+async def test_no_more_commits_than_were_asked_for(limit: int) -> None:
+    began = time.monotonic()
+    assert len(await reading.history(Hostile(b"\0" * (8 << 20)), "HEAD", limit=limit)) <= limit
+    assert time.monotonic() - began < 5
+
+
+async def test_no_more_of_a_commit_than_can_be_told() -> None:
+    date = b"9" * 5000
+    long = "é🙂".encode() * 50_000
+    fields = [b"a" * 9000, b"b " * 90_000, long, long, date, long, long, date, long, b"\n" + long + b"\n"]
+    (found,) = await reading.history(Hostile(b"\0".join([*fields, b""])), "HEAD", limit=5)
+    assert (found.subject, found.body) == ("é🙂" * 500, "é🙂" * 10_000)
+    assert {found.author.name, found.author.email, found.committer.name, found.committer.email} == {"é🙂" * 150}
+    assert (len(found.id), len(found.parents)) == (64, 3250)
+    assert found.authored_at == found.committed_at == datetime.fromtimestamp(0, UTC)
+
+
+async def test_what_is_long_is_read_beside_the_event_loop() -> None:
+    assert await raw.parsed(b"x" * (256 << 10), lambda _: threading.current_thread()) is threading.current_thread()
+    other = await raw.parsed(b"x" * ((256 << 10) + 1), lambda _: threading.current_thread())
+    assert other is not threading.current_thread()
 
 
 # differences -------------------------------------------------------------------------------------------------------------
@@ -229,6 +270,53 @@ async def test_thousands_of_files(repository: Repository) -> None:
     assert all(file.truncated for file in found.files if file.patch is None)
     found = await reading.diff(repository, "HEAD~1", "HEAD", max_files=6000, patches=False)
     assert {(file.patch, file.truncated, file.added) for file in found.files} == {(None, False, 3)}
+
+
+async def test_numbers_of_any_length() -> None:
+    told = entry(b"a") + entry(b"b") + b"%s\t1\ta\0" % (b"9" * 5000) + b"999999999999\t%s\tb\0" % (b"1" * 13)
+    found = await reading.diff(Hostile(told), "a", "b", patches=False)
+    assert [(file.path, file.added, file.removed) for file in found.files] == [
+        ("a", None, 1),
+        ("b", 999_999_999_999, None),
+    ]
+    assert (found.added, found.removed) == (999_999_999_999, 1)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        entry(b"a") * 100_000,
+        entry(b"") * 100_000,
+        b":" * (9 << 20),
+        b":\0" * (5 << 20),
+        entry(b"a") * 2000 + b"1\t1\ta\0" * (1 << 20),
+        entry(b"a") * 2000 + b"9" * (8 << 20),
+    ],
+)
+async def test_no_more_files_than_are_told(told: bytes) -> None:
+    began = time.monotonic()
+    found = await reading.diff(Hostile(told, b""), "a", "b", max_files=5)
+    assert (len(found.files), found.truncated) == (5 if told.startswith(b":1") else 0, True)
+    assert found.added <= 2000, "of each file once"
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "patches",
+    [
+        b"diff --git \n" * 400_000,
+        b"\n" * (5 << 20),
+        b":1 M\ta\n" * 600_000,
+        b":1 M\ta\n" * 20_000 + b"\n" + b"diff --git a\n" * 400_000,
+        b":1 M\ta\n\n" + b"diff --git a\n" * 400_000,
+        b':1 M\t"' + b"\\001" * (1 << 20) + b'"\n\n',
+    ],
+)
+async def test_patches_that_do_not_fit_their_list(patches: bytes) -> None:
+    began = time.monotonic()
+    found = await reading.diff(Hostile(entry(b"a") + b"1\t1\ta\0", patches, b""), "a", "b")
+    assert [(file.path, file.patch, file.truncated) for file in found.files] == [("a", None, True)]
+    assert time.monotonic() - began < 5
 
 
 async def test_context_paths_and_nothing(repository: Repository) -> None:
@@ -381,6 +469,44 @@ async def test_the_status_of_a_work_tree_commit_is_the_one_that_was(repository: 
     cut = await reading.status_between(repository, commit, branch="main", limit=300)
     assert cut.truncated
     assert 0 < len(cut.entries) < len(after.entries)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"? ab\0" * ((8 << 20) // 5),
+        b"1 M. N... 100644 100644 100644 a b x\0" * 200_000,
+        b"2 R. N... 100644 100644 100644 a b R1 x\0y\0" * 190_000,
+        b"\0" * (8 << 20),
+        b"# branch.head x\0" * (1 << 19),
+        b"? " + b"\xff" * (8 << 20),
+    ],
+)
+def test_no_more_entries_than_are_told(told: bytes) -> None:
+    began = time.monotonic()
+    found = reading.parse_status(told[: 8 << 20], under_way="x" * 1000)
+    assert time.monotonic() - began < 5
+    assert found.truncated
+    assert len(found.entries) == (10_000 if told[:4] in (b"? ab", b"1 M.", b"2 R.") else 0)
+    assert len(found.under_way or "") < 100
+
+
+def test_as_many_entries_as_are_told() -> None:
+    head = b"# branch.oid %s\0# branch.head main\0" % (b"a" * 40)
+    whole = reading.parse_status(head + b"2 R. N... 100644 100644 100644 a b R1 x\0y\0" * 10_000)
+    assert (len(whole.entries), whole.truncated, whole.branch, whole.head) == (10_000, False, "main", "a" * 40)
+    assert set(whole.entries) == {StatusEntry("x", index=Change.RENAMED, old_path="y")}
+    (long,) = reading.parse_status(b"? " + b"x" * 10_000 + b"\0").entries
+    assert len(long.path) == 4096
+
+
+async def test_a_kept_status_of_very_many() -> None:
+    told = b"".join(entry(b"%d" % number) for number in range(11_000))
+    found = await reading.status_between(Hostile(b"a" * 40, told, told), "c", branch="main")
+    assert (len(found.entries), found.truncated) == (10_000, True)
+    assert {(entry.index, entry.worktree) for entry in found.entries} == {(Change.MODIFIED, Change.MODIFIED)}
+    found = await reading.status_between(Hostile(b"a" * 40, told[: len(told) // 2], b""), "c", branch="main")
+    assert (5400 < len(found.entries) < 6000, found.truncated) == (True, False)
 
 
 def test_what_is_written_as_a_commit() -> None:

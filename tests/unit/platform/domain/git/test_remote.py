@@ -31,7 +31,7 @@ from sandyard.platform.domain.git.remote import parse
         ),
         (
             *("ssh://git@[::1]:2222/acme/x.git", "ssh", "ssh://git@[::1]:2222/acme/x.git"),
-            *("acme/x", "x", "[::1]/acme/x", "https://[::1]/acme/x"),
+            *("acme/x", "x", "ssh:[::1]:2222/acme/x", "https://[::1]/acme/x"),
         ),
         ("file:///srv/git/x.git", "local", "/srv/git/x.git", None, "x", "local:/srv/git/x", None),
         ("/srv//with space/x/.git", "local", "/srv/with space/x/.git", None, "x", "local:/srv/with space/x/", None),
@@ -54,6 +54,17 @@ def test_every_way_of_writing_it_has_the_same_key() -> None:
         "ssh://git@github.com/a/b",
     )
     assert len({parse(way).key for way in ways}) == 1
+
+
+def test_another_port_is_another_repository() -> None:
+    """Or a stranger's project could hold the lock of one that it has nothing to do with."""
+    ways = (
+        *("https://host/a/b", "https://host:8443/a/b", "http://host:8080/a/b"),
+        *("ssh://git@host:2222/a/b", "ssh://git@host:443/a/b", "ssh://git@host:8443/a/b"),
+    )
+    assert len({parse(way).key for way in ways}) == len(ways)
+    usual = ("https://host:443/a/b", "http://host:80/a/b", "ssh://git@host:22/a/b", "git@host:a/b")
+    assert {parse(way).key for way in usual} == {"host/a/b"}
 
 
 @pytest.mark.parametrize(

@@ -360,19 +360,6 @@ async def test_a_branch_of_somebody_else_is_left_alone(plot: Plot) -> None:
         await plot.end(await git.branch(plot.owner, other.id, name="release"))
 
 
-async def test_who_has_left_the_project_no_longer_speaks_with_its_remote(plot: Plot) -> None:
-    services = plot.yard.services
-    member = await plot.yard.person("member")
-    await services.projects.add_member(plot.owner, plot.project_id, member.user_id)
-    _, sandbox = await services.sessions.create(member, project_id=plot.project_id)
-    await plot.end((await services.git.operations(member, PageRequest(), sandbox_id=sandbox.id)).items[0])
-    await services.projects.remove_member(plot.owner, plot.project_id, member.user_id)
-    assert (await services.git.status(member, sandbox.id)).clean
-    for asked in (services.git.push(member, sandbox.id), services.git.update(member, sandbox.id, how="check")):
-        with pytest.raises(NotFoundError, match="project"):
-            await asked
-
-
 async def test_restored_into_a_session_of_no_project(plot: Plot) -> None:
     services = plot.yard.services
     row, sandbox = await services.sessions.create(plot.owner)
@@ -381,3 +368,91 @@ async def test_restored_into_a_session_of_no_project(plot: Plot) -> None:
     kept = await plot.end(await services.git.checkpoint(plot.owner, sandbox.id))
     await plot.end(await services.sessions.restore(plot.owner, kept["checkpointId"]))
     assert await plot.run(await services.sessions.sandbox(plot.owner, row.id), "cat l.txt") == "loose\n"
+
+
+async def test_who_has_left_the_project(plot: Plot) -> None:
+    """Their sandbox is theirs; the project's code and credential are not."""
+    services = plot.yard.services
+    member = await services.users.create(plot.owner, "member", "member")
+    person = Principal(member.id, "member", "member", "test")
+    await services.projects.add_member(plot.owner, plot.project_id, member.id)
+    _, sandbox = await services.sessions.create(person, project_id=plot.project_id)
+    page = await services.git.operations(person, PageRequest(), sandbox_id=sandbox.id)
+    await plot.end(page.items[0])
+    kept = await plot.end(await services.git.checkpoint(person, sandbox.id))
+    await services.projects.remove_member(plot.owner, plot.project_id, member.id)
+    for verb in (
+        services.git.push(person, sandbox.id),
+        services.git.update(person, sandbox.id, how="check"),
+        services.git.tag(person, sandbox.id, name="v1", push=True),
+        services.git.status(person, sandbox.id),
+        services.git.diff(person, sandbox.id),
+        services.git.checkout(person, sandbox.id),
+        services.sessions.restore(person, kept["checkpointId"]),
+    ):
+        with pytest.raises(NotFoundError):
+            await verb
+    assert not (await services.git.operations(person, PageRequest())).items
+
+
+async def test_a_sandbox_cannot_name_the_commit_of_another(plot: Plot) -> None:
+    """Its git says that there is nothing new, and which commit it is at: one that came out of another sandbox."""
+    services = plot.yard.services
+    _, secret = await plot.session()
+    theirs = await plot.commit(secret, secret="s3cret")
+    await plot.end(await services.git.checkpoint(plot.owner, secret.id))
+    _, sandbox = await plot.session()
+    mine = await plot.commit(sandbox, a="x")
+    liar = f"""#!/bin/bash
+if [[ " $* " == *" rev-parse -q --verify --end-of-options refs/heads/"* ]]; then echo {theirs}; exit; fi
+if [[ " $* " == *" rev-list -n 1 {theirs} "* ]]; then exit; fi
+exec /usr/bin/git "$@"
+"""
+    await plot.run(sandbox, f"mkdir -p ~/bin && cat > ~/bin/git <<'E'\n{liar}\nE\nchmod +x ~/bin/git")
+    await plot.run(sandbox, "echo 'PATH=$HOME/bin:$PATH' >> ~/.profile; echo 'PATH=$HOME/bin:$PATH' >> ~/.bash_profile")
+    with pytest.raises(OperationFailedError) as told:
+        await plot.push(sandbox)
+    assert told.value.code == "unsafe_commits"
+    assert list(plot.origin.branches) == ["main"]
+    await plot.run(sandbox, "rm ~/bin/git")
+    assert (await plot.push(sandbox))["commit"] == mine
+
+
+async def test_asleep_it_is_not_compared_with_what_is_of_others(plot: Plot) -> None:
+    services = plot.yard.services
+    _, other = await plot.session()
+    theirs = await plot.commit(other, secret="s3cret")
+    await plot.end(await services.git.checkpoint(plot.owner, other.id))
+    _, sandbox = await plot.session()
+    mine = await plot.commit(sandbox, a="x")
+    await services.sandboxes.pause(plot.owner, sandbox.id)
+    assert not (await services.git.diff(plot.owner, sandbox.id, against=mine)).files
+    for against in (theirs, theirs[:8], mine[:8]):
+        with pytest.raises(NotFoundError):
+            await services.git.diff(plot.owner, sandbox.id, against=against)
+
+
+async def test_discarded_work_can_be_had_again(plot: Plot) -> None:
+    services = plot.yard.services
+    row, sandbox = await plot.session()
+    await plot.run(sandbox, "echo loose > l.txt")
+    gone = await plot.end(await services.git.discard(plot.owner, sandbox.id, everything=True))
+    assert gone["discarded"] == ["l.txt"]
+    await plot.end(await services.sessions.restore(plot.owner, gone["checkpointId"]))
+    assert await plot.run(await services.sessions.sandbox(plot.owner, row.id), "cat l.txt") == "loose\n"
+
+
+async def test_restored_although_the_checkout_is_gone(plot: Plot) -> None:
+    services = plot.yard.services
+    row, sandbox = await plot.session()
+    kept = await plot.end(await services.git.checkpoint(plot.owner, sandbox.id))
+    await plot.run(sandbox, "rm -rf .git")
+    await plot.end(await services.sessions.restore(plot.owner, kept["checkpointId"]))
+    assert await plot.run(await services.sessions.sandbox(plot.owner, row.id), "cat readme.txt") == "hello\n"
+
+
+async def test_commits_on_no_branch(plot: Plot) -> None:
+    _, sandbox = await plot.session()
+    await plot.run(sandbox, "git checkout -q --detach; echo x > a.txt; git add -A; git commit -qm 'feat: lost'")
+    with pytest.raises(OperationFailedError, match="the checkout is on no branch"):
+        await plot.push(sandbox)

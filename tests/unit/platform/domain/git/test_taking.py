@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import struct
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from sandyard.platform.domain.git.errors import TooMuchError, UnsafeBundleError
+from sandyard.platform.domain.git import mirror, taking
+from sandyard.platform.domain.git.bare import Bare
+from sandyard.platform.domain.git.errors import GitTimeoutError, TooMuchError, UnsafeBundleError
 from tests.forge.repositories import git
 from tests.unit.platform.domain.git.mirrored import Mirrored
 
 REF = "refs/sandyard/sandboxes/s1/head"
 PERSON = b"A <a@b> 1700000000 +0000"
-COMMIT, TREE, BLOB = 1, 2, 3
-KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
+COMMIT, TREE, BLOB, TAG, DELTA = 1, 2, 3, 4, 7
+KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
 
 
 @pytest.fixture
@@ -36,15 +39,15 @@ def entry(mode: bytes, path: bytes, object_id: str) -> bytes:
     return mode + b" " + path + b"\0" + bytes.fromhex(object_id)
 
 
-def packed(*objects: tuple[int, bytes], count: int | None = None) -> bytes:
-    """A pack as git writes one, of whatever it is told."""
+def packed(*objects: tuple[int, bytes], count: int | None = None, base: str = "") -> bytes:
+    """A pack as git writes one, of whatever it is told. `base`: what its deltas are upon."""
     out = b"PACK" + struct.pack(">II", 2, len(objects) if count is None else count)
     for kind, content in objects:
         size, first = len(content) >> 4, kind << 4 | len(content) & 15
         while size:
             out += bytes([first | 128])
             first, size = size & 127, size >> 7
-        out += bytes([first]) + zlib.compress(content)
+        out += bytes([first]) + (bytes.fromhex(base) if kind == DELTA else b"") + zlib.compress(content)
     return out + hashlib.sha1(out).digest()
 
 
@@ -78,7 +81,7 @@ async def test_sound_commits_are_taken_as_often_as_one_likes(fresh: Mirrored) ->
     commit = fresh.work({"a": "a", "run.sh": "#!/bin/sh\n"})
     path = fresh.bundled("HEAD", "--not", "origin/main")
     for _ in range(2):
-        await fresh.mirror.take(path, {"HEAD": REF})
+        assert await fresh.mirror.take(path, {"HEAD": REF}) == {REF: commit}
     assert await fresh.mirror.refs("refs/sandyard") == {REF: commit}
     assert await fresh.mirror.read("cat-file", "blob", f"{commit}:a") == (b"a", False)
     assert len(list(fresh.mirror.objects.glob("pack/*.pack"))) == 2
@@ -91,7 +94,8 @@ async def test_a_rewritten_history_and_several_refs_are_taken(fresh: Mirrored) -
     commit = fresh.work({"b": "b"})
     git("tag", "-a", "v1", "-m", "one", cwd=fresh.guest())
     path = fresh.bundled("HEAD", "refs/tags/v1", "--not", "origin/main")
-    await fresh.mirror.take(path, {"HEAD": "refs/sandyard/guest", "refs/tags/v1": "refs/sandyard/tags/v1"})
+    taken = await fresh.mirror.take(path, {"HEAD": "refs/sandyard/guest", "refs/tags/v1": "refs/sandyard/tags/v1"})
+    assert taken == {"refs/sandyard/guest": commit, "refs/sandyard/tags/v1": commit}
     refs = await fresh.mirror.refs("refs/sandyard")
     assert refs["refs/sandyard/guest"] == commit
     assert await fresh.mirror.resolve("refs/sandyard/tags/v1") == commit
@@ -150,6 +154,8 @@ async def test_missing_objects_are_refused(fresh: Mirrored) -> None:
 
 async def test_a_ref_that_is_not_a_commit_is_refused(fresh: Mirrored) -> None:
     await refused(fresh, bundle(fresh, HELLO_ID, packed((BLOB, HELLO))), match="not a commit")
+    tag = f"object {HELLO_ID}\ntype blob\ntag v1\ntagger ".encode() + PERSON + b"\n\nx\n"
+    await refused(fresh, bundle(fresh, name(TAG, tag), packed((TAG, tag), (BLOB, HELLO))), match="not a commit")
 
 
 async def test_commits_upon_others_that_were_never_seen_are_refused(fresh: Mirrored) -> None:
@@ -232,7 +238,76 @@ async def test_an_object_that_unfolds_to_gigabytes_is_refused(fresh: Mirrored) -
         size >>= 7
     head.append(size)
     out = b"PACK" + struct.pack(">II", 2, 1) + bytes(head) + zlib.compress(b"\0" * 1000)
-    await refused(fresh, bundle(fresh, "1" * 40, out + hashlib.sha1(out).digest()), match="over limit")
+    await refused(fresh, bundle(fresh, "1" * 40, out + hashlib.sha1(out).digest()), match="more memory")
+
+
+def number(value: int) -> bytes:
+    """As deltas have sizes."""
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+async def test_a_delta_that_unfolds_to_hundreds_of_megabytes_is_refused(fresh: Mirrored) -> None:
+    part, times = bytes(1 << 20), 250
+    delta = number(len(part)) + number(len(part) * times) + b"\xc0\x10" * times  # each: 1 MiB from its beginning
+    made = packed((BLOB, part), (DELTA, delta), base=name(BLOB, part))
+    assert len(made) < 3000
+    await refused(fresh, bundle(fresh, "1" * 40, made), match="more memory")
+
+
+async def test_a_large_file_is_taken_all_the_same(fresh: Mirrored) -> None:
+    large = bytes(210 << 20)
+    path = of_tree(fresh, entry(b"100644", b"large", name(BLOB, large)), (BLOB, large))
+    assert len(await fresh.mirror.take(path, {"HEAD": REF})) == 1
+
+
+async def test_what_takes_too_long_is_stopped_and_leaves_nothing(
+    fresh: Mirrored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh.work({"a": "a"})
+    path = fresh.bundled("HEAD", "--not", "origin/main")
+    before = sorted(fresh.mirror.objects.rglob("*"))
+    monkeypatch.setattr(taking, "_TIMEOUT_S", 0.0001)
+    with pytest.raises(GitTimeoutError, match="index-pack"):
+        await fresh.mirror.take(path, {"HEAD": REF})
+    assert sorted(fresh.mirror.objects.rglob("*")) == before
+    assert not list(fresh.mirror.folder.glob("sandyard/scratch/*"))
+
+
+async def test_two_are_taken_at_once_whatever_mirror_they_are_for(
+    fresh: Mirrored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, most, second, go_on = 0, 0, asyncio.Event(), asyncio.Event()
+
+    async def counted(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -> dict[str, str]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        if now == 2:
+            second.set()
+        await go_on.wait()
+        now -= 1
+        return dict(refs)
+
+    monkeypatch.setattr(mirror, "take", counted)
+    asked = [asyncio.create_task(fresh.mirrors.of(f"p{one}").take(fresh.folder, {"HEAD": REF})) for one in (1, 2, 3, 3)]
+    async with asyncio.timeout(10):
+        await second.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)  # all that can begin has begun
+        go_on.set()
+        assert await asyncio.gather(*asked) == [{"HEAD": REF}] * 4
+    assert most == 2
+
+
+async def test_names_that_cannot_be_stored_are_in_no_error(fresh: Mirrored) -> None:
+    path = fresh.folder / "made.bundle"
+    path.write_bytes(b"# v2 git bundle\n" + b"1" * 40 + b" refs/\0\x1b[2J\xff\n\nPACK")
+    with pytest.raises(UnsafeBundleError, match="and nothing else") as error:
+        await fresh.mirror.take(path, {"HEAD": REF})
+    assert error.value.message.isprintable()
 
 
 async def test_more_than_the_limit_is_refused(fresh: Mirrored) -> None:

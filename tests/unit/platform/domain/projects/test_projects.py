@@ -157,8 +157,14 @@ async def test_credentials_are_never_shown_to_another_server(world: World) -> No
     moved = await world.projects.update(maria, project.id, repository="https://git.example.org/w.git")
     await world.credentials.put(maria, project.id, token=Secret("x" * 20))
     elsewhere = ProjectSettings(forge=ForgeSettings(api_url="https://evil.example/api"))
+    at_port = ProjectSettings(forge=ForgeSettings(api_url="https://git.example.org:8443/api/v3"))
     for refused in (
         world.projects.update(maria, project.id, repository="https://evil.example/w.git"),
+        world.projects.update(maria, project.id, repository="https://git.example.org:8443/w.git"),
+        world.projects.update(maria, project.id, repository="http://git.example.org/w.git"),
+        world.projects.update(maria, project.id, repository="http://git.example.org:443/w.git"),
+        world.projects.update(maria, project.id, repository="ssh://git@git.example.org:2222/w.git"),
+        world.projects.update(maria, project.id, settings=at_port),
         world.projects.update(maria, project.id, settings=elsewhere),
         world.projects.update(maria, project.id, repository=None),
         world.projects.update(ROOT, project.id, repository="/srv/w.git"),
@@ -167,7 +173,21 @@ async def test_credentials_are_never_shown_to_another_server(world: World) -> No
             await refused
     assert (await world.projects.get(maria, project.id)).repository == moved.repository
     # the same server under another path, and its own API, are no others
-    same = ProjectSettings(forge=ForgeSettings(api_url="https://git.example.org/api/v3"))
+    same = ProjectSettings(forge=ForgeSettings(api_url="https://git.example.org:443/api/v3"))
     await world.projects.update(maria, project.id, repository="git@git.example.org:v.git", settings=same)
     await world.credentials.remove(maria, project.id, "token")
     await world.projects.update(maria, project.id, repository="https://other.example/w.git", settings=elsewhere)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8001/acme/w", "ssh://git@git.example.org:2222/acme/w"])
+async def test_a_port_of_its_own_stays_the_only_one(world: World, address: str) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website", repository=address)
+    await world.credentials.put(maria, project.id, token=Secret("x" * 20))
+    await world.projects.update(maria, project.id, repository=address.replace("acme", "example"))
+    for other in (
+        address.replace("1/", "2/").replace("2222", "2223"),
+        address.replace(":8001", "").replace(":2222", ""),
+    ):
+        with pytest.raises(ConflictError):
+            await world.projects.update(maria, project.id, repository=other)

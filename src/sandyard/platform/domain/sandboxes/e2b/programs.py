@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NoReturn
 
 from e2b import AsyncCommandHandle, CommandExitException
 
@@ -28,14 +29,22 @@ TIMEOUT_S = 60.0
 LIMIT = 8 << 20
 STDERR_LIMIT = 16 << 10
 """The end of it is kept: a program that fails says last why."""
+STDERR_MOST = 4 << 20
+"""Who says more is ended: to listen costs the platform more than it costs the sandbox to speak."""
 NO_ENVS: Mapping[str, str] = MappingProxyType({})
 _INLINE = 96 << 10
 """A longer argv does not fit into a variable and goes by a file."""
+_NOISE = 32 << 20
+"""What a login shell's profile may write before the program begins."""
+_PIECES = 100_000
+"""In which all of it may come: each costs the same, however short it is."""
+_APART = 256 << 10
 _GRACE_S = 10.0
 """How long after its time the sandbox may still be busy to end a program."""
 _KILL_S = 5.0
 _TIMED_OUT = (124, 137)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UNSTORABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 # $SANDYARD_MARK begins and ends what the program writes: a login shell's profile may write before it. The argv is a list of
 # fields, each ended by a zero byte: directory, seconds, bytes, number of variables, the variables, the words. The variables
@@ -58,12 +67,16 @@ printf '\n:%s\n' "$m"
 "${c[@]}" </dev/null | head -c "${a[2]}" | base64
 printf '\n:%s %s\n' "$m" "${PIPESTATUS[0]}"
 """
+# `timeout` has a process group of its own with all that it started
+_END = r"""read -r -a c <"/proc/$SANDYARD_PID/task/$SANDYARD_PID/children"
+for p in "${c[@]}"; do kill -- "-$p" || kill "$p"; done 2>/dev/null
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
     """How a program ended. `truncated`: it wrote more than the limit, and the rest is lost; it was ended by that (SIGPIPE,
-    exit code 141) unless it was through. `stderr` is the end of what it said."""
+    exit code 141) unless it was through. `stderr` is the end of what it said, as `storable` has it."""
 
     exit_code: int
     stdout: bytes
@@ -98,7 +111,8 @@ class Programs:
     ) -> Ran:
         """Run it as the sandbox's default user, without a standard input, and wait for its end. Words may hold any bytes but
         zero (as os.fsdecode has them). Happens at most once unless `idempotent`. DirectoryMissingError,
-        ProgramTimeoutError; whatever the sandbox sends, no more than about three times `limit` is held of it."""
+        ProgramTimeoutError; whatever the sandbox sends, no more than about three times `limit` is held of it. EngineError
+        when the program says more than STDERR_MOST on its standard error: it is ended."""
         blob = _encode(argv, cwd, envs, timeout_s, limit)
 
         async def attempt(handle: Handle) -> Ran | None:
@@ -124,8 +138,11 @@ class _Run:
         self._tail = ""
         self._parts: list[str] = []
         self._size = 0
+        self._noise = 0
         self._stderr = ""
-        self._flooded = False
+        self._complaints = 0
+        self._pieces = 0
+        self._flood: str | None = None
 
     async def through(self, handle: Handle, blob: bytes, timeout_s: float) -> Ran | None:
         """None: its time was over."""
@@ -159,17 +176,21 @@ class _Run:
                 raise
             return None
         except Exception:
-            if self._flooded:
-                raise EngineError(_STRANGE) from None
+            if self._flood is not None:
+                raise EngineError(self._flood) from None
             raise
         finally:
             if running is not None and not ended:
-                await _end(running)
-        ran = self._result()
+                await _end(handle, running, with_children=self._flood is not None)
+        ran = await asyncio.to_thread(self._result) if self._size > _APART else self._result()
         return None if ran.exit_code in _TIMED_OUT and now() - began >= timeout_s else ran
 
     def _heard(self, text: str) -> None:
+        self._count_piece()
         if not self._begun:
+            self._noise += len(text)
+            if self._noise > _NOISE:
+                self._stop(_STRANGE)
             before, found, text = (self._tail + text).partition(self._token)
             if not found:
                 self._tail = before[-len(self._token) :]
@@ -177,14 +198,27 @@ class _Run:
             self._begun = True
         self._size += len(text)
         if self._size > self._most:
-            self._flooded = True
-            self._parts.clear()
-            raise EngineError(_STRANGE)
+            self._stop(_STRANGE)
         self._parts.append(text)
 
     def _complained(self, text: str) -> None:
+        self._count_piece()
+        self._complaints += len(text)
+        if self._complaints > STDERR_MOST:
+            self._stop(_LOUD)
         said = self._stderr + text[-STDERR_LIMIT:]
         self._stderr = said.rpartition(f"{self._token}\n")[2][-STDERR_LIMIT:]
+
+    def _count_piece(self) -> None:
+        self._pieces += 1
+        if self._pieces > _PIECES:
+            self._stop(_LOUD)
+
+    def _stop(self, why: str) -> NoReturn:
+        """The SDK ends its waiting with this, in words of its own."""
+        self._flood = self._flood or why
+        self._parts.clear()
+        raise EngineError(self._flood)
 
     def _result(self) -> Ran:
         body, found, last = "".join(self._parts).rpartition(self._token)
@@ -198,13 +232,24 @@ class _Run:
             data = binascii.a2b_base64(body)
         except ValueError:
             raise EngineError(_STRANGE) from None
-        return Ran(int(last), data[: self._limit], self._stderr, truncated=len(data) > self._limit)
+        return Ran(int(last), data[: self._limit], storable(self._stderr), truncated=len(data) > self._limit)
 
 
 _STRANGE = (
     "The sandbox did not run the platform's program as it should: look whether /bin/bash, base64 and head work in it, and "
     "whether its disk is full."
 )
+
+_LOUD = (
+    f"The program in the sandbox said more than {STDERR_MOST >> 20} MiB on its standard error, or said it in too many pieces, and "
+    "was ended. Look in the sandbox what it complains about."
+)
+
+
+def storable(text: str) -> str:
+    """What a sandbox said, with a replacement for each character that a database or a terminal does not take: zero bytes, half
+    characters, control characters other than line ends and tabs."""
+    return _UNSTORABLE.sub("\ufffd", text)
 
 
 def _refusal(word: str) -> Exception:
@@ -219,11 +264,19 @@ def _refusal(word: str) -> Exception:
     return EngineError(_STRANGE)
 
 
-async def _end(running: AsyncCommandHandle[None]) -> None:
-    """What was started goes, whoever waited for it has left."""
+async def _end(handle: Handle, running: AsyncCommandHandle[None], *, with_children: bool) -> None:
+    """What was started goes, whoever waited for it has left. `with_children`: the program itself too, which else may finish
+    what it does."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_KILL_S):
             await running.disconnect()
+    if with_children:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_KILL_S):
+                envs = {"SANDYARD_PID": str(running.pid)}
+                await handle.sandbox.commands.run(_END, timeout=_KILL_S, envs=envs, retain_output=False)
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_KILL_S):
             await running.kill()
 
 

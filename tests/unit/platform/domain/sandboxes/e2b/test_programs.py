@@ -87,7 +87,7 @@ async def test_output_is_cut_at_the_limit(engine: SandboxEngine, sandbox: Engine
     ran = await engine.run(sandbox.id, ["yes"], limit=1000)
     assert (ran.exit_code, len(ran.stdout), ran.truncated) == (141, 1000, True)
     ran = await engine.run(
-        sandbox.id, ["bash", "-c", "yes complaint | head -c 10000000 >&2; echo the reason >&2; exit 3"]
+        sandbox.id, ["bash", "-c", "yes complaint | head -c 4000000 >&2; echo the reason >&2; exit 3"]
     )
     assert (ran.exit_code, ran.stderr[-11:]) == (3, "the reason\n")
     assert len(ran.stderr) <= 16 << 10
@@ -116,6 +116,34 @@ async def test_a_sandbox_that_sends_anything_fills_no_memory(
     await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(b"while :; do echo noise; done\n"))
     with pytest.raises(ProgramTimeoutError):
         await asyncio.wait_for(engine.run(sandbox.id, ["true"], timeout_s=1), 30)
+
+
+@pytest.mark.parametrize(
+    ("script", "most"), [("exec yes complaint >&2", 1 << 30), ("while :; do echo x >&2; done", 2000)]
+)
+async def test_who_complains_without_an_end_is_ended(
+    engine: SandboxEngine, sandbox: EngineSandbox, monkeypatch: pytest.MonkeyPatch, script: str, most: int
+) -> None:
+    monkeypatch.setattr(programs, "_PIECES", most)
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="said more than 4 MiB on its standard error") as caught:
+        await engine.run(sandbox.id, ["bash", "-c", f": 4711; {script}"], timeout_s=60, idempotent=True)
+    assert not isinstance(caught.value, ProgramTimeoutError)
+    assert time.monotonic() - began < 20
+
+    async def ended() -> bool:
+        return not (await run(engine, sandbox.id, "pgrep -f '[y]es complaint|: [4]711'", user="root")).stdout
+
+    await until(ended)
+
+
+async def test_what_a_program_says_can_be_stored(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    script = r"printf 'a\0b\033[1m\xed\xa0\x80\xff\tc\r\n\303\251' >&2"
+    ran = await engine.run(sandbox.id, ["bash", "-c", script])
+    assert "\0" not in ran.stderr
+    assert ran.stderr.startswith("a\ufffdb\ufffd[1m\ufffd")
+    assert ran.stderr.endswith("\ufffd\tc\r\né")
+    assert programs.storable("é🙂\ud800\udfff\x7f\x85\u2028") == "é🙂\ufffd\ufffd\ufffd\ufffd\u2028"
 
 
 @pytest.mark.parametrize("profile", [b"exit 3\n", b"printf() { :; }\n", b"kill -9 $$\n"])
