@@ -295,5 +295,5 @@ async def test_an_error_may_tell_more_but_not_otherwise(world: World) -> None:
     problem = answer.json()
     assert (answer.status_code, problem["status"], problem["code"]) == (409, 409, "conflicts")
     assert problem["files"] == [{"path": "a\udc80.py", "kind": "content", "detail": ""}]
-    assert problem["choices"] == ["rebase", "merge", "give_up", "agent"] and problem["operationId"] == "gop_1"
+    assert problem["choices"] == ["agent", "give_up"] and problem["operationId"] == "gop_1"
     assert CommitMessageError("no").extra == {} and CommitMessageError("no", "fix: x").extra == {"suggestion": "fix: x"}
