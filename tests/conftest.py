@@ -2,10 +2,18 @@
 
 import signal
 
-from tests.databases import database, database_url
+from tests.databases import database, database_url, migrated_url, postgres_schema, sqlite_schema
 from tests.postgres import postgres, postgres_url
 
-__all__ = ["database", "database_url", "postgres", "postgres_url"]
+__all__ = [
+    "database",
+    "database_url",
+    "migrated_url",
+    "postgres",
+    "postgres_schema",
+    "postgres_url",
+    "sqlite_schema",
+]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts jobs in the background with Ctrl-C ignored, and programs that tests start would inherit that

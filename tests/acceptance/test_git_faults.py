@@ -116,7 +116,7 @@ def test_a_token_that_runs_out(project: Work, seat: Seat, github: GitHub) -> Non
     assert told["code"] == "remote_refused"
     assert project.token.text not in str(told)
     told = problem(seat.client.post("/github/pull-requests", json={"sandboxId": seat.sandbox}))
-    assert told["code"] == "remote_refused"
+    assert told["code"] == "forge_unauthorized"  # the permission is looked at before anything is pushed
     tested = ok(seat.client.post(f"/projects/{project.id}/test"))
     assert tested["ok"] is False
     project.credentials(token=github.tokens.make("sandyard-bot").text)

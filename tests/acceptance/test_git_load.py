@@ -32,8 +32,9 @@ def github() -> Iterator[GitHub]:
 
 
 @pytest.fixture
-def platform(engine: Engine, database_url: str) -> Iterator[Platform]:
-    with running(engine, database_url, **SETTINGS) as platform:
+def platform(engine: Engine, postgres_url: str) -> Iterator[Platform]:
+    """On PostgreSQL, where writers do not queue up by themselves."""
+    with running(engine, postgres_url, **SETTINGS) as platform:
         yield platform
 
 
