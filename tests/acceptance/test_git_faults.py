@@ -222,8 +222,8 @@ def test_a_merge_is_done_once(project: Work, seat: Seat, github: GitHub, fault: 
 
 
 @pytest.fixture
-def mortal(engine: Engine, database_url: str) -> Iterator[Platform]:
-    with running(engine, database_url, **SETTINGS) as platform:
+def mortal(engine: Engine) -> Iterator[Platform]:
+    with running(engine, **SETTINGS) as platform:
         yield platform
 
 
