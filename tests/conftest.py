@@ -2,18 +2,10 @@
 
 import signal
 
-from tests.databases import database, database_url, migrated_url, postgres_schema, sqlite_schema
+from tests.databases import database, database_url
 from tests.postgres import postgres, postgres_url
 
-__all__ = [
-    "database",
-    "database_url",
-    "migrated_url",
-    "postgres",
-    "postgres_schema",
-    "postgres_url",
-    "sqlite_schema",
-]
+__all__ = ["database", "database_url", "postgres", "postgres_url"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts jobs in the background with Ctrl-C ignored, and programs that tests start would inherit that
