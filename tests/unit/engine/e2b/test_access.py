@@ -69,7 +69,8 @@ def signed(path: str, token: str = TOKEN, expires_in: int | None = None, operati
         (bare("/x", port=9), 502),
         (bare("/files?" + "a=b&" * 40 + "signature=x"), 400),
     ],
-    ids=lambda value: value.split(b"\r\n")[0].decode() if isinstance(value, bytes) else str(value),
+    # without what is signed: a signature with a time in it differs between workers that collect at other times
+    ids=lambda value: value.split(b"\r\n")[0].split(b"&")[0].decode() if isinstance(value, bytes) else str(value),
 )
 async def test_who_gets_through(gate: Bench, raw: bytes, status: int) -> None:
     await gate.sockets.listen(greet)

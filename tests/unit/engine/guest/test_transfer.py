@@ -141,7 +141,9 @@ def test_gzip_uploads(client: Client, home: Path, payload: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"not gzip at all", gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"y") + b"trailing"]
+    "body",
+    [b"not gzip at all", gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"y") + b"trailing"],
+    ids=["not gzip", "cut", "trailing"],
 )
 def test_broken_gzip_leaves_nothing(client: Client, home: Path, body: bytes) -> None:
     assert upload(client, "broken", body, {"Content-Encoding": "gzip"}).status == 400
