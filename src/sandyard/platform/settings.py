@@ -62,6 +62,15 @@ class PlatformSettings(Settings):
     git_operations_kept_days: int = Field(default=90, ge=1)
     forge_poll_s: float = Field(default=60, gt=0)  # open pull requests of which no webhook tells
 
+    # agents and tasks
+    default_agent: str = "demo"
+    parallel_attempts: int = Field(default=8, ge=1)  # on this machine
+    parallel_attempts_per_user: int = Field(default=8, ge=1)
+    npm_registry: str | None = None  # where agents are installed from; None: as npm in the sandbox is set up
+    model_timeout_s: float = Field(default=600, gt=0)  # of one answer of a model, from byte to byte
+    preparations_kept_days: int = Field(default=14, ge=1)  # unused
+    agent_idle_s: float = Field(default=120, gt=0)  # an agent's process without a turn is ended so much later
+
     # people
     new_admin_token: bool = False  # at start, make a token for an administrator and say it: for who has lost the first
     login_days: int = Field(default=30, ge=1)
@@ -86,6 +95,11 @@ class PlatformSettings(Settings):
     @property
     def git_dir(self) -> Path:
         return self.data_dir / "git"
+
+    @property
+    def durable_database(self) -> str:
+        """Where workflows are recorded: beside SQLite's database, or in a schema of its own in PostgreSQL's."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'workflows.db'}"
 
     @property
     def url(self) -> str:

@@ -1,6 +1,7 @@
 """Every table, one class each. Importing this module knows them all."""
 
 from sandyard.platform.db.base import Base
+from sandyard.platform.db.models.agents import Agent, AgentInput, AgentRun, Ask, ModelCall, ModelProvider
 from sandyard.platform.db.models.git import (
     Checkout,
     Checkpoint,
@@ -9,14 +10,20 @@ from sandyard.platform.db.models.git import (
     GitOperation,
     PullRequest,
 )
-from sandyard.platform.db.models.projects import Project, ProjectMember, Task
+from sandyard.platform.db.models.projects import Project, ProjectMember
 from sandyard.platform.db.models.records import Audit, Event, Setting, StoredSecret
 from sandyard.platform.db.models.sandboxes import Command, Sandbox, Terminal
 from sandyard.platform.db.models.sessions import Message, Session, Turn
+from sandyard.platform.db.models.tasks import Attempt, Preparation, Schedule, Step, Task, TaskNeed
 from sandyard.platform.db.models.users import ApiToken, Login, Ticket, User
 
 __all__ = [
+    "Agent",
+    "AgentInput",
+    "AgentRun",
     "ApiToken",
+    "Ask",
+    "Attempt",
     "Audit",
     "Base",
     "Checkout",
@@ -28,14 +35,20 @@ __all__ = [
     "GitOperation",
     "Login",
     "Message",
+    "ModelCall",
+    "ModelProvider",
+    "Preparation",
     "Project",
     "ProjectMember",
     "PullRequest",
     "Sandbox",
+    "Schedule",
     "Session",
     "Setting",
+    "Step",
     "StoredSecret",
     "Task",
+    "TaskNeed",
     "Terminal",
     "Ticket",
     "Turn",

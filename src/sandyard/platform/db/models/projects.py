@@ -1,14 +1,14 @@
-"""Projects, who works on them, and their cards."""
+"""Projects, and who works on them."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Index, Integer, String
+from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sandyard.platform.db.base import Base, Id, LongText, Name, Word, belongs_to, may_refer_to
+from sandyard.platform.db.base import Base, Id, Name, belongs_to
 from sandyard.platform.db.types import Json
 
 
@@ -35,24 +35,3 @@ class ProjectMember(Base):
     project_id: Mapped[str] = mapped_column(belongs_to("projects.id"), primary_key=True)
     user_id: Mapped[str] = mapped_column(belongs_to("users.id"), primary_key=True, index=True)
     added_at: Mapped[datetime]
-
-
-class Task(Base):
-    """A card."""
-
-    __tablename__ = "tasks"
-    __table_args__ = (Index("ix_tasks_project_id_status_position", "project_id", "status", "position"),)
-
-    id: Mapped[Id]
-    project_id: Mapped[str] = mapped_column(belongs_to("projects.id"))
-    created_by: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
-    title: Mapped[str] = mapped_column(String(300))
-    description: Mapped[LongText]
-    status: Mapped[Word]  # backlog, in_progress, in_review, done, cancelled
-    position: Mapped[int] = mapped_column(Integer)  # within its column
-    priority: Mapped[int] = mapped_column(Integer)
-    base_branch: Mapped[str | None] = mapped_column(String(250))
-    agent: Mapped[str | None] = mapped_column(String(100))
-    model: Mapped[str | None] = mapped_column(String(100))
-    created_at: Mapped[datetime]
-    updated_at: Mapped[datetime]

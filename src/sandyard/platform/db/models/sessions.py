@@ -21,6 +21,8 @@ class Session(Base):
     task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
     title: Mapped[str] = mapped_column(String(300))
     agent: Mapped[str | None] = mapped_column(String(100))
+    model: Mapped[str | None] = mapped_column(String(200))
+    mode: Mapped[str | None] = mapped_column(String(100))
     template: Mapped[str] = mapped_column(String(256))
     sandbox_id: Mapped[str | None] = mapped_column(String(40), index=True)  # the newest of its sandboxes
     checkpoint: Mapped[str | None] = mapped_column(String(256))  # the snapshot it can be provisioned from
@@ -34,16 +36,32 @@ class Turn(Base):
     """One prompt and all that followed."""
 
     __tablename__ = "turns"
-    __table_args__ = (Index("uq_turns_session_id_number", "session_id", "number", unique=True),)
+    __table_args__ = (
+        Index("uq_turns_session_id_number", "session_id", "number", unique=True),
+        Index("ix_turns_status", "status"),
+    )
 
     id: Mapped[Id]
     session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
     number: Mapped[int] = mapped_column(Integer)
-    status: Mapped[Word]
+    key: Mapped[str | None] = mapped_column(String(200), unique=True)  # asked for again under it, it is the same turn
+    origin: Mapped[Word]  # person, task, verify, feedback
+    user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
+    prompt_id: Mapped[str | None] = mapped_column(String(40))  # the message that it answers
+    model: Mapped[str | None] = mapped_column(String(200))
+    mode: Mapped[str | None] = mapped_column(String(100))
+    run_id: Mapped[str | None] = mapped_column(may_refer_to("agent_runs.id"), index=True)
+    request: Mapped[int | None] = mapped_column(Integer)  # the number of the request that the agent answers at its end
+    status: Mapped[Word]  # queued, running, waiting, completed, cancelled, failed, over_budget
     stop_reason: Mapped[str | None] = mapped_column(String(100))
     error: Mapped[str | None] = mapped_column(Text)
+    error_code: Mapped[str | None] = mapped_column(String(40))
     usage: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
-    started_at: Mapped[datetime]
+    queued_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    active_at: Mapped[datetime | None]  # when the agent was last seen to do something
+    stuck_at: Mapped[datetime | None]  # since when it seems to do nothing
+    cancel_at: Mapped[datetime | None]  # when somebody asked for its end
     finished_at: Mapped[datetime | None]
 
 
@@ -58,3 +76,4 @@ class Message(Base):
     role: Mapped[Word]  # user, agent or system
     parts: Mapped[list[Any]] = mapped_column(Json)
     created_at: Mapped[datetime]
+    updated_at: Mapped[datetime | None]  # of one that grew

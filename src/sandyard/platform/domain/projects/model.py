@@ -81,6 +81,87 @@ class ForgeSettings(_Part):
     delete_branch: bool = Field(default=True, description="Delete the branch when its pull request was merged.")
 
 
+class PermissionSettings(_Part):
+    """What agents may do without asking. `deny` wins over everything."""
+
+    mode: Literal["ask", "allow_reads", "allow_all"] = Field(
+        default="allow_all",
+        description="ask: a person is asked for everything the agent asks for. allow_reads: reading, searching and thinking are "
+        "allowed, the rest is asked. allow_all: everything inside the sandbox is allowed.",
+    )
+    deny: Patterns = Field(
+        default_factory=list,
+        description="Regular expressions (RE2 syntax), searched for in a tool call's title, command, paths and input: refused.",
+        examples=[["\\brm -rf\\b"]],
+    )
+    timeout_seconds: int = Field(default=3600, ge=5, le=30 * 24 * 3600, description="Nobody answered in time: refused.")
+
+
+class BudgetSettings(_Part):
+    """What may be spent on models. What is null has no limit."""
+
+    usd: float | None = Field(default=None, gt=0, le=1_000_000)
+    tokens: int | None = Field(default=None, gt=0, le=10**13)
+
+
+class AgentSettings(_Part):
+    default: str | None = Field(
+        default=None, min_length=1, max_length=100, description="The agent of tasks that name none."
+    )
+    model: str | None = Field(default=None, min_length=1, max_length=200)
+    mode: str | None = Field(default=None, min_length=1, max_length=100)
+    permissions: PermissionSettings = Field(default_factory=PermissionSettings)
+    stuck_minutes: int = Field(default=15, ge=1, le=24 * 60, description="No output and no CPU for so long: stuck.")
+    when_stuck: Literal["show", "wake", "ask", "stop"] = Field(
+        default="show",
+        description="show: only say so. wake: interrupt it and tell it to go on. ask: a person is asked what to do. stop: the turn ends.",
+    )
+
+
+class VerifySettings(_Part):
+    """What must succeed before work is committed and pushed."""
+
+    command: str | None = Field(default=None, min_length=1, max_length=10_000, examples=["make test"])
+    timeout_seconds: int = Field(default=900, ge=1, le=24 * 3600)
+    fixes: int = Field(default=2, ge=0, le=20, description="How often a failure goes back to the agent.")
+
+
+class SetupSettings(_Part):
+    """What prepares a checkout, once for each base commit. Null: `.sandyard/setup.sh`, else what devcontainer.json says."""
+
+    command: str | None = Field(default=None, min_length=1, max_length=10_000, examples=["npm ci"])
+    timeout_seconds: int = Field(default=1800, ge=1, le=24 * 3600)
+
+
+class TaskSettings(_Part):
+    parallel: int = Field(default=4, ge=1, le=200, description="Attempts of this project that may run at once.")
+    wip_limits: dict[Literal["backlog", "in_progress", "in_review"], Annotated[int, Field(ge=1, le=10_000)]] = Field(
+        default_factory=dict, description="Cards a column may hold."
+    )
+    budget: BudgetSettings = Field(default_factory=BudgetSettings, description="Of one task that has none of its own.")
+    monthly_budget: BudgetSettings = Field(
+        default_factory=BudgetSettings, description="Of the project, per calendar month in UTC."
+    )
+    finished: Literal["pause", "destroy"] = Field(
+        default="destroy", description="What becomes of a finished task's sandbox."
+    )
+    issue_label: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="Issues that get this label become tasks that start at once.",
+    )
+    mention: str = Field(
+        default="@sandyard",
+        min_length=2,
+        max_length=100,
+        description="A comment on a pull request with this word goes to the agent.",
+    )
+    feedback_rounds: int = Field(
+        default=5, ge=0, le=100, description="How often failed checks may wake the agent by themselves."
+    )
+
+
 class ProjectSettings(_Part):
     command_policy: CommandPolicySettings = Field(default_factory=CommandPolicySettings)
     idle_seconds: int | None = Field(
@@ -91,6 +172,10 @@ class ProjectSettings(_Part):
     )
     git: GitSettings = Field(default_factory=GitSettings)
     forge: ForgeSettings = Field(default_factory=ForgeSettings)
+    agent: AgentSettings = Field(default_factory=AgentSettings)
+    setup: SetupSettings = Field(default_factory=SetupSettings)
+    verify: VerifySettings = Field(default_factory=VerifySettings)
+    tasks: TaskSettings = Field(default_factory=TaskSettings)
     template: str | None = Field(
         default=None, min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", examples=["base"]
     )

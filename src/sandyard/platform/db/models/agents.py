@@ -1,0 +1,144 @@
+"""Agents at work: which there are, their processes in sandboxes, what they ask, and the models they use."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Index, Integer, LargeBinary, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from sandyard.platform.db.base import Base, Id, LongText, Name, Word, belongs_to, may_refer_to
+from sandyard.platform.db.types import BigInt, Json
+
+
+class Agent(Base):
+    """An agent of somebody's own: an ACP command line. Those that come with the platform have no row."""
+
+    __tablename__ = "agents"
+
+    id: Mapped[Id]
+    owner_id: Mapped[str | None] = mapped_column(belongs_to("users.id"), index=True)  # None: everybody's
+    name: Mapped[str] = mapped_column(String(100), unique=True)
+    title: Mapped[Name]
+    definition: Mapped[dict[str, Any]] = mapped_column(Json)  # argv, install, envs, models, modes …
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class AgentRun(Base):
+    """One life of an agent's process in a sandbox. `consumed` counts the bytes of its output whose effects are in the database;
+    it grows in the transaction that writes them."""
+
+    __tablename__ = "agent_runs"
+    __table_args__ = (Index("ix_agent_runs_status", "status"),)
+
+    id: Mapped[Id]
+    session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"), index=True)
+    sandbox_id: Mapped[str] = mapped_column(belongs_to("sandboxes.id"), index=True)
+    agent: Mapped[str] = mapped_column(String(100))
+    model: Mapped[str | None] = mapped_column(String(200))
+    status: Mapped[Word]  # starting, ready, ended, lost
+    acp_session: Mapped[str | None] = mapped_column(String(300))  # the agent's own name for the conversation
+    capabilities: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what it said when it was greeted
+    options: Mapped[dict[str, Any]] = mapped_column(
+        Json, default=dict
+    )  # its modes, models and other choices, as it last said
+    next_request: Mapped[int] = mapped_column(Integer, default=0)  # the number of our next request to it
+    sent: Mapped[int] = mapped_column(
+        BigInt, default=0
+    )  # bytes that we have decided to say to it: rows of agent_inputs
+    consumed: Mapped[int] = mapped_column(BigInt, default=0)
+    exit_code: Mapped[int | None] = mapped_column(Integer)
+    error: Mapped[str | None] = mapped_column(Text)
+    error_code: Mapped[str | None] = mapped_column(String(40))
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+
+class AgentInput(Base):
+    """A line to an agent, written in the transaction that decided it and delivered to its place in the journal in the sandbox, as
+    often as it takes: the same bytes at the same place."""
+
+    __tablename__ = "agent_inputs"
+
+    run_id: Mapped[str] = mapped_column(belongs_to("agent_runs.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(BigInt, primary_key=True, autoincrement=False)
+    line: Mapped[LongText]
+
+
+class Ask(Base):
+    """Something an agent wants to know from a person: may I, or a question."""
+
+    __tablename__ = "asks"
+    __table_args__ = (
+        Index("uq_asks_run_id_request", "run_id", "request", unique=True),
+        Index("ix_asks_session_id_status", "session_id", "status"),
+        Index("ix_asks_status", "status"),
+    )
+
+    id: Mapped[Id]
+    session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
+    turn_id: Mapped[str | None] = mapped_column(may_refer_to("turns.id"), index=True)
+    run_id: Mapped[str] = mapped_column(belongs_to("agent_runs.id"))
+    request: Mapped[str] = mapped_column(String(200))  # the agent's id of its request, as JSON
+    kind: Mapped[Word]  # permission, question
+    title: Mapped[LongText]
+    detail: Mapped[dict[str, Any]] = mapped_column(Json)  # the tool call, the options, the form
+    status: Mapped[Word]  # pending, answered, expired, cancelled
+    answer: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    decided_by: Mapped[str | None] = mapped_column(String(40))  # person, policy, timeout, cancel
+    user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    answered_at: Mapped[datetime | None]
+
+
+class ModelProvider(Base):
+    """Where models are, and the key that opens it. Without a project it is for everybody."""
+
+    __tablename__ = "model_providers"
+    __table_args__ = (Index("uq_model_providers_project_id_name", "project_id", "name", unique=True),)
+
+    id: Mapped[Id]
+    project_id: Mapped[str | None] = mapped_column(belongs_to("projects.id"))
+    name: Mapped[str] = mapped_column(String(100))
+    kind: Mapped[Word]  # anthropic, openai, openai_chat, gemini
+    base_url: Mapped[str] = mapped_column(String(1000))
+    key: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; None: it needs none
+    hint: Mapped[str] = mapped_column(String(100))  # what people may be shown of it
+    models: Mapped[list[str]] = mapped_column(Json, default=list)  # the first is the default
+    prices: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # by model: US dollars for a million tokens
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class ModelCall(Base):
+    """One request to a model, counted at the proxy."""
+
+    __tablename__ = "model_calls"
+    __table_args__ = (
+        Index("ix_model_calls_project_id_started_at", "project_id", "started_at"),
+        Index("ix_model_calls_task_id", "task_id"),
+        Index("ix_model_calls_turn_id", "turn_id"),
+        Index("ix_model_calls_session_id", "session_id"),
+    )
+
+    id: Mapped[Id]
+    provider_id: Mapped[str | None] = mapped_column(may_refer_to("model_providers.id"), index=True)
+    project_id: Mapped[str | None] = mapped_column(may_refer_to("projects.id"))
+    task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"))
+    session_id: Mapped[str | None] = mapped_column(may_refer_to("sessions.id"))
+    turn_id: Mapped[str | None] = mapped_column(may_refer_to("turns.id"))
+    model: Mapped[str | None] = mapped_column(String(200))
+    status: Mapped[int] = mapped_column(Integer)  # as the provider answered; 0: not at all
+    input_tokens: Mapped[int | None] = mapped_column(
+        BigInt
+    )  # with those read from and written to a cache; None: not said
+    output_tokens: Mapped[int | None] = mapped_column(BigInt)
+    cache_read_tokens: Mapped[int | None] = mapped_column(BigInt)
+    cache_write_tokens: Mapped[int | None] = mapped_column(BigInt)
+    cost_micros: Mapped[int | None] = mapped_column(BigInt)  # of a US dollar; None: no price is known
+    error: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[datetime]
+    duration_ms: Mapped[int] = mapped_column(Integer)
