@@ -13,7 +13,7 @@ branch_labels = None
 depends_on = None
 
 
-def upgrade() -> None:  # noqa: PLR0915 - every table, once
+def upgrade() -> None:
     op.create_table(
         "audit",
         sa.Column("seq", BigInt, autoincrement=True, nullable=False),
