@@ -69,6 +69,19 @@ class OutputFiles:
             return file.read(limit)
         return b""
 
+    async def size(self, command_id: str, stream: str) -> int:
+        """How much is kept of it."""
+        return await asyncio.to_thread(self._size, command_id, stream)
+
+    def _size(self, command_id: str, stream: str) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return self._path(command_id, stream).stat().st_size
+        return 0
+
+    async def ids(self, prefix: str) -> list[str]:
+        """Of what there are files, with this beginning."""
+        return await asyncio.to_thread(lambda: [path.name for path in self._folder.glob(f"??/{prefix}*")])
+
     async def remove(self, command_id: str) -> None:
         folder = self._path(command_id, STDOUT).parent
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import not_, or_, select
+from sqlalchemy import ColumnElement, not_, or_, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Sandbox, Session, Task
+from sandyard.platform.db.models import Preparation, Project, Sandbox, Session, Task
 from sandyard.platform.domain.paging import Listing, PageRequest
+from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.e2b import FileEntry, SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -176,15 +178,22 @@ class Sandboxes:
 
 
 async def check_template(database: Database, principal: Principal, template: str) -> None:
-    """Checkpoints are templates too, and hold somebody's files: InvalidInputError for those of sessions one may not see."""
+    """Snapshots are templates too, and hold somebody's files: InvalidInputError for checkpoints of sessions and preparations of
+    projects one may not see."""
     base = template.partition(":")[0]
+
+    def named(column: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
+        return or_(column == base, column.startswith(f"{base}:", autoescape=True))
+
+    seen = select(Project.id).where(projects.visible_to(principal))
+    foreign = (
+        select(Session.id).where(named(Session.checkpoint), not_(sessions_visible_to(principal))),
+        select(Preparation.id).where(named(Preparation.snapshot), Preparation.project_id.not_in(seen)),
+    )
     async with database.reading() as session:
-        query = select(Session.id).where(
-            or_(Session.checkpoint == base, Session.checkpoint.startswith(f"{base}:", autoescape=True)),
-            not_(sessions_visible_to(principal)),
-        )
-        if (await session.execute(query.limit(1))).first() is not None:
-            raise InvalidInputError(f"template: there is no template {template!r}.")
+        for query in foreign:
+            if (await session.execute(query.limit(1))).first() is not None:
+                raise InvalidInputError(f"template: there is no template {template!r}.")
 
 
 def check_envs(envs: Mapping[str, str]) -> Mapping[str, str]:

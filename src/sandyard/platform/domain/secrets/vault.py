@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -36,6 +37,7 @@ class Vault:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loaded: tuple[bytes, AESGCM] | None = None
+        self._derivation: bytes | None = None
 
     def seal(self, value: Secret, *place: str) -> bytes:
         """Blocks for a moment when the key is first read."""
@@ -58,9 +60,16 @@ class Vault:
         except InvalidTag:
             raise VaultError("A stored secret was changed, or moved from another place.") from None
 
+    def derive(self, purpose: str) -> bytes:
+        """A key for something else than storing: always the same for one purpose, and no way back from it to the vault's own."""
+        self._key()
+        assert self._derivation is not None
+        return hmac.new(self._derivation, purpose.encode(), "sha256").digest()
+
     def _key(self) -> tuple[bytes, AESGCM]:
         if self._loaded is None:
             key = self._read() or self._make()
+            self._derivation = hmac.new(key, b"sandyard derived keys", "sha256").digest()
             self._loaded = (hashlib.sha256(b"sandyard key id\0" + key).digest()[:_ID_SIZE], AESGCM(key))
         return self._loaded
 

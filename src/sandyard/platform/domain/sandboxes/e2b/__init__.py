@@ -30,6 +30,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 from sandyard.platform.domain.sandboxes.e2b.files import FileEntry
 from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramTimeoutError, Ran
 from sandyard.platform.domain.sandboxes.e2b.relay import CommandSpec, Ended, EndReason, Output, Started, Stream
+from sandyard.platform.domain.sandboxes.e2b.streams import GuestProgram, LineStream, NoPythonError
 from sandyard.platform.domain.sandboxes.e2b.terminal import Terminal, Terminals
 
 __all__ = [
@@ -54,6 +55,9 @@ __all__ = [
     "EngineUnreachableError",
     "FileEntry",
     "FileMissingError",
+    "GuestProgram",
+    "LineStream",
+    "NoPythonError",
     "NotEnoughSpaceError",
     "Output",
     "ProgramTimeoutError",

@@ -26,6 +26,7 @@ from sandyard.platform.domain.sandboxes.e2b.files import FileEntry, Files
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, require_id
 from sandyard.platform.domain.sandboxes.e2b.programs import LIMIT, NO_ENVS, TIMEOUT_S, Programs, Ran
 from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF
+from sandyard.platform.domain.sandboxes.e2b.streams import Streams
 from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
 
 PAGE = 100
@@ -53,6 +54,7 @@ class SandboxEngine:
         self._programs = Programs(self._gate)
         self.commands = Commands(self._gate)
         self.terminals = Terminals(self._gate)
+        self.streams = Streams(self._gate)
 
     @property
     def configured(self) -> bool:

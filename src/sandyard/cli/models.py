@@ -1,0 +1,230 @@
+"""`sandyard model`: where agents find their models, and the keys that open them. `sandyard usage`: what was spent there."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import project_ids, provider_names, session_ids, task_ids
+from sandyard.cli.connection import MANY, connect, project_of, segment
+from sandyard.cli.errors import FAILED, ApiError, CommandError
+from sandyard.cli.options import given, limit_option
+from sandyard.cli.output import as_json, output_option, print_json, printable, show_list, show_one
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+KINDS = ["anthropic", "openai", "openai_chat", "gemini"]
+COLUMNS = {
+    "ID": "id",
+    "NAME": "name",
+    "SPEAKS": "kind",
+    "ADDRESS": "baseUrl",
+    "KEY": "hint",
+    "MODELS": "models",
+    "PROJECT": "projectId",
+}
+FIELDS = {
+    "id": "id",
+    "name": "name",
+    "speaks": "kind",
+    "address": "baseUrl",
+    "key": "hint",
+    "models": "models",
+    "prices": "prices",
+    "project": "projectId",
+    "created": "createdAt",
+}
+SPENT = {
+    "requests": "calls",
+    "tokens in": "inputTokens",
+    "tokens out": "outputTokens",
+    "from a cache": "cacheReadTokens",
+    "into a cache": "cacheWriteTokens",
+    "US dollars": "costUsd",
+    "without a price": "unpriced",
+}
+BY_MODEL = {
+    "MODEL": "model",
+    "REQUESTS": "calls",
+    "TOKENS IN": "inputTokens",
+    "TOKENS OUT": "outputTokens",
+    "US DOLLARS": "costUsd",
+}
+BASE = "/model-providers"
+LONGEST_KEY = 4000
+
+provider_argument = click.argument("provider", metavar="PROVIDER", shell_complete=provider_names)
+project_option = click.option("--project", shell_complete=project_ids, help="Whose provider it is, by name or id.")
+
+
+@click.group()
+def model() -> None:
+    """Providers of models: where they are, their keys and their prices. PROVIDER is a name or an id."""
+
+
+@model.command("list")
+@click.option("--project", shell_complete=project_ids, help="Only those that its agents may use.")
+@limit_option()
+@output_option
+def list_providers(project: str | None, limit: int, output: str | None) -> None:
+    """Providers, newest first. Nobody is shown their keys."""
+    with connect() as client:
+        project_id = project_of(client, project) if project else None
+        page = client.pages(BASE, limit, projectId=project_id)
+    show_list(page, COLUMNS, output, nothing="There is no provider. `sandyard model add` adds one.")
+
+
+def _prices(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """`MODEL=IN,OUT[,CACHE_READ[,CACHE_WRITE]]`"""
+    prices = {}
+    for text in values:
+        name, _, numbers = text.partition("=")
+        try:
+            costs = [float(number) for number in numbers.split(",")]
+        except ValueError:
+            costs = []
+        if not name or not 2 <= len(costs) <= 4:
+            raise click.BadParameter(f"{text!r} is not MODEL=IN,OUT or MODEL=IN,OUT,CACHE_READ,CACHE_WRITE.")
+        prices[name] = dict(zip(("input", "output", "cacheRead", "cacheWrite"), costs, strict=False))
+    return prices
+
+
+@model.command()
+@click.argument("name")
+@click.option("--kind", type=click.Choice(KINDS), required=True, help="How it is spoken to.")
+@click.option("--base-url", help="Where it is.  [default: the provider's own address]")
+@click.option("--project", shell_complete=project_ids, help="For this project only.  [default: for everybody]")
+@click.option("--model", "models", multiple=True, help="A model it has; the first is the default. Repeatable.")
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="MODEL=IN,OUT[,CACHE_READ,CACHE_WRITE]",
+    callback=_prices,
+    help="US dollars for a million tokens; a MODEL that ends with * is for all that begin so. Repeatable.",
+)
+@click.option("--key-stdin", is_flag=True, help="Read the key from standard input.")
+@click.option("--no-key", is_flag=True, help="It needs none.")
+@click.option("--test/--no-test", default=True, show_default=True, help="Try right away whether it works.")
+@output_option
+def add(
+    *,
+    name: str,
+    kind: str,
+    base_url: str | None,
+    project: str | None,
+    models: tuple[str, ...],
+    prices: dict[str, dict[str, float]],
+    key_stdin: bool,
+    no_key: bool,
+    test: bool,
+    output: str | None,
+) -> None:
+    """Add a provider, for everybody (as an administrator) or for a project.
+
+    The key is asked for, or read from standard input with --key-stdin; it never is an argument, which others on this machine could
+    see. The exit code is 1 when the provider was added but does not work yet.
+    """
+    if no_key and key_stdin:
+        raise click.UsageError("Either --key-stdin or --no-key, not both.")
+    key = None if no_key else _key(name, from_stdin=key_stdin)
+    with connect() as client:
+        project_id = project_of(client, project) if project else None
+        body = given(
+            name=name,
+            kind=kind,
+            baseUrl=base_url,
+            projectId=project_id,
+            models=list(models) or None,
+            prices=prices,
+            key=key,
+        )
+        made = client.post(BASE, body)
+        verdict = _try(client, made["id"]) if test else None
+    show_one(made, FIELDS, output)
+    if verdict is not None:
+        _tell(verdict, err=True)
+        if not verdict["ok"]:
+            click.echo(
+                f"{name} was added, but does not work yet. To look again: sandyard model test {made['id']}", err=True
+            )
+            sys.exit(FAILED)
+
+
+@model.command()
+@provider_argument
+@project_option
+def remove(provider: str, project: str | None) -> None:
+    """Remove a provider and its key. What was spent there stays known."""
+    with connect() as client:
+        client.delete(f"{BASE}/{segment(find(client, provider, project))}")
+    click.echo(f"{provider} is removed.", err=True)
+
+
+@model.command()
+@provider_argument
+@project_option
+@output_option
+def test(provider: str, project: str | None, output: str | None) -> None:
+    """Ask a provider something tiny, with its real key. The exit code is 1 when it does not answer."""
+    with connect() as client:
+        verdict = _try(client, find(client, provider, project))
+    print_json(verdict) if as_json(output) else _tell(verdict, err=False)
+    sys.exit(0 if verdict["ok"] else FAILED)
+
+
+@click.command()
+@click.option("--project", shell_complete=project_ids, help="Only of this project.")
+@click.option("--task", shell_complete=task_ids, help="Only for this task.")
+@click.option("--session", shell_complete=session_ids, help="Only in this session.")
+@click.option("--since", metavar="TIME", help="Only from then on, as 2026-01-31T00:00:00Z.")
+@output_option
+def usage(project: str | None, task: str | None, session: str | None, since: str | None, output: str | None) -> None:
+    """What was spent on models, in all and by model."""
+    with connect() as client:
+        project_id = project_of(client, project) if project else None
+        found = client.get("/usage", projectId=project_id, taskId=task, sessionId=session, since=since)
+    show_one(found, SPENT, output)
+    if not as_json(output) and found["models"]:
+        click.echo()
+        show_list({"items": found["models"]}, BY_MODEL, "table", nothing="")
+
+
+def find(client: Client, name: str, project: str | None) -> str:
+    """The id of a provider, which may be named by its name when only one of those one may see has it."""
+    if name.startswith("prv_"):
+        return name
+    project_id = project_of(client, project) if project else None
+    found = [one for one in client.pages(BASE, MANY, projectId=project_id)["items"] if one["name"] == name]
+    if project_id is not None:
+        found = [one for one in found if one["projectId"] == project_id] or found
+    if not found:
+        raise ApiError(f"There is no provider {name!r}. `sandyard model list` shows which there are.", 404)
+    if len(found) > 1:
+        ids = ", ".join(str(one["id"]) for one in found)
+        raise CommandError(f"There are several providers {name!r}: name one by its id: {ids}.")
+    return str(found[0]["id"])
+
+
+def _key(name: str, *, from_stdin: bool) -> str | None:
+    if from_stdin:
+        value = sys.stdin.readline(LONGEST_KEY + 2).strip()
+        if not value:
+            raise CommandError("Standard input has no key: it is empty.")
+        return value
+    if not sys.stdin.isatty():
+        raise CommandError("Give the key on standard input with --key-stdin, or say --no-key.")
+    typed = click.prompt(f"Key of {printable(name)} (empty: none)", "", hide_input=True, show_default=False, err=True)
+    return str(typed).strip() or None
+
+
+def _try(client: Client, provider_id: str) -> Any:
+    return client.post(f"{BASE}/{segment(provider_id)}/test")
+
+
+def _tell(verdict: Any, *, err: bool) -> None:
+    mark = click.style("✓", fg="green") if verdict["ok"] else click.style("✗", fg="red")
+    click.echo(f"{mark} {printable(verdict['detail'])} ({verdict['durationMs']} ms)", err=err)

@@ -1,0 +1,198 @@
+"""Providers of models: written, listed with a hint of their key, tried; and what was spent there."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field, SecretStr
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.credentials import secret
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models import addresses, providers, service
+from sandyard.platform.domain.models.model import Price, Spent
+from sandyard.platform.domain.models.providers import MAX_KEY, MAX_MODELS
+
+router = APIRouter(tags=["models"])
+Models = Annotated[service.Models, part("models")]
+ProviderId = Annotated[str, id_in_path("provider", "prv_0mh3k7a1x2abcdefghij")]
+OfProject = Annotated[
+    str | None, Query(alias="projectId", max_length=40, description="Only those that its agents may use.")
+]
+Name = Annotated[str, Field(min_length=1, max_length=100, examples=["anthropic"])]
+Url = Annotated[str, Field(min_length=1, max_length=addresses.LONGEST, examples=["https://api.anthropic.com"])]
+ModelName = Annotated[str, Field(min_length=1, max_length=200)]
+ModelNames = Annotated[list[ModelName], Field(max_length=MAX_MODELS, description="The first one is the default.")]
+Key = Annotated[SecretStr, Field(min_length=1, max_length=MAX_KEY)]
+Prices = Annotated[
+    dict[ModelName, Price],
+    Field(
+        max_length=MAX_MODELS,
+        description="By model: US dollars for a million tokens. A name that ends with * is for all that begin so.",
+        examples=[{"claude-sonnet-*": {"input": 3, "output": 15, "cacheRead": 0.3, "cacheWrite": 3.75}}],
+    ),
+]
+
+
+class ModelProviderView(Model):
+    model_config = example(
+        id="prv_0mh3k7a1x2abcdefghij",
+        projectId=None,
+        name="anthropic",
+        kind="anthropic",
+        baseUrl="https://api.anthropic.com",
+        hint="…wxyz",
+        models=["claude-sonnet-4-5"],
+        prices={"claude-sonnet-*": {"input": 3, "output": 15}},
+        createdAt="2026-01-31T10:00:00.000Z",
+        updatedAt="2026-01-31T10:00:00.000Z",
+    )
+
+    id: str
+    project_id: str | None = Field(description="Null: it is for everybody.")
+    name: str
+    kind: ModelApi
+    base_url: str
+    hint: str = Field(description="The end of its key; nothing in this API shows more of it.")
+    models: list[str]
+    prices: dict[str, Price]
+    created_at: Instant
+    updated_at: Instant
+
+
+class NewModelProvider(Input):
+    model_config = example(name="anthropic", kind="anthropic", key="sk-…", models=["claude-sonnet-4-5"])
+
+    name: Name
+    kind: ModelApi
+    project_id: str | None = Field(default=None, max_length=40, description="Null: for everybody; administrators only.")
+    base_url: Url | None = Field(default=None, description="The provider's own if left out, where there is one.")
+    key: Key | None = Field(default=None, description="Null for one that needs none.")
+    models: ModelNames = Field(default_factory=list)
+    prices: Prices = Field(default_factory=dict)
+
+
+class ModelProviderChange(Input):
+    """What is left out stays; a `key` of null takes it away."""
+
+    model_config = example(models=["claude-sonnet-4-5"], prices={"claude-sonnet-*": {"input": 3, "output": 15}})
+
+    name: Name | None = None
+    base_url: Url | None = Field(default=None, description="On another server it needs that one's key with it.")
+    key: Key | None = None
+    models: ModelNames | None = None
+    prices: Prices | None = None
+
+
+class ModelProviderTest(Model):
+    model_config = example(ok=True, detail="The model claude-sonnet-4-5 answered.", model=None, durationMs=840)
+
+    ok: bool
+    detail: str
+    model: str | None
+    duration_ms: int
+
+
+class UsageSums(Model):
+    """Sums over requests to models."""
+
+    calls: int
+    input_tokens: int = Field(description="With those from and to a cache.")
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    cost_usd: float | None = Field(description="What is known of it; null when no price is.")
+    unpriced: int = Field(description="Answers that are not in `costUsd`.")
+
+
+class UsageOfModel(UsageSums):
+    model: str | None
+
+
+class UsageView(UsageSums):
+    models: list[UsageOfModel]
+
+
+@router.get("/model-providers", name="model_provider.list")
+async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProject = None) -> Page[ModelProviderView]:
+    found = await models.providers.list(caller, page, project_id=project_id)
+    return Page[ModelProviderView].of(found, ModelProviderView.model_validate)
+
+
+@router.post("/model-providers", name="model_provider.create", status_code=201, dependencies=[limited("create")])
+async def create(caller: Caller, body: NewModelProvider, request: Request, models: Models) -> ModelProviderView:
+    """For everybody, by an administrator; or for a project, by its owner."""
+    made = await models.providers.create(
+        caller,
+        name=body.name,
+        kind=body.kind,
+        project_id=body.project_id,
+        base_url=body.base_url,
+        key=secret(body.key),
+        models=body.models,
+        prices=body.prices,
+    )
+    note(request, target=made.id, provider=made.name)
+    return ModelProviderView.model_validate(made)
+
+
+@router.get("/model-providers/{provider_id}", name="model_provider.get")
+async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderView:
+    return ModelProviderView.model_validate(await models.providers.get(caller, provider_id))
+
+
+@router.patch("/model-providers/{provider_id}", name="model_provider.update", dependencies=[limited("create")])
+async def update(
+    caller: Caller, provider_id: ProviderId, body: ModelProviderChange, request: Request, models: Models
+) -> ModelProviderView:
+    note(request, fields=sorted(body.model_fields_set))
+    changed = await models.providers.update(
+        caller,
+        provider_id,
+        name=body.name,
+        base_url=body.base_url,
+        key=secret(body.key) if "key" in body.model_fields_set else providers.UNCHANGED,
+        models=body.models,
+        prices=body.prices,
+    )
+    return ModelProviderView.model_validate(changed)
+
+
+@router.delete("/model-providers/{provider_id}", name="model_provider.delete", status_code=204)
+async def delete(caller: Caller, provider_id: ProviderId, models: Models) -> None:
+    """What was spent there stays known."""
+    await models.providers.delete(caller, provider_id)
+
+
+@router.post("/model-providers/{provider_id}/test", name="model_provider.test", dependencies=[limited("execute")])
+async def test(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderTest:
+    """Ask its first model for one word, or for its list of models: does the key work?"""
+    return ModelProviderTest.model_validate(await models.test(caller, provider_id))
+
+
+@router.get("/usage", name="usage.get")
+async def usage(
+    caller: Caller,
+    models: Models,
+    project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
+    task_id: Annotated[str | None, Query(alias="taskId", max_length=40)] = None,
+    session_id: Annotated[str | None, Query(alias="sessionId", max_length=40)] = None,
+    since: Annotated[Moment | None, Query(description="Only requests from then on.")] = None,
+) -> UsageView:
+    """What was spent on models, in all and by model; without a filter, on all that the caller may see."""
+    spent, by_model = await models.report(
+        caller, session_id=session_id, task_id=task_id, project_id=project_id, since=since
+    )
+    return UsageView(
+        **_sums(spent), models=[UsageOfModel(model=model, **_sums(of_model)) for model, of_model in by_model]
+    )
+
+
+def _sums(spent: Spent) -> dict[str, Any]:
+    return UsageSums.model_validate(spent).model_dump()

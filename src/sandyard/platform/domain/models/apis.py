@@ -1,0 +1,153 @@
+"""What is known of each provider's protocol: what may be asked, how the key is shown, and how it says that something is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.agents.model import ModelApi
+
+DEFAULT_URLS = {
+    ModelApi.ANTHROPIC: "https://api.anthropic.com",
+    ModelApi.OPENAI: "https://api.openai.com",
+    ModelApi.GEMINI: "https://generativelanguage.googleapis.com",
+}
+SPEAKS: Mapping[ModelApi, tuple[ModelApi, ...]] = {
+    ModelApi.ANTHROPIC: (ModelApi.ANTHROPIC,),
+    ModelApi.OPENAI: (ModelApi.OPENAI, ModelApi.OPENAI_CHAT),
+    ModelApi.OPENAI_CHAT: (ModelApi.OPENAI_CHAT,),
+    ModelApi.GEMINI: (ModelApi.GEMINI,),
+}
+"""What a provider of a kind understands: OpenAI's own API has both."""
+
+_MODELS = ("GET", r"/v1/models(/[A-Za-z0-9._:@-]+)?", False)
+_CHAT = (("POST", r"/v1/chat/completions", True), ("POST", r"/v1/embeddings", True), _MODELS)
+_NAME = r"[A-Za-z0-9._-]+"
+_ROUTES: Mapping[ModelApi, tuple[tuple[str, str, bool], ...]] = {
+    ModelApi.ANTHROPIC: (
+        ("POST", r"/v1/messages", True),
+        ("POST", r"/v1/messages/count_tokens", False),
+        _MODELS,
+    ),
+    ModelApi.OPENAI: (("POST", r"/v1/responses", True), *_CHAT),
+    ModelApi.OPENAI_CHAT: _CHAT,
+    ModelApi.GEMINI: (
+        ("POST", rf"/v1(?:beta)?/models/{_NAME}:(?:generateContent|streamGenerateContent|embedContent)", True),
+        ("POST", rf"/v1(?:beta)?/models/{_NAME}:countTokens", False),
+        ("GET", rf"/v1(?:beta)?/models(?:/{_NAME})?", False),
+    ),
+}
+_VERSION = re.compile(r"/v[0-9][a-z0-9]*$")
+_HOP = frozenset(
+    "connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
+)
+_NOT_UP = _HOP | frozenset(
+    "host content-length content-encoding expect accept-encoding cookie authorization x-api-key x-goog-api-key api-key forwarded".split()
+)
+_NOT_DOWN = _HOP | frozenset("set-cookie location content-encoding alt-svc strict-transport-security".split())
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+}
+_GEMINI_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    402: "FAILED_PRECONDITION",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+}
+
+Headers = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request is for. `counted`: a model works for it, so that it costs something."""
+
+    path: str
+    query: str
+    counted: bool
+
+    @property
+    def chat(self) -> bool:
+        return self.path.endswith("/chat/completions")
+
+    @property
+    def gemini_model(self) -> str:
+        return self.path.rpartition("/")[2].partition(":")[0]
+
+
+def asked(kind: ModelApi, method: str, path: str, query: str) -> Asked | None:
+    """None for what no agent needs: files, batches, other people's answers, fine-tuning, the account."""
+    wanted = "GET" if method == "HEAD" else method
+    for verb, pattern, counted in _ROUTES[kind]:
+        if verb == wanted and re.fullmatch(pattern, path):
+            kept = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"]
+            return Asked(path, urlencode(kept), counted)
+    return None
+
+
+def shown(headers: Iterable[tuple[str, str]], query: str) -> list[str]:
+    """What the agent has shown in the place of a key, wherever its protocol puts it."""
+    found = [value for name, value in parse_qsl(query) if name == "key"]
+    for name, value in headers:
+        if name == "authorization" and value[:7].lower() == "bearer ":
+            found.append(value[7:].strip())
+        elif name in ("x-api-key", "x-goog-api-key", "api-key"):
+            found.append(value.strip())
+    return found
+
+
+def address(base_url: str, ask: Asked) -> str:
+    """Where to. A base with a version of its own, as `…/v4`, keeps that one."""
+    base, path = base_url.rstrip("/"), ask.path
+    if _VERSION.search(base):
+        path = re.sub(r"^/v1(?:beta)?(?=/)", "", path)
+    return base + path + (f"?{ask.query}" if ask.query else "")
+
+
+def upward(kind: ModelApi, headers: Iterable[tuple[str, str]], key: Secret | None) -> Headers:
+    """The agent's headers without those of its connection and its capability, and with the real key."""
+    kept = [(name, value) for name, value in headers if name not in _NOT_UP and not name.startswith("x-forwarded-")]
+    return [*kept, ("accept-encoding", "identity"), *key_headers(kind, key)]
+
+
+def key_headers(kind: ModelApi, key: Secret | None) -> Headers:
+    if key is None:
+        return []
+    if kind is ModelApi.ANTHROPIC:
+        return [("x-api-key", key.reveal())]
+    if kind is ModelApi.GEMINI:
+        return [("x-goog-api-key", key.reveal())]
+    return [("authorization", f"Bearer {key.reveal()}")]
+
+
+def downward(headers: Iterable[tuple[str, str]], *, decoded: bool) -> Headers:
+    """The provider's headers without those of its connection. `decoded`: its length is no longer true."""
+    dropped = _NOT_DOWN | {"content-length"} if decoded else _NOT_DOWN
+    return [(name.lower(), value) for name, value in headers if name.lower() not in dropped]
+
+
+def refusal(kind: ModelApi, status: int, code: str, sentence: str) -> tuple[Headers, bytes]:
+    """An error as this provider's clients understand it. `x-should-retry` is what the SDKs of Anthropic and OpenAI look at first."""
+    said: dict[str, Any]
+    if kind is ModelApi.ANTHROPIC:
+        said = {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": sentence}}
+    elif kind is ModelApi.GEMINI:
+        status_word = _GEMINI_STATUSES.get(status, "UNAVAILABLE")
+        said = {"error": {"code": status, "message": sentence, "status": status_word}}
+    else:
+        word = "insufficient_quota" if status == 402 else "invalid_request_error" if status < 500 else "server_error"
+        said = {"error": {"message": sentence, "type": word, "param": None, "code": code}}
+    body = json.dumps(said).encode()
+    headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+    return [*headers, ("x-should-retry", "true" if status >= 500 else "false")], body

@@ -1,0 +1,99 @@
+"""What may be spent on models: by a task, and by a project in a calendar month (UTC)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from sandyard.kit.clock import Clock
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Project, Session, Task
+from sandyard.platform.domain.models.ledger import Ledger, calls_of
+from sandyard.platform.domain.models.model import OverBudgetError, PriceMissingError, Spent
+from sandyard.platform.domain.projects.model import BudgetSettings, ProjectSettings
+from sandyard.platform.domain.users.tokens import instant
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`whose` begins a sentence, `when` ends one."""
+
+    whose: str
+    when: str
+    usd: float | None
+    tokens: int | None
+    task_id: str | None = None
+    project_id: str | None = None
+    since: datetime | None = None
+
+
+class Budgets:
+    """Limits are read anew each time: who raises one need not restart anything. Requests that run at the same time do not know of each
+    other's cost, so that the last ones may go beyond a limit together; nothing begins after that."""
+
+    def __init__(self, database: Database, ledger: Ledger, clock: Clock) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._clock = clock
+
+    async def check(self, session: Session) -> None:
+        """Before a request: OverBudgetError when nothing is left."""
+        for limit in await self._limits(session):
+            if (sentence := _reached(limit, await self._spent(limit), inclusive=True)) is not None:
+                raise OverBudgetError(sentence)
+
+    async def check_price(self, session: Session, model: str | None, provider: str) -> None:
+        """For a model without a price: PriceMissingError when a limit in dollars applies."""
+        for limit in await self._limits(session):
+            if limit.usd is not None:
+                raise PriceMissingError(
+                    f"{limit.whose} has a budget of {limit.usd:.2f} US dollars{limit.when}, and nobody knows what the model "
+                    f"{(model or 'of this request')[:200]} costs. Give the provider {provider} its price, or give the budget in tokens."
+                )
+
+    async def exceeded(self, session: Session) -> str | None:
+        """After a request: a sentence when more was spent than allowed."""
+        for limit in await self._limits(session):
+            if (sentence := _reached(limit, await self._spent(limit), inclusive=False)) is not None:
+                return sentence
+        return None
+
+    async def _limits(self, session: Session) -> list[Limit]:
+        async with self._database.reading() as reading:
+            project = await reading.get(Project, session.project_id) if session.project_id else None
+            task = await reading.get(Task, session.task_id) if session.task_id else None
+        return list(self._applying(project, task))
+
+    def _applying(self, project: Project | None, task: Task | None) -> Iterator[Limit]:
+        settings = ProjectSettings.of(project).tasks if project is not None else None
+        if task is not None:
+            own = BudgetSettings.model_validate({name: value for name, value in task.budget.items() if value})
+            usual = settings.budget if settings is not None else BudgetSettings()
+            budget = own if own.usd or own.tokens else usual
+            if budget.usd or budget.tokens:
+                yield Limit("The task", "", budget.usd, budget.tokens, task_id=task.id)
+        if settings is not None and project is not None:
+            monthly = settings.monthly_budget
+            if monthly.usd or monthly.tokens:
+                now = instant(self._clock)
+                since = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+                yield Limit(
+                    "The project", " for this month", monthly.usd, monthly.tokens, project_id=project.id, since=since
+                )
+
+    async def _spent(self, limit: Limit) -> Spent:
+        return await self._ledger.spent(
+            *calls_of(task_id=limit.task_id, project_id=limit.project_id, since=limit.since)
+        )
+
+
+def _reached(limit: Limit, spent: Spent, *, inclusive: bool) -> str | None:
+    cost, on = spent.cost_usd or 0.0, "Raise the budget to go on."
+    if limit.usd is not None and (cost > limit.usd or (inclusive and cost >= limit.usd)):
+        return (
+            f"{limit.whose} may spend {limit.usd:.2f} US dollars on models{limit.when}, and has spent {cost:.2f}. {on}"
+        )
+    if limit.tokens is not None and (spent.tokens > limit.tokens or (inclusive and spent.tokens >= limit.tokens)):
+        return f"{limit.whose} may use {limit.tokens} tokens of models{limit.when}, and has used {spent.tokens}. {on}"
+    return None

@@ -1,0 +1,132 @@
+"""How many tokens an answer took, read from it while it passes by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models.model import Tokens
+
+LARGEST = 8 << 20
+"""Of an answer in one piece, or of one event of a stream: larger ones are passed on, but not understood."""
+_MOST = 1 << 53
+_SIGN = b'"usage'  # usage, usageMetadata
+
+
+class Counter:
+    """Fed with an answer's bytes as they come; holds at most one event of a stream."""
+
+    def __init__(self, kind: ModelApi, content_type: str) -> None:
+        self._kind = kind
+        self._events = content_type.strip().lower().startswith("text/event-stream")
+        self._held = bytearray()
+        self._searched = 0
+        self._data: list[bytes] = []
+        self._overflown = False
+        self._found: dict[str, int] = {}
+
+    def feed(self, chunk: bytes) -> None:
+        if self._overflown and not self._events:
+            return
+        self._held += chunk
+        if self._events:
+            for line in self._lines():
+                self._take(line)
+        if len(self._held) > LARGEST:
+            self._held.clear()
+            self._searched, self._overflown = 0, True
+
+    def result(self) -> Tokens:
+        """All that is known at the end, or where it broke off."""
+        if self._events:
+            self._take(bytes(self._held).rstrip(b"\r"))
+            self._take(b"")
+        elif not self._overflown:
+            self._read(bytes(self._held))
+        self._held.clear()
+        found = self._found
+        read, written = found.get("cache_read"), found.get("cache_write")
+        taken = found.get("input")
+        if self._kind is ModelApi.ANTHROPIC and taken is not None:
+            taken += (read or 0) + (written or 0)  # there they are told apart
+        return Tokens(taken, found.get("output"), read, written)
+
+    def _lines(self) -> Iterator[bytes]:
+        start = 0
+        while (end := self._held.find(b"\n", max(start, self._searched))) >= 0:
+            yield bytes(self._held[start:end]).rstrip(b"\r")
+            start = end + 1
+        del self._held[:start]
+        self._searched = len(self._held)
+
+    def _take(self, line: bytes) -> None:
+        if self._overflown:  # the rest of a line whose beginning was let go
+            self._overflown = False
+            self._data.clear()
+        elif line.startswith(b"data:"):
+            if sum(map(len, self._data)) + len(line) <= LARGEST:
+                self._data.append(line[5:].strip())
+            return
+        elif line:
+            return
+        data = b"\n".join(self._data)
+        self._data.clear()
+        if data:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        if _SIGN not in data:
+            return
+        try:
+            told = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        for document in told if isinstance(told, list) else [told]:
+            for usage in _usages(document):
+                self._found |= {name: count for name, count in _counts(usage).items() if count is not None}
+
+
+def _usages(document: Any) -> Iterator[dict[str, Any]]:
+    """Wherever the protocols have them: at the top, in Anthropic's `message`, in OpenAI's `response`."""
+    if not isinstance(document, dict):
+        return
+    for place in (document.get("message"), document.get("response"), document):
+        for name in ("usage", "usageMetadata"):
+            if isinstance(place, dict) and isinstance(place.get(name), dict):
+                yield place[name]
+
+
+def _counts(usage: dict[str, Any]) -> dict[str, int | None]:
+    if "promptTokenCount" in usage or "candidatesTokenCount" in usage or "totalTokenCount" in usage:
+        return {
+            "input": _sum(usage, "promptTokenCount", "toolUsePromptTokenCount"),
+            "output": _sum(usage, "candidatesTokenCount", "thoughtsTokenCount"),
+            "cache_read": _number(usage.get("cachedContentTokenCount")),
+        }
+    if "prompt_tokens" in usage or "completion_tokens" in usage:
+        details = usage.get("prompt_tokens_details")
+        return {
+            "input": _number(usage.get("prompt_tokens")),
+            "output": _number(usage.get("completion_tokens")),
+            "cache_read": _number(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        }
+    details = usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
+    return {
+        "input": _number(usage.get("input_tokens")),
+        "output": _number(usage.get("output_tokens")),
+        "cache_read": _number(cached),
+        "cache_write": _number(usage.get("cache_creation_input_tokens")),
+    }
+
+
+def _sum(usage: dict[str, Any], *names: str) -> int | None:
+    counts = [count for name in names if (count := _number(usage.get(name))) is not None]
+    return sum(counts) if counts else None
+
+
+def _number(value: Any) -> int | None:
+    """A count. What could not be one was not said."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None

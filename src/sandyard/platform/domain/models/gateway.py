@@ -1,0 +1,338 @@
+"""From an agent's request to a provider's answer: who asks, what may be asked, what may be spent, with the real key, and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.kit.secret import Secret
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import ModelProvider, Session
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models import addresses, apis
+from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.budgets import Budgets
+from sandyard.platform.domain.models.capability import Capabilities
+from sandyard.platform.domain.models.counting import Counter
+from sandyard.platform.domain.models.ledger import Ledger
+from sandyard.platform.domain.models.model import OverBudgetError, Tokens, cost_micros, price_of
+from sandyard.platform.domain.models.providers import Providers
+from sandyard.platform.domain.models.redaction import Redactor
+from sandyard.platform.domain.models.tunnel import Answering, Asking
+
+log = get_logger(__name__)
+
+CONNECT_S, WRITE_S = 15.0, 120.0
+_APART = 256 << 10
+"""A larger body is read in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request comes from. `turn` says for which turn's account it is, if any."""
+
+    sandbox_id: str
+    session_id: str
+    turn: Callable[[], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request, understood."""
+
+    kind: ModelApi
+    provider: ModelProvider
+    session: Session
+    turn_id: str | None
+    asked: Asked
+    asking: Asking
+    model: str | None = None
+
+
+class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
+    def __init__(self, kind: ModelApi, status: int, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind, self.status, self.code, self.sentence = kind, status, code, sentence
+
+
+class _Outcome:
+    """What is known of a call when it is over."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.status = 0
+        self.tokens = Tokens()
+        self.error: str | None = None
+
+    @property
+    def duration_ms(self) -> int:
+        return round((time.monotonic() - self.began) * 1000)
+
+
+class Gateway:
+    """Budget reached: 402 with `x-should-retry: false`, which none of the agents' clients repeats (they do with 429 and 5xx)."""
+
+    def __init__(
+        self,
+        database: Database,
+        providers: Providers,
+        capabilities: Capabilities,
+        budgets: Budgets,
+        ledger: Ledger,
+        *,
+        timeout_s: float,
+        over_budget: Callable[[str, str], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._database = database
+        self._providers = providers
+        self._capabilities = capabilities
+        self._budgets = budgets
+        self._ledger = ledger
+        self._over_budget = over_budget
+        self._tasks = TaskSet("models")
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S, write=WRITE_S, pool=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=50)
+        self._far, self._near = (
+            httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False, trust_env=trust_env)
+            for trust_env in (True, False)
+        )
+
+    async def close(self) -> None:
+        await self._tasks.wait(2)
+        await self._tasks.cancel()
+        await self._far.aclose()
+        await self._near.aclose()
+
+    def client_for(self, base_url: str) -> httpx.AsyncClient:
+        return self._near if addresses.is_local(base_url) else self._far
+
+    async def serve(self, place: Place, asking: Asking, answer: Answering) -> None:
+        """Answers always, unless it is cancelled."""
+        try:
+            call = await self._understood(place, asking)
+            if call.asked.counted:
+                await self._counted(call, answer)
+            else:
+                await self._passed(call, answer, _Outcome())
+        except _Refused as refused:
+            headers, body = apis.refusal(refused.kind, refused.status, refused.code, refused.sentence)
+            await answer.head(refused.status, headers)
+            await answer.data(b"" if asking.method == "HEAD" else body)
+            await answer.end()
+
+    # what is it, and may it be -----------------------------------------------------------------------------------------
+
+    async def _understood(self, place: Place, asking: Asking) -> _Call:
+        target, _, query = asking.target.partition("?")
+        provider_id, _, rest = target.lstrip("/").partition("/")
+        capability = self._capabilities.of(place.sandbox_id)
+        if not any(capability.matches(shown) for shown in apis.shown(asking.headers, query)):
+            raise _Refused(
+                ModelApi.OPENAI, 401, "unauthenticated", "This is not the capability that the agent was given."
+            )
+        async with self._database.reading() as reading:
+            session = await reading.get(Session, place.session_id)
+        provider = await self._providers.find(provider_id, session.project_id) if session is not None else None
+        if session is None or provider is None:
+            raise _Refused(
+                ModelApi.OPENAI, 404, "no_provider", "There is no such model provider for this session any more."
+            )
+        kind = ModelApi(provider.kind)
+        asked = apis.asked(kind, asking.method, "/" + rest, query)
+        if asked is None:
+            raise _Refused(kind, 404, "not_found", f"{asking.method[:10]} /{rest[:200]} is not open to agents.")
+        if any(name == "content-encoding" and value != "identity" for name, value in asking.headers):
+            raise _Refused(kind, 415, "unsupported", "Send the request without compressing it.")
+        call = _Call(kind, provider, session, place.turn(), asked, asking)
+        return await self._read(call) if asked.counted else call
+
+    async def _read(self, call: _Call) -> _Call:
+        """With its model, and with what makes a stream say what it took."""
+        body = call.asking.body
+        reading = asyncio.to_thread(_parsed, body, call.asked) if len(body) > _APART else None
+        parsed = await reading if reading is not None else _parsed(body, call.asked)
+        if parsed is None:
+            raise _Refused(call.kind, 400, "invalid_argument", "The body of the request is not a JSON object.")
+        model, body = parsed
+        return replace(call, model=model, asking=replace(call.asking, body=body))
+
+    # a call that costs something ---------------------------------------------------------------------------------------
+
+    async def _counted(self, call: _Call, answer: Answering) -> None:
+        call_id = await self._ledger.open(call.provider.id, call.session, call.turn_id, call.model)
+        outcome, settled = _Outcome(), False
+
+        async def settle() -> None:
+            nonlocal settled
+            settled = True
+            await self._tasks.finish(self._settle(call_id, call, outcome))
+
+        try:
+            await self._afford(call, outcome)
+            await self._passed(call, answer, outcome, settle)
+        except _Refused:
+            await settle()
+            raise
+        finally:
+            if not settled:
+                outcome.error = outcome.error or "The agent left before the answer was complete."
+                self._tasks.spawn(self._settle(call_id, call, outcome))
+
+    async def _afford(self, call: _Call, outcome: _Outcome) -> None:
+        try:
+            await self._budgets.check(call.session)
+            if price_of(call.provider.prices, call.model) is None:
+                await self._budgets.check_price(call.session, call.model, call.provider.name)
+        except OverBudgetError as error:
+            outcome.error = error.message
+            if call.turn_id is not None:
+                self._tasks.spawn(self._over_budget(call.turn_id, error.message))
+            raise _Refused(call.kind, 402, error.code, error.message) from None
+
+    async def _settle(self, call_id: str, call: _Call, outcome: _Outcome) -> None:
+        """Write down how it went. An answer is not taken back because that fails."""
+        try:
+            await self._ledger.close(
+                call_id,
+                status=outcome.status,
+                tokens=outcome.tokens,
+                cost_micros=cost_micros(price_of(call.provider.prices, call.model), outcome.tokens),
+                error=outcome.error,
+                duration_ms=outcome.duration_ms,
+            )
+            if call.turn_id is None or not outcome.tokens.known:
+                return
+            if (sentence := await self._budgets.exceeded(call.session)) is not None:
+                self._tasks.spawn(self._over_budget(call.turn_id, sentence))
+        except SandyardError as error:
+            log.error("model_call_not_counted", call=call_id, exc=error)  # noqa: TRY400
+
+    # to the provider and back ------------------------------------------------------------------------------------------
+
+    async def _passed(
+        self,
+        call: _Call,
+        answer: Answering,
+        outcome: _Outcome,
+        settle: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`settle` is called before the agent sees the end: what it asks next finds this one counted."""
+        key = await self._key(call, outcome)
+        redactor = Redactor(key)
+        try:
+            response = await self._sent(call, key)
+        except httpx.HTTPError as error:
+            late = isinstance(error, httpx.TimeoutException)
+            outcome.error = redactor.text(f"The provider could not be asked: {type(error).__name__}: {error}")
+            log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
+            raise _Refused(
+                call.kind,
+                504 if late else 502,
+                "provider_unreachable",
+                f"The model provider {call.provider.name} {'did not answer in time' if late else 'cannot be reached'}.",
+            ) from None
+        try:
+            complete = await self._brought(call, response, answer, outcome, redactor)
+        finally:
+            await response.aclose()
+        if settle is not None:
+            await settle()
+        if complete:
+            await answer.end()
+
+    async def _brought(
+        self, call: _Call, response: httpx.Response, answer: Answering, outcome: _Outcome, redactor: Redactor
+    ) -> bool:
+        """Whether all of it has come."""
+        outcome.status = response.status_code
+        counter = Counter(call.kind, response.headers.get("content-type", ""))
+        said = _Beginning() if response.status_code >= 400 else None
+        complete = False
+        headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
+        try:
+            await answer.head(
+                response.status_code, apis.downward(headers, decoded="content-encoding" in response.headers)
+            )
+            async for chunk in response.aiter_bytes():
+                counter.feed(chunk)
+                clean = redactor.feed(chunk)
+                if said is not None:
+                    said.add(clean)
+                await answer.data(clean)
+            await answer.data(redactor.rest())
+            complete = True
+        except httpx.HTTPError as error:
+            outcome.error = redactor.text(f"The provider's answer broke off: {type(error).__name__}: {error}")
+            log.warning("model_answer_broken", provider=call.provider.id, reason=type(error).__name__)
+        finally:
+            outcome.tokens = counter.result()
+        if said is not None:
+            outcome.error = outcome.error or said.text
+        return complete
+
+    async def _sent(self, call: _Call, key: Secret | None) -> httpx.Response:
+        client = self.client_for(call.provider.base_url)
+        request = client.build_request(
+            call.asking.method,
+            apis.address(call.provider.base_url, call.asked),
+            headers=[
+                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+                for name, value in apis.upward(call.kind, call.asking.headers, key)
+            ],
+            content=call.asking.body,
+        )
+        return await client.send(request, stream=True)
+
+    async def _key(self, call: _Call, outcome: _Outcome) -> Secret | None:
+        try:
+            return await self._providers.reveal(call.provider)
+        except SandyardError as error:
+            outcome.error = error.message
+            log.error("model_key_unreadable", provider=call.provider.id, reason=error.message)  # noqa: TRY400
+            raise _Refused(
+                call.kind,
+                500,
+                error.code,
+                f"The key of {call.provider.name} cannot be read; an administrator must look.",
+            ) from None
+
+
+class _Beginning:
+    """The first words of an error, for the record."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def add(self, chunk: bytes) -> None:
+        self._data = (self._data + chunk)[:1000]
+
+    @property
+    def text(self) -> str:
+        return self._data.decode(errors="replace") or "The provider refused without a word."
+
+
+def _parsed(body: bytes, asked: Asked) -> tuple[str | None, bytes] | None:
+    """The model and the body to send; None when it is not a JSON object."""
+    try:
+        told: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(told, dict):
+        return None
+    model = told.get("model")
+    if ":" in asked.path:
+        model = asked.gemini_model
+    options = told.get("stream_options")
+    if asked.chat and told.get("stream") is True and not (isinstance(options, dict) and options.get("include_usage")):
+        told["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+        body = json.dumps(told).encode()
+    return model[:200] if isinstance(model, str) else None, body

@@ -1,0 +1,144 @@
+"""Keeps the tunnel of a sandbox up: through broken connections, pauses and restarts of the engine, without ever waking a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.models import Sandbox
+from sandyard.platform.domain.models.tunnel import PORT, PROGRAM, Room, Serve, Tunnel, TunnelError
+from sandyard.platform.domain.sandboxes.e2b import (
+    EngineError,
+    NoPythonError,
+    SandboxNotFoundError,
+    SandboxNotRunningError,
+)
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import LIVE, Status, check_usable
+
+log = get_logger(__name__)
+
+UP_S = 60.0
+"""How long whoever asks for a tunnel waits for it, as long as it fails in ways that may pass."""
+LOOK_AGAIN_S = 30.0
+_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Keeper:
+    """One per sandbox that is attached."""
+
+    def __init__(self, lifecycle: Lifecycle, sandbox_id: str, serve: Serve, room: Room) -> None:
+        self._lifecycle = lifecycle
+        self._sandbox_id = sandbox_id
+        self._serve = serve
+        self._room = room
+        self._news = asyncio.Event()
+        self._nudged = asyncio.Event()
+        self._failure: SandyardError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.port: int | None = None
+
+    def start(self) -> None:
+        self._task = self._lifecycle.tasks.spawn(self._keep())
+
+    @property
+    def over(self) -> bool:
+        """Nothing will come of it any more: its sandbox is gone, or was never fit."""
+        return self._task is None or self._task.done()
+
+    async def up(self) -> int:
+        """The port in the sandbox at which its agents are served now. Raises why there is none."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UP_S):
+                while self.port is None and not self._hopeless():
+                    self._news.clear()
+                    await self._news.wait()
+        if self.port is not None:
+            return self.port
+        raise self._failure or TunnelError("The way from the sandbox to its model was not open in time. Try again.")
+
+    def nudge(self) -> None:
+        """The sandbox was woken, or has ended: look again, now."""
+        self._nudged.set()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _hopeless(self) -> bool:
+        if self.over or self._failure is None:
+            return self.over
+        return not (isinstance(self._failure, EngineError) and self._failure.transient)
+
+    async def _keep(self) -> None:
+        failures = 0
+        try:
+            while True:
+                row = await self._lifecycle.rows.get(self._sandbox_id)
+                if row.status not in LIVE or row.doomed_at is not None:
+                    check_usable(row)
+                    return
+                self._nudged.clear()
+                if row.status != Status.RUNNING or row.engine_id is None:
+                    self._failed(SandboxNotRunningError())
+                    await self._wait(LOOK_AGAIN_S)
+                    continue
+                began = asyncio.get_running_loop().time()
+                await self._once(row, row.engine_id)
+                lasted = asyncio.get_running_loop().time() - began
+                failures = 0 if lasted > LOOK_AGAIN_S else failures + 1
+                await self._wait(_PAUSES[min(failures, len(_PAUSES) - 1)])
+        except SandyardError as error:
+            self._failed(error)
+        finally:
+            self.port = None
+            self._news.set()
+
+    async def _once(self, row: Sandbox, engine_id: str) -> None:
+        """Serve until the line breaks, or somebody nudges."""
+        loop = asyncio.get_running_loop()
+        line, nudge = loop.create_task(self._line(engine_id)), loop.create_task(self._nudged.wait())
+        try:
+            await asyncio.wait((line, nudge), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.port = None
+            for task in (line, nudge):
+                task.cancel()
+            await asyncio.wait((line, nudge))
+        if line.cancelled():
+            return
+        try:
+            line.result()
+            log.info("tunnel_ended", sandbox=row.id)
+        except SandboxNotFoundError:
+            await self._lifecycle.lost(row.id)
+        except SandboxNotRunningError as error:
+            await self._lifecycle.seen_paused(row.id)
+            self._failed(error)
+        except NoPythonError:
+            raise
+        except SandyardError as error:
+            log.info("tunnel_broken", sandbox=row.id, reason=error.message)
+            self._failed(error)
+
+    async def _line(self, engine_id: str) -> None:
+        stream = await self._lifecycle.engine.streams.open(engine_id, PROGRAM, str(PORT))
+        try:
+            await Tunnel(stream, self._serve, self._room, self._up).run()
+        finally:
+            await stream.close()
+
+    def _up(self, port: int) -> None:
+        self.port, self._failure = port, None
+        self._news.set()
+
+    def _failed(self, error: SandyardError) -> None:
+        self._failure = error
+        self._news.set()
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._nudged.wait(), seconds)

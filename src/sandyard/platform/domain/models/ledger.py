@@ -1,0 +1,120 @@
+"""What was asked of models, and what it took: a row for each request, written before it is sent and completed at its end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, case, func, select, update
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.text import storable
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import ModelCall, Session
+from sandyard.platform.domain.models.model import MICROS, Spent, Tokens
+from sandyard.platform.domain.users.tokens import instant
+
+LONGEST_ERROR = 1000
+MODELS_SHOWN = 100
+UNFINISHED = "The platform stopped before its end was seen."
+
+
+class Ledger:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def open(self, provider_id: str, session: Session, turn_id: str | None, model: str | None) -> str:
+        """The id of a request that is about to be sent. Should we die meanwhile, that is what its row says."""
+        row = ModelCall(
+            id=ordered_id("mcl_"),
+            provider_id=provider_id,
+            project_id=session.project_id,
+            task_id=session.task_id,
+            session_id=session.id,
+            turn_id=turn_id,
+            model=None if model is None else storable(model[:200]),
+            status=0,
+            error=UNFINISHED,
+            started_at=instant(self._clock),
+            duration_ms=0,
+        )
+        async with self._database.transaction() as tx:
+            tx.add(row)
+        return row.id
+
+    async def close(
+        self,
+        call_id: str,
+        *,
+        status: int,
+        tokens: Tokens,
+        cost_micros: int | None,
+        error: str | None,
+        duration_ms: int,
+    ) -> None:
+        done = update(ModelCall).where(ModelCall.id == call_id)
+        async with self._database.transaction() as tx:
+            await tx.session.execute(
+                done.values(
+                    status=status,
+                    input_tokens=tokens.input,
+                    output_tokens=tokens.output,
+                    cache_read_tokens=tokens.cache_read,
+                    cache_write_tokens=tokens.cache_write,
+                    cost_micros=cost_micros,
+                    error=None if error is None else storable(error[:LONGEST_ERROR]),
+                    duration_ms=duration_ms,
+                )
+            )
+
+    async def spent(self, *which: ColumnElement[bool]) -> Spent:
+        """Of all requests of which all of this is true."""
+        async with self._database.reading() as session:
+            return _spent(*(await session.execute(select(*_SUMS).where(*which))).one())
+
+    async def by_model(self, *which: ColumnElement[bool]) -> list[tuple[str | None, Spent]]:
+        """The same for each model, those with most tokens first."""
+        most = func.coalesce(func.sum(ModelCall.input_tokens), 0) + func.coalesce(func.sum(ModelCall.output_tokens), 0)
+        query = select(ModelCall.model, *_SUMS).where(*which).group_by(ModelCall.model)
+        async with self._database.reading() as session:
+            rows = await session.execute(query.order_by(most.desc(), ModelCall.model).limit(MODELS_SHOWN))
+            return [(row[0], _spent(*row[1:])) for row in rows]
+
+
+def calls_of(
+    *,
+    turn_id: str | None = None,
+    session_id: str | None = None,
+    task_id: str | None = None,
+    project_id: str | None = None,
+    since: datetime | None = None,
+) -> list[ColumnElement[bool]]:
+    """What must be true of a request; what is None says nothing."""
+    given = {
+        ModelCall.turn_id: turn_id,
+        ModelCall.session_id: session_id,
+        ModelCall.task_id: task_id,
+        ModelCall.project_id: project_id,
+    }
+    which = [column == value for column, value in given.items() if value is not None]
+    return which if since is None else [*which, ModelCall.started_at >= since]
+
+
+_UNPRICED = and_(ModelCall.cost_micros.is_(None), ModelCall.status >= 200, ModelCall.status < 300)
+_SUMS: tuple[ColumnElement[Any], ...] = (
+    func.count(ModelCall.id),
+    func.coalesce(func.sum(ModelCall.input_tokens), 0),
+    func.coalesce(func.sum(ModelCall.output_tokens), 0),
+    func.coalesce(func.sum(ModelCall.cache_read_tokens), 0),
+    func.coalesce(func.sum(ModelCall.cache_write_tokens), 0),
+    func.sum(ModelCall.cost_micros),
+    func.coalesce(func.sum(case((_UNPRICED, 1), else_=0)), 0),
+)
+
+
+def _spent(*sums: Any) -> Spent:
+    calls, taken, given, read, written, micros, unpriced = sums
+    cost = None if micros is None and unpriced else int(micros or 0) / MICROS
+    return Spent(int(calls), int(taken), int(given), int(read), int(written), cost, int(unpriced))

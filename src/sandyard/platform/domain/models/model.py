@@ -1,0 +1,123 @@
+"""The words for models: where they are, what they cost, and what was spent on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from sandyard.kit.errors import ConflictError, SandyardError
+from sandyard.platform.domain.agents.model import ModelApi
+
+MICROS = 1_000_000
+
+
+class NoModelError(ConflictError):
+    """No model is configured that this agent could use."""
+
+    code = "no_model"
+
+
+class OverBudgetError(SandyardError):
+    """The budget for models is spent."""
+
+    code, status = "over_budget", 402
+
+
+class PriceMissingError(OverBudgetError):
+    """There is a budget in dollars, and nobody knows what this model costs."""
+
+    code = "price_missing"
+
+
+class Price(BaseModel):
+    """US dollars for a million tokens. Those from and to a cache cost as much as others if nothing else is said."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    input: float = Field(ge=0, le=100_000)
+    output: float = Field(ge=0, le=100_000)
+    cache_read: float | None = Field(default=None, ge=0, le=100_000)
+    cache_write: float | None = Field(default=None, ge=0, le=100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a provider says that one answer took. `input` is with those from and to a cache. None: it did not say."""
+
+    input: int | None = None
+    output: int | None = None
+    cache_read: int | None = None
+    cache_write: int | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.input is not None or self.output is not None
+
+
+def price_of(prices: Mapping[str, Any], model: str | None) -> Price | None:
+    """The model's own, else that of the longest name with a `*` at its end that fits. None: nobody has said."""
+    fitting = [name for name in prices if name == model or (name.endswith("*") and (model or "").startswith(name[:-1]))]
+    if not fitting:
+        return None
+    return Price.model_validate(prices[max(fitting, key=lambda name: (name == model, len(name)))])
+
+
+def cost_micros(price: Price | None, tokens: Tokens) -> int | None:
+    """Millionths of a US dollar, which is what one token costs when a million cost dollars."""
+    if price is None or not tokens.known:
+        return None
+    read, written = tokens.cache_read or 0, tokens.cache_write or 0
+    plain = max(0, (tokens.input or 0) - read - written)
+    cost = plain * price.input + (tokens.output or 0) * price.output
+    cost += read * (price.input if price.cache_read is None else price.cache_read)
+    cost += written * (price.input if price.cache_write is None else price.cache_write)
+    return round(cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Sums over requests. `cost_usd` is what is known: None when nothing is, although there were answers. `unpriced` counts those
+    answers whose cost is not in it."""
+
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    cost_usd: float | None = 0.0
+    unpriced: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderInfo:
+    """All that anybody is told of a provider."""
+
+    id: str
+    project_id: str | None
+    name: str
+    kind: ModelApi
+    base_url: str
+    hint: str
+    models: tuple[str, ...]
+    prices: Mapping[str, Price]
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a try. `detail` is a sentence."""
+
+    ok: bool
+    detail: str
+    model: str | None
+    duration_ms: int

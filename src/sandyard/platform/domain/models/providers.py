@@ -1,0 +1,286 @@
+"""Providers of models: administrators make those for everybody, owners of projects those of their project. Keys go in, never out."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, or_, select, true
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import ModelProvider, Project
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models import addresses
+from sandyard.platform.domain.models.apis import DEFAULT_URLS
+from sandyard.platform.domain.models.model import Price, ProviderInfo
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects.service import Projects, visible_to
+from sandyard.platform.domain.secrets.vault import Vault
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+
+UNCHANGED: Any = object()
+MAX_KEY, MAX_MODELS = 4000, 500
+_SHOWN = 4  # characters of a key
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,98}[A-Za-z0-9]|[A-Za-z0-9]")
+_PLAIN = re.compile(r"[!-~]+")
+_MODEL = re.compile(r"[!-~]{1,200}")
+
+
+class Providers:
+    """Who sees a project sees its providers, and everybody sees everybody's; only who may change the project changes its own."""
+
+    def __init__(self, database: Database, projects: Projects, vault: Vault, clock: Clock) -> None:
+        self._database = database
+        self._projects = projects
+        self._vault = vault
+        self._clock = clock
+
+    async def create(
+        self,
+        caller: Principal,
+        *,
+        name: str,
+        kind: ModelApi,
+        project_id: str | None = None,
+        base_url: str | None = None,
+        key: Secret | None = None,
+        models: Sequence[str] = (),
+        prices: Mapping[str, Price] | None = None,
+    ) -> ProviderInfo:
+        """Without a `base_url` it is the provider's own, where there is one. ConflictError when the name is taken."""
+        owner = await self._allowed(caller, project_id)
+        where = base_url or DEFAULT_URLS.get(kind)
+        if where is None:
+            raise InvalidInputError(f"Say where the provider is: there is no usual address for {kind.value}.")
+        now = instant(self._clock)
+        row = ModelProvider(
+            id=ordered_id("prv_"),
+            project_id=project_id,
+            name=_name(name),
+            kind=kind.value,
+            base_url=await addresses.clean(caller, where),
+            key=None,
+            hint="",
+            models=_models(models),
+            prices=_prices(prices or {}),
+            created_at=now,
+            updated_at=now,
+        )
+        await self._seal(row, key)
+        async with self._database.transaction() as tx:
+            await _require_free(tx, row)
+            tx.add(row)
+            _tell(tx, "model_provider.created", row, owner)
+        return info(row)
+
+    async def update(
+        self,
+        caller: Principal,
+        provider_id: str,
+        *,
+        name: str | None = None,
+        base_url: str | None = None,
+        key: Secret | None = UNCHANGED,
+        models: Sequence[str] | None = None,
+        prices: Mapping[str, Price] | None = None,
+    ) -> ProviderInfo:
+        """Change what is given; `key` None takes it away. ConflictError when a key that was given for one server would be shown to
+        another: nobody gets to read it by moving the provider to a server of their own."""
+        known = await self.get(caller, provider_id)
+        owner = await self._allowed(caller, known.project_id)
+        where = None if base_url is None else await addresses.clean(caller, base_url)
+        sealed = ModelProvider(id=provider_id)
+        if key is not UNCHANGED:
+            await self._seal(sealed, key)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(ModelProvider, provider_id)
+            if row is None:
+                raise _unknown(provider_id)
+            before, after = addresses.server(row.base_url), addresses.server(where or row.base_url)
+            if row.key is not None and key is UNCHANGED and before != after:
+                raise ConflictError(f"The key was given for {before}. Give the one for {after} with it.")
+            row.base_url = where or row.base_url
+            if key is not UNCHANGED:
+                row.key, row.hint = sealed.key, sealed.hint
+            if name is not None:
+                row.name = _name(name)
+                await _require_free(tx, row)
+            if models is not None:
+                row.models = _models(models)
+            if prices is not None:
+                row.prices = _prices(prices)
+            row.updated_at = instant(self._clock)
+            _tell(tx, "model_provider.updated", row, owner)
+        return info(row)
+
+    async def delete(self, caller: Principal, provider_id: str) -> None:
+        """What was spent there stays known. Agents that use it are answered that it is gone."""
+        known = await self.get(caller, provider_id)
+        owner = await self._allowed(caller, known.project_id)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(ModelProvider, provider_id)
+            if row is None:
+                raise _unknown(provider_id)
+            await tx.session.delete(row)
+            _tell(tx, "model_provider.deleted", row, owner)
+
+    async def get(self, caller: Principal, provider_id: str) -> ProviderInfo:
+        async with self._database.reading() as session:
+            row = await session.scalar(
+                select(ModelProvider).where(ModelProvider.id == provider_id, _visible_to(caller))
+            )
+        if row is None:
+            raise _unknown(provider_id)
+        return info(row)
+
+    async def list(
+        self, caller: Principal, page: PageRequest, *, project_id: str | None = None
+    ) -> Listing[ProviderInfo]:
+        """All that the caller sees; with a project, those that its agents may use."""
+        rows = select(ModelProvider).where(_visible_to(caller))
+        if project_id is not None:
+            await self._projects.get(caller, project_id)
+            rows = rows.where(_usable_in(project_id))
+        async with self._database.reading() as session:
+            found = await newest_first(session, rows, ModelProvider.id, page)
+        return Listing([info(row) for row in found.items], found.next_cursor)
+
+    async def require_change(self, caller: Principal, provider_id: str) -> ModelProvider:
+        """The row, if the caller may change it."""
+        await self._allowed(caller, (await self.get(caller, provider_id)).project_id)
+        async with self._database.reading() as session:
+            row = await session.get(ModelProvider, provider_id)
+        if row is None:
+            raise _unknown(provider_id)
+        return row
+
+    # for the platform's own code ---------------------------------------------------------------------------------------
+
+    async def usable(self, project_id: str | None) -> Sequence[ModelProvider]:
+        """Those that agents of a project may use: its own first, then everybody's, each by age."""
+        rows = select(ModelProvider).where(_usable_in(project_id))
+        async with self._database.reading() as session:
+            found = await session.scalars(rows.order_by(ModelProvider.project_id.is_(None), ModelProvider.id))
+            return list(found)
+
+    async def find(self, provider_id: str, project_id: str | None) -> ModelProvider | None:
+        """None also for one that agents of this project may not use."""
+        async with self._database.reading() as session:
+            row: ModelProvider | None = await session.scalar(
+                select(ModelProvider).where(ModelProvider.id == provider_id, _usable_in(project_id))
+            )
+        return row
+
+    async def reveal(self, row: ModelProvider) -> Secret | None:
+        """VaultError when it cannot be opened."""
+        if row.key is None:
+            return None
+        return await asyncio.to_thread(self._vault.open, row.key, *_place(row.id))
+
+    async def _seal(self, row: ModelProvider, key: Secret | None) -> None:
+        row.key, row.hint = None, "no key"
+        if key is None:
+            return
+        value = key.reveal()
+        if len(value) > MAX_KEY or not _PLAIN.fullmatch(value):
+            raise InvalidInputError(
+                "The key is empty, too long, or has spaces, line breaks or other characters that keys do not have. Copy it again."
+            )
+        row.key = await asyncio.to_thread(self._vault.seal, key, *_place(row.id))
+        # of a short one, four characters would be too much of it
+        row.hint = f"…{value[-_SHOWN:]}" if len(value) >= 4 * _SHOWN else "…"
+
+    async def _allowed(self, caller: Principal, project_id: str | None) -> str | None:
+        """The owner of what is about to be changed; nobody in particular owns everybody's. ForbiddenError."""
+        if project_id is None:
+            caller.require_admin()
+            return None
+        return (await self._projects.require_change(caller, project_id)).owner_id
+
+
+def info(row: ModelProvider) -> ProviderInfo:
+    return ProviderInfo(
+        id=row.id,
+        project_id=row.project_id,
+        name=row.name,
+        kind=ModelApi(row.kind),
+        base_url=row.base_url,
+        hint=row.hint,
+        models=tuple(row.models),
+        prices={model: Price.model_validate(price) for model, price in row.prices.items()},
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+def _visible_to(caller: Principal) -> ColumnElement[bool]:
+    if caller.is_admin:
+        return true()
+    mine = select(Project.id).where(visible_to(caller))
+    return or_(ModelProvider.project_id.is_(None), ModelProvider.project_id.in_(mine))
+
+
+def _usable_in(project_id: str | None) -> ColumnElement[bool]:
+    everybodys = ModelProvider.project_id.is_(None)
+    return everybodys if project_id is None else or_(everybodys, ModelProvider.project_id == project_id)
+
+
+async def _require_free(tx: Transaction, row: ModelProvider) -> None:
+    """The database does not see that two without a project have the same name."""
+    same = select(ModelProvider.id).where(ModelProvider.name == row.name, ModelProvider.id != row.id)
+    same = same.where(
+        ModelProvider.project_id.is_(None) if row.project_id is None else ModelProvider.project_id == row.project_id
+    )
+    with tx.session.no_autoflush:
+        if await tx.session.scalar(same.limit(1)) is not None:
+            raise ConflictError(f"There is a provider {row.name!r} already.")
+
+
+def _tell(tx: Transaction, kind: str, row: ModelProvider, owner_id: str | None) -> None:
+    tx.emit(
+        kind,
+        owner_id=owner_id,
+        project_id=row.project_id,
+        providerId=row.id,
+        name=row.name,
+        api=row.kind,
+        hint=row.hint,
+    )
+
+
+def _name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidInputError("A provider's name has 1 to 100 letters, digits, dots, dashes and spaces.")
+    return name
+
+
+def _models(models: Sequence[str]) -> list[str]:
+    if len(models) > MAX_MODELS or not all(_MODEL.fullmatch(model) for model in models):
+        raise InvalidInputError(
+            f"There are at most {MAX_MODELS} models, each a name of up to 200 characters without spaces."
+        )
+    return list(dict.fromkeys(models))
+
+
+def _prices(prices: Mapping[str, Price]) -> dict[str, Any]:
+    if len(prices) > MAX_MODELS or not all(_MODEL.fullmatch(model) for model in prices):
+        raise InvalidInputError(
+            f"There are at most {MAX_MODELS} prices, each for a model's name, or for the beginning of one and a *."
+        )
+    return {model: price.model_dump(by_alias=True, exclude_none=True) for model, price in prices.items()}
+
+
+def _unknown(provider_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no model provider {provider_id[:60]!r}.")
+
+
+def _place(provider_id: str) -> tuple[str, ...]:
+    """Where a sealed key belongs: moved to another row it does not open."""
+    return "model provider", provider_id

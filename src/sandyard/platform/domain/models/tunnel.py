@@ -1,0 +1,267 @@
+"""The platform's end of the tunnel: requests of an agent come out of it, answers go in, many at once. The other end is
+`guest_tunnel.py`, which also says what the lines mean.
+
+The sandbox is its tenant's: whatever comes from it is bounded, and what makes no sense ends the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.domain.sandboxes.e2b import GuestProgram
+
+log = get_logger(__name__)
+
+PROGRAM = GuestProgram("tunnel", (Path(__file__).parent / "guest_tunnel.py").read_bytes())
+PORT = 4100
+HEARTBEAT_S = 10.0
+AT_ONCE = 64
+BODY_LIMIT = 50 << 20
+BODY_S = 60.0
+"""How long the sandbox may be silent in the middle of a request's body."""
+HELD_EACH, HELD_SMALL = 64 << 20, 1 << 20
+"""Bytes of requests that one sandbox may have in memory; and what counts as small: such a request never waits for others' large ones."""
+WINDOW = 256 << 10
+"""Bytes of an answer that may be under way to one agent, and bytes of a request that are asked for at a time."""
+_CHUNK = 48 << 10
+_HEADERS, _HEAD_LIMIT = 200, 96 << 10
+_NUMBER = 1 << 53
+
+
+class TunnelError(SandyardError):
+    """The way from the sandbox to its model cannot be opened."""
+
+    code, status = "tunnel_failed", 502
+
+
+class BodyLateError(TunnelError):
+    """The sandbox did not send the rest of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request, complete. Names of headers are in small letters."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class Answering(Protocol):
+    """How a request is answered: `head` once, `data` as often as there is some, `end`. An agent that has gone cancels whoever answers."""
+
+    async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None: ...
+    async def data(self, data: bytes) -> None: ...
+    async def end(self) -> None: ...
+
+
+Serve = Callable[[Asking, Answering], Awaitable[None]]
+
+
+class Lines(Protocol):
+    """What a tunnel needs of its stream."""
+
+    def lines(self) -> AsyncIterator[str]: ...
+    def say(self, line: str) -> None: ...
+
+
+class Room:
+    """How many bytes of requests may be held in memory by all tunnels together."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._changed = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def holding(self, size: int) -> AsyncIterator[None]:
+        if not size:
+            yield
+            return
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            self._free += size
+            async with self._changed:
+                self._changed.notify_all()
+
+
+class Tunnel:
+    """One line to a sandbox, until it breaks. `ready` is called with the port at which agents find it."""
+
+    def __init__(self, stream: Lines, serve: Serve, room: Room, ready: Callable[[int], None]) -> None:
+        self._stream = stream
+        self._serve = serve
+        self._room = room
+        self._own_room = Room(HELD_EACH)
+        self._ready = ready
+        self._exchanges: dict[int, _Exchange] = {}
+        self._broken = False
+
+    async def run(self) -> None:
+        """Returns when the program in the sandbox has ended. EngineError when the connection broke, TunnelError for what the sandbox
+        should not have said. What was being served is cancelled."""
+        beat = asyncio.get_running_loop().create_task(self._beat())
+        try:
+            async for line in self._stream.lines():
+                try:
+                    self._hear(json.loads(line))
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    raise TunnelError(
+                        "The tunnel's program in the sandbox says what the platform does not understand."
+                    ) from None
+        finally:
+            self._broken = True  # from here on the sandbox decides what becomes of a request: an unanswered one waits for our successor
+            tasks = [beat, *(exchange.task for exchange in self._exchanges.values() if exchange.task is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def say(self, kind: str, number: int | None = None, **fields: Any) -> None:
+        if self._broken:
+            return
+        frame = {"t": kind, **({} if number is None else {"id": number}), **fields}
+        self._stream.say(json.dumps(frame, separators=(",", ":")))
+
+    def _hear(self, frame: dict[str, Any]) -> None:
+        match frame["t"]:
+            case "hello":
+                self._ready(_bounded(frame["port"], 65535))
+            case "error":
+                raise TunnelError(f"The sandbox cannot run the way to its model: {str(frame['text'])[:300]}")
+            case "req":
+                self._begin(frame)
+            case "ping":
+                return
+            case kind:
+                exchange = self._exchanges.get(_bounded(frame["id"]))
+                if exchange is not None:  # else it is over, and the sandbox did not know yet
+                    exchange.hear(kind, frame)
+
+    def _begin(self, frame: dict[str, Any]) -> None:
+        number, size = _bounded(frame["id"]), _bounded(frame["size"], BODY_LIMIT)
+        headers = tuple((str(name).lower(), str(value)) for name, value in frame["headers"])
+        asking = Asking(str(frame["method"]), str(frame["target"]), headers, b"")
+        length = sum(len(name) + len(value) for name, value in headers) + len(asking.target)
+        if number in self._exchanges or len(headers) > _HEADERS or length > _HEAD_LIMIT:
+            raise ValueError("no such request")
+        if len(self._exchanges) >= AT_ONCE:
+            self.say("cut", number)
+            return
+        exchange = self._exchanges[number] = _Exchange(self, number, size)
+        exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, asking))
+
+    async def _answer(self, exchange: _Exchange, asking: Asking) -> None:
+        try:
+            large = exchange.size if exchange.size > HELD_SMALL else 0
+            async with self._own_room.holding(exchange.size), self._room.holding(large):
+                body = await exchange.body()
+                await self._serve(Asking(asking.method, asking.target, asking.headers, body), exchange)
+        except asyncio.CancelledError:
+            pass  # the agent has gone, or the line
+        except BodyLateError:
+            log.info("model_request_incomplete", size=exchange.size)
+        except Exception as error:
+            log.error("model_request_crashed", exc=error)  # noqa: TRY400
+        finally:
+            del self._exchanges[exchange.number]
+            if not exchange.ended and not exchange.gone:
+                self.say("cut", exchange.number)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self.say("ping")
+
+
+class _Exchange:
+    def __init__(self, tunnel: Tunnel, number: int, size: int) -> None:
+        self._tunnel = tunnel
+        self.number = number
+        self.size = size
+        self.task: asyncio.Task[None] | None = None
+        self.ended = self.gone = False
+        self._parts: list[bytes] = []
+        self._come = self._wanted = 0
+        self._complete = asyncio.Event()
+        self._deadline: asyncio.Timeout | None = None
+        self._under_way = 0
+        self._taken = asyncio.Event()
+
+    def hear(self, kind: str, frame: dict[str, Any]) -> None:
+        if kind == "body":
+            self._add(binascii.a2b_base64(frame["d"], strict_mode=True))
+        elif kind == "ack":
+            self._under_way = max(0, self._under_way - _bounded(frame["n"]))
+            self._taken.set()
+        elif kind == "cancel":
+            self.gone = True
+            if self.task is not None:
+                self.task.cancel()
+        else:
+            raise ValueError("no such kind")
+
+    async def body(self) -> bytes:
+        if self.size:
+            self._want()
+            try:
+                async with asyncio.timeout(BODY_S) as self._deadline:
+                    await self._complete.wait()
+            except TimeoutError:
+                raise BodyLateError from None
+        body = b"".join(self._parts)
+        self._parts.clear()
+        return body
+
+    def _add(self, data: bytes) -> None:
+        self._come += len(data)
+        if self._come > self._wanted:
+            raise ValueError("more than was asked for")
+        self._parts.append(data)
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(asyncio.get_running_loop().time() + BODY_S)
+        if self._come == self.size:
+            self._complete.set()
+        elif self._wanted - self._come < WINDOW // 2:
+            self._want()
+
+    def _want(self) -> None:
+        more = min(WINDOW, self.size - self._wanted)
+        if more > 0:
+            self._wanted += more
+            self._tunnel.say("want", self.number, n=more)
+
+    async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        self._tunnel.say("head", self.number, status=status, headers=list(headers))
+
+    async def data(self, data: bytes) -> None:
+        for start in range(0, len(data), _CHUNK):
+            piece = data[start : start + _CHUNK]
+            while self._under_way > WINDOW:
+                self._taken.clear()
+                await self._taken.wait()
+            self._under_way += len(piece)
+            self._tunnel.say("data", self.number, d=base64.b64encode(piece).decode())
+
+    async def end(self) -> None:
+        self.ended = True
+        self._tunnel.say("fin", self.number)
+
+
+def _bounded(value: Any, most: int = _NUMBER) -> int:
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError("this is no number")
+    return value

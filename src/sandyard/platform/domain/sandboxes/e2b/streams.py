@@ -1,0 +1,190 @@
+"""A program in a running sandbox that is spoken with in lines, both ways, for as long as the connection holds."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from e2b import AsyncCommandHandle, CommandExitException
+
+from sandyard.kit.ids import random_id
+from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, SandboxUnreachableError, translate
+from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
+
+SILENCE_S = 30.0
+"""The program says something every 10 s. A stream that is silent for longer is dead, whatever the network says."""
+PACE_S = 0.02
+"""What is said within this time goes together: each message to a sandbox costs the same, however short it is."""
+LONGEST = 256 << 10
+"""Of a line. A tenant may put another program in the place of ours, which then speaks for that sandbox only."""
+_SENT_AT_ONCE = 256 << 10
+_SEND_S, _KILL_S = 30.0, 5.0
+_QUEUE = 32
+_NOISE = 4 << 20
+_INSTALL = """
+import binascii, os, sys
+source, path = binascii.a2b_base64(os.environ.pop("SANDYARD_PROGRAM")), sys.argv[1]
+try:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.stat(os.path.dirname(path)).st_uid == os.geteuid(): os.chmod(os.path.dirname(path), 0o1777)
+    if not (os.path.isfile(path) and os.stat(path).st_uid == os.geteuid() and open(path, "rb").read() == source):
+        new = path + "." + str(os.getpid())
+        with open(new, "wb") as file: file.write(source)
+        os.rename(new, path)
+    os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[2:])
+except OSError: pass
+sys.argv = sys.argv[1:]
+exec(compile(source, path, "exec"), {"__name__": "__main__"})
+"""
+_LINE = f"""command -v python3 >/dev/null 2>&1 || {{ printf '\\n:: MARK\\n:n\\n'; exit 0; }}
+exec python3 -I -S -c '{_INSTALL}' PATH MARK ARGUMENTS"""
+
+
+class NoPythonError(EngineError):
+    """The sandbox has no python3, which the platform's program in it needs. Use a template that has it."""
+
+    code, status = "no_python", 409
+
+
+@dataclass(frozen=True, slots=True)
+class GuestProgram:
+    """A Python program of the standard library. It is called with a mark, then with the given words (letters and digits), and says
+    `:: MARK` on a line of its own before anything else."""
+
+    name: str
+    source: bytes
+
+    @property
+    def path(self) -> str:
+        digest = hashlib.sha256(self.source).hexdigest()[:16]
+        return f"/tmp/.sandyard/{self.name}-{digest}-$EUID.py"  # noqa: S108 - in the sandbox
+
+
+class LineStream:
+    """One run of a program. Closing it ends that process."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._mark = random_id()
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue(_QUEUE)
+        self._unsent: deque[str] = deque()
+        self._to_send = asyncio.Event()
+        self._process: AsyncCommandHandle[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._error: BaseException | None = None
+        self._ended = False
+
+    async def begin(self, handle: Handle, program: GuestProgram, arguments: str) -> None:
+        line = _LINE.replace("PATH", program.path).replace("ARGUMENTS", arguments).replace("MARK", self._mark)
+        self._process = await handle.sandbox.commands.run(
+            line,
+            background=True,
+            stdin=True,
+            timeout=0,
+            envs={"SANDYARD_PROGRAM": base64.b64encode(program.source).decode()},
+            on_stdout=self._queue.put,
+            retain_output=False,
+        )
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._wait(self._process)), loop.create_task(self._send(self._process))]
+
+    async def lines(self) -> AsyncIterator[str]:
+        """What it says, until it ends. EngineError when the connection breaks, when it says nothing for too long, or what no program of
+        ours says; NoPythonError."""
+        rest, heard, noise = "", False, 0
+        while (chunk := await self._next()) is not None:
+            *lines, rest = (rest + chunk).split("\n")
+            if len(rest) > LONGEST:
+                raise EngineError("A program in the sandbox says what the platform's own never would.")
+            for line in lines:
+                if heard and line == ":n":
+                    raise NoPythonError
+                if heard and line:
+                    yield line
+                heard = heard or line == f":: {self._mark}"
+            noise += 0 if heard else len(chunk)
+            if noise > _NOISE:
+                raise EngineError("The sandbox's login shell says too much.")
+        if self._error is not None:
+            raise translate(self._error, self._gate.config.api_key) from self._error
+
+    def say(self, line: str) -> None:
+        """Send it soon, in the order of the calls. When it cannot be sent, `lines` ends."""
+        self._unsent.append(line)
+        self._to_send.set()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._process is not None:
+            with contextlib.suppress(Exception):
+                await self._process.disconnect()
+                if not self._ended:
+                    async with asyncio.timeout(_KILL_S):
+                        await self._process.kill()
+
+    async def _next(self) -> str | None:
+        try:
+            return await asyncio.wait_for(self._queue.get(), SILENCE_S)
+        except TimeoutError:
+            raise SandboxUnreachableError("The sandbox has been silent for too long.") from None
+
+    async def _send(self, process: AsyncCommandHandle[None]) -> None:
+        """Never repeated: half a line must not be followed by the whole one."""
+        now = asyncio.get_running_loop().time
+        try:
+            while True:
+                await self._to_send.wait()
+                begun = now()
+                await process.send_stdin(self._packed(), request_timeout=_SEND_S)
+                await asyncio.sleep(max(0.0, PACE_S - (now() - begun)))
+        except Exception as error:
+            self._error = self._error or error
+            await self._queue.put(None)
+
+    def _packed(self) -> str:
+        parts, size = [], 0
+        while self._unsent and size < _SENT_AT_ONCE:
+            parts.append(self._unsent.popleft() + "\n")
+            size += len(parts[-1])
+        if not self._unsent:
+            self._to_send.clear()
+        return "".join(parts)
+
+    async def _wait(self, process: AsyncCommandHandle[None]) -> None:
+        try:
+            await process.wait()
+        except CommandExitException:
+            self._ended = True
+        except Exception as error:
+            self._error = self._error or error
+        else:
+            self._ended = True
+        await self._queue.put(None)
+
+
+class Streams:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def open(self, engine_id: str, program: GuestProgram, *arguments: str) -> LineStream:
+        """Run it as the sandbox's default user. Tried once; SandboxNotRunningError: it is paused, and stays so."""
+        assert all(word.isalnum() for word in arguments), "they become part of a line of shell"
+        stream = LineStream(self._gate)
+
+        async def begin(handle: Handle) -> None:
+            await stream.begin(handle, program, " ".join(arguments))
+
+        try:
+            await self._gate.inside("open_stream", engine_id, begin, idempotent=True, attempts=1)
+        except BaseException:
+            await stream.close()
+            raise
+        return stream

@@ -1,0 +1,134 @@
+"""Providers of models and what was spent there, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sandyard.platform.api.app import build
+from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.db.models import ModelCall
+from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.services import Services
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+from tests.unit.platform.domain.models import upstream as scripted
+from tests.unit.platform.domain.models.upstream import Reply, Seen
+from tests.unit.platform.world import ROOT, Person, client
+
+KEY = "sk-planted-8c1f0a97d2e64b35"
+PROVIDERS = "/api/v1/model-providers"
+
+
+@pytest.fixture
+async def services(tmp_path: Path) -> AsyncIterator[Services]:
+    async with opened(PlatformSettings.load({}, data_dir=tmp_path)) as made:
+        yield made
+
+
+async def person(services: Services, name: str, role: str = "member") -> Person:
+    user = await services.users.create(ROOT, name, role)
+    issued = await services.users.create_token(Principal(user.id, name, role, "test"), "test")
+    return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
+
+
+@pytest.fixture
+async def admin(services: Services) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(build(services, ROUTERS), await person(services, "admin", "admin")) as web:
+        yield web
+
+
+async def test_a_provider_and_its_key(services: Services, admin: httpx.AsyncClient) -> None:
+    body: dict[str, Any] = {
+        "name": "claude",
+        "kind": "anthropic",
+        "key": KEY,
+        "models": ["sonnet"],
+        "prices": {"sonnet": {"input": 3, "output": 15}},
+    }
+    made = await admin.post(PROVIDERS, json=body)
+    assert made.status_code == 201, made.text
+    assert (made.json()["hint"], made.json()["baseUrl"]) == ("…4b35", "https://api.anthropic.com")
+    path = f"{PROVIDERS}/{made.json()['id']}"
+    changed = await admin.patch(path, json={"models": ["opus"]})
+    assert (changed.json()["models"], changed.json()["hint"]) == (["opus"], "…4b35")
+    moved = await admin.patch(path, json={"baseUrl": "https://elsewhere.example.org"})
+    assert (moved.status_code, moved.json()["code"]) == (409, "conflict")
+    assert (await admin.patch(path, json={"key": None})).json()["hint"] == "no key"
+    assert (await admin.post(PROVIDERS, json={**body, "kind": "magic"})).status_code == 400
+    wrong = await admin.post(PROVIDERS, json={**body, "name": "b", "key": KEY + " "})
+    assert wrong.status_code == 400
+    listed = await admin.get(PROVIDERS)
+    assert [one["name"] for one in listed.json()["items"]] == ["claude"]
+    audit = await admin.get("/api/v1/audit")
+    for answer in (made, changed, moved, wrong, listed, audit):
+        assert KEY not in answer.text
+    assert (await admin.delete(path)).status_code == 204
+    assert (await admin.get(path)).status_code == 404
+
+
+async def test_the_verdict(admin: httpx.AsyncClient) -> None:
+    async def handler(seen: Seen, reply: Reply) -> None:
+        if seen.headers.get("authorization") != f"Bearer {KEY}":
+            told = seen.headers.get("authorization", "nothing")
+            await reply.whole({"error": {"message": f"no such key: {told}"}}, status=401)
+        elif seen.target == "/v1/models":
+            await reply.whole({"data": []})
+        else:
+            assert seen.json["max_tokens"] == 1
+            await scripted.chat(seen, reply)
+
+    async with scripted.opened() as upstream:
+        upstream.handler = handler
+        body = {"name": "a", "kind": "openai_chat", "key": KEY, "baseUrl": upstream.url}
+        path = f"{PROVIDERS}/{(await admin.post(PROVIDERS, json=body)).json()['id']}"
+        assert (await admin.post(f"{path}/test")).json()["ok"] is True
+        await admin.patch(path, json={"models": ["tiny"]})
+        verdict = (await admin.post(f"{path}/test")).json()
+        assert (verdict["ok"], verdict["detail"]) == (True, "The model tiny answered.")
+        await admin.patch(path, json={"key": "sk-another-one-altogether"})
+        refused = (await admin.post(f"{path}/test")).json()
+        assert (refused["ok"], "sk-another" in refused["detail"]) == (False, False)
+        assert "does not accept the key" in refused["detail"]
+    gone = (await admin.post(f"{path}/test")).json()
+    assert gone["ok"] is False
+    assert "cannot be reached" in gone["detail"]
+
+
+async def test_usage(services: Services, admin: httpx.AsyncClient) -> None:
+    owner, stranger = await person(services, "owner"), await person(services, "stranger")
+    project = await services.projects.create(owner.principal, "website")
+    async with services.database.transaction() as tx:
+        for number, (model, status, cost) in enumerate((("a", 200, 5), ("b", 200, None), ("b", 0, None))):
+            counts = {"input_tokens": 10, "output_tokens": 1} if status else {}
+            tx.add(
+                ModelCall(
+                    id=f"mcl_{number}",
+                    project_id=project.id,
+                    model=model,
+                    status=status,
+                    cost_micros=cost,
+                    started_at=utc_now(),
+                    duration_ms=1,
+                    **counts,
+                )
+            )
+    app = build(services, ROUTERS)
+    async with client(app, owner) as web:
+        spent = (await web.get("/api/v1/usage", params={"projectId": project.id})).json()
+        assert (spent["calls"], spent["inputTokens"], spent["outputTokens"]) == (3, 20, 2)
+        assert (spent["costUsd"], spent["unpriced"]) == (0.000005, 1)
+        assert [(one["model"], one["calls"], one["costUsd"]) for one in spent["models"]] == [
+            ("a", 1, 0.000005),
+            ("b", 2, None),
+        ]
+        assert (await web.get("/api/v1/usage")).json() == spent
+        late = await web.get("/api/v1/usage", params={"since": "2100-01-01T00:00:00Z"})
+        assert (late.json()["calls"], late.json()["costUsd"]) == (0, 0.0)
+    async with client(app, stranger) as web:
+        assert (await web.get("/api/v1/usage")).json()["calls"] == 0
+        assert (await web.get("/api/v1/usage", params={"projectId": project.id})).status_code == 404

@@ -1,0 +1,80 @@
+"""The tunnel's program on this machine instead of in a sandbox: the same lines, through a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from sandyard.platform.domain.models import tunnel
+from sandyard.platform.domain.models.tunnel import Room, Serve, Tunnel
+
+PROGRAM = Path(tunnel.__file__).with_name("guest_tunnel.py")
+
+
+class LocalLines:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def lines(self) -> AsyncIterator[str]:
+        assert self.process.stdout is not None
+        heard = False
+        while line := (await self.process.stdout.readline()).decode().strip("\n"):
+            if heard:
+                yield line
+            heard = heard or line == ":: mark"
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+
+
+class Guest:
+    """A daemon that outlives those who attach to it."""
+
+    def __init__(self, folder: Path, port: int, python: str = sys.executable) -> None:
+        self.folder = folder
+        self.wished = port
+        self.python = python
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextlib.asynccontextmanager
+    async def attached(self, serve: Serve) -> AsyncIterator[asyncio.Task[None]]:
+        """Served inside the block; then the platform's end is gone as after kill -9."""
+        process = await asyncio.create_subprocess_exec(
+            self.python, "-I", "-S", str(PROGRAM), "mark", str(self.wished), str(self.folder),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"\n"
+        ready = asyncio.Event()
+
+        def up(port: int) -> None:
+            self.port = port
+            ready.set()
+
+        running = asyncio.ensure_future(Tunnel(LocalLines(process), serve, Room(64 << 20), up).run())
+        try:
+            async with asyncio.timeout(30):
+                await ready.wait()
+            yield running
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            running.cancel()
+            await asyncio.wait([running])
+            await process.wait()
+
+    def end(self) -> None:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)

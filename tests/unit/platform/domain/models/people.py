@@ -1,0 +1,103 @@
+"""What the tests of models have in common: an agent that needs one, and a session with a sandbox."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Sandbox, Session, Turn
+from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, ModelEndpoint
+from sandyard.platform.domain.models.model import Price, ProviderInfo
+from sandyard.platform.domain.sandboxes.model import utc_now
+from tests.unit.platform.domain.sandboxes.yard import Yard
+from tests.unit.platform.world import ROOT
+
+from .upstream import Upstream
+
+KEY = "sk-planted-8c1f0a97d2e64b35"
+PRICE = Price(input=1, output=2)
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A profile of which only the protocols matter."""
+
+    apis: tuple[ModelApi, ...] = (ModelApi.OPENAI_CHAT,)
+    models: tuple[str, ...] = ()
+    name: str = "speaker"
+    title: str = "Speaker"
+    description: str = ""
+    demo: bool = False
+    install: Install | None = None
+    modes: tuple[str, ...] = ()
+    auth_method: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def launch(self, wish: LaunchWish) -> Launch:
+        return Launch(("true",))
+
+
+@dataclass
+class Scene:
+    yard: Yard
+    upstream: Upstream
+    session: Session
+    sandbox: Sandbox
+    provider: ProviderInfo
+    endpoint: ModelEndpoint
+
+    async def run(self, program: str) -> str:
+        """What a Python program in the sandbox prints: the agent. `ask(path, body)` answers with status and text."""
+        words = {"base": self.endpoint.base_url, "capability": self.endpoint.capability.reveal()}
+        command = f"python3 - <<'EOF'\nsaid = {json.dumps(words)}\n{AGENT}\n{program}\nEOF"
+        return await self.yard.run(self.sandbox, command)
+
+    async def turn(self) -> Turn:
+        row = Turn(
+            id="trn_1",
+            session_id=self.session.id,
+            number=1,
+            origin="person",
+            status="running",
+            usage={},
+            queued_at=utc_now(),
+        )
+        async with self.yard.services.database.transaction() as tx:
+            tx.add(row)
+        return row
+
+
+AGENT = """
+import http.client, json, urllib.parse
+where = urllib.parse.urlsplit(said["base"])
+def opened(path="/v1/chat/completions", body=None, headers=None, method="POST"):
+    line = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+    shown = {"Authorization": "Bearer " + said["capability"], "Content-Type": "application/json"}
+    line.request(method, where.path + path, json.dumps(body) if body is not None else None, {**shown, **(headers or {})})
+    return line.getresponse()
+def ask(path="/v1/chat/completions", body=None, headers=None, method="POST"):
+    answer = opened(path, body, headers, method)
+    return answer.status, answer.read().decode(), dict(answer.getheaders())
+"""
+
+
+async def played(yard: Yard, upstream: Upstream, **project: Any) -> Scene:
+    """A session with a running sandbox, a provider for everybody, and the way there."""
+    services = yard.services
+    project_id = await yard.project(yard.owner, **project) if project else None
+    session, sandbox = await services.sessions.create(yard.owner, project_id=project_id)
+    sandbox = await services.lifecycle.provisioned(sandbox.id)
+    provider = await services.models.providers.create(
+        ROOT,
+        name="scripted",
+        kind=ModelApi.OPENAI_CHAT,
+        base_url=upstream.url,
+        key=Secret(KEY),
+        models=["tiny"],
+        prices={"tiny": PRICE},
+    )
+    endpoint = await services.models.endpoint(session, sandbox, Speaker(), None)
+    assert endpoint is not None
+    return Scene(yard, upstream, session, sandbox, provider, endpoint)

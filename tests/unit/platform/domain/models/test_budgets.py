@@ -1,0 +1,89 @@
+"""What a task and a project may spend: whose limit counts, when a month ends, and what is said."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.models import ModelCall, Session, Task
+from sandyard.platform.domain.models.budgets import Budgets
+from sandyard.platform.domain.models.ledger import Ledger
+from sandyard.platform.domain.models.model import OverBudgetError, PriceMissingError
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.users.tokens import instant
+from tests.unit.platform.world import World
+
+
+class Purse:
+    def __init__(self, world: World, session: Session) -> None:
+        self.world, self.session = world, session
+        self.ledger = Ledger(world.database, world.clock)
+        self.budgets = Budgets(world.database, self.ledger, world.clock)
+
+    async def spend(self, tokens: int, micros: int | None = None) -> None:
+        async with self.world.database.transaction() as tx:
+            tx.add(
+                ModelCall(
+                    id=ordered_id("mcl_"),
+                    project_id=self.session.project_id,
+                    task_id=self.session.task_id,
+                    session_id=self.session.id,
+                    status=200,
+                    input_tokens=tokens,
+                    output_tokens=0,
+                    cost_micros=micros,
+                    started_at=instant(self.world.clock),
+                    duration_ms=1,
+                )
+            )
+
+
+async def purse(world: World, settings: dict[str, Any], budget: dict[str, Any] | None) -> Purse:
+    owner, now = (await world.person("owner")).principal, instant(world.clock)
+    project = await world.projects.create(owner, "p", settings=ProjectSettings.model_validate({"tasks": settings}))
+    card = {"description": "", "status": "in_progress", "position": 0, "priority": 0}
+    task = Task(
+        id="tsk_1", project_id=project.id, title="t", budget=budget or {}, created_at=now, updated_at=now, **card
+    )
+    mine = {"owner_id": owner.user_id, "project_id": project.id, "task_id": task.id if budget is not None else None}
+    session = Session(id="ses_1", title="s", template="base", created_at=now, updated_at=now, **mine)
+    async with world.database.transaction() as tx:
+        tx.add(task)
+        await tx.session.flush()
+        tx.add(session)
+    return Purse(world, session)
+
+
+async def test_a_tasks_own_budget_comes_before_the_projects(world: World) -> None:
+    own = await purse(world, {"budget": {"tokens": 5}}, {"tokens": 100})
+    await own.spend(99)
+    await own.budgets.check(own.session)
+    await own.spend(1)
+    with pytest.raises(OverBudgetError, match="The task may use 100 tokens of models, and has used 100"):
+        await own.budgets.check(own.session)
+    assert await own.budgets.exceeded(own.session) is None  # that far it may go
+    await own.spend(1)
+    assert "has used 101" in (await own.budgets.exceeded(own.session) or "")
+
+
+async def test_a_task_without_one_has_the_projects(world: World) -> None:
+    usual = await purse(world, {"budget": {"usd": 0.5}}, {})
+    with pytest.raises(PriceMissingError, match="the model secret-model costs"):
+        await usual.budgets.check_price(usual.session, "secret-model", "claude")
+    await usual.spend(10**9, None)
+    await usual.budgets.check(usual.session)
+    await usual.spend(1, 500_000)
+    with pytest.raises(OverBudgetError, match=r"0\.50 US dollars on models, and has spent 0\.50"):
+        await usual.budgets.check(usual.session)
+
+
+async def test_a_project_begins_anew_each_month(world: World) -> None:
+    monthly = await purse(world, {"monthlyBudget": {"tokens": 10}}, None)
+    await monthly.spend(11)
+    with pytest.raises(OverBudgetError, match="The project may use 10 tokens of models for this month"):
+        await monthly.budgets.check(monthly.session)
+    await world.clock.advance(timedelta(days=31).total_seconds())
+    await monthly.budgets.check(monthly.session)

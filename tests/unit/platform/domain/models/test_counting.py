@@ -1,0 +1,133 @@
+"""What an answer took, in each protocol, whole or in pieces of any size; and what that costs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models import counting
+from sandyard.platform.domain.models.counting import Counter
+from sandyard.platform.domain.models.model import Price, Tokens, cost_micros, price_of
+from sandyard.platform.domain.models.redaction import Redactor
+
+
+def sse(*events: Any) -> bytes:
+    return b"".join(f"event: x\ndata: {json.dumps(event)}\n\n".encode() for event in events) + b"data: [DONE]\n\n"
+
+
+ANTHROPIC = sse(
+    {
+        "type": "message_start",
+        "message": {
+            "usage": {
+                "input_tokens": 5,
+                "cache_creation_input_tokens": 20,
+                "cache_read_input_tokens": 100,
+                "output_tokens": 1,
+            }
+        },
+    },
+    {"type": "content_block_delta", "delta": {"text": 'not "usage": {"output_tokens": 999}'}},
+    {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 42}},
+)
+RESPONSES = sse(
+    {"type": "response.created", "response": {"usage": None}},
+    {
+        "type": "response.completed",
+        "response": {"usage": {"input_tokens": 50, "input_tokens_details": {"cached_tokens": 30}, "output_tokens": 9}},
+    },
+)
+CHAT = sse(
+    {"choices": [{"delta": {}}], "usage": None},
+    {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 2, "prompt_tokens_details": None}},
+)
+GEMINI = sse(
+    {"usageMetadata": {"promptTokenCount": 12, "totalTokenCount": 12}},
+    {
+        "usageMetadata": {
+            "promptTokenCount": 12,
+            "candidatesTokenCount": 3,
+            "thoughtsTokenCount": 4,
+            "cachedContentTokenCount": 6,
+        }
+    },
+)
+STREAMS = [
+    (ModelApi.ANTHROPIC, ANTHROPIC, Tokens(125, 42, 100, 20)),
+    (ModelApi.OPENAI, RESPONSES, Tokens(50, 9, 30, None)),
+    (ModelApi.OPENAI_CHAT, CHAT, Tokens(8, 2, None, None)),
+    (ModelApi.GEMINI, GEMINI, Tokens(12, 7, 6, None)),
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+@pytest.mark.parametrize(("kind", "stream", "tokens"), STREAMS)
+def test_streams(kind: ModelApi, stream: bytes, tokens: Tokens, size: int) -> None:
+    for text in (stream, stream.replace(b"\n", b"\r\n"), stream.removesuffix(b"\n\n")):
+        counter = Counter(kind, "text/event-stream; charset=utf-8")
+        for start in range(0, len(text), size):
+            counter.feed(text[start : start + size])
+        assert counter.result() == tokens
+
+
+def test_answers_in_one_piece() -> None:
+    def counted(kind: ModelApi, body: Any) -> Tokens:
+        counter = Counter(kind, "application/json")
+        counter.feed(body if isinstance(body, bytes) else json.dumps(body).encode())
+        return counter.result()
+
+    usage = {"input_tokens": 3, "output_tokens": 4}
+    assert counted(ModelApi.ANTHROPIC, {"usage": usage}) == Tokens(3, 4)
+    assert counted(ModelApi.OPENAI, {"usage": usage}) == Tokens(3, 4)
+    assert counted(ModelApi.OPENAI_CHAT, {"usage": {"prompt_tokens": 5}}) == Tokens(5)
+    pieces = [{"usageMetadata": {"promptTokenCount": 1}}, {"usageMetadata": {"candidatesTokenCount": 2}}]
+    assert counted(ModelApi.GEMINI, pieces) == Tokens(1, 2)
+    for nonsense in (
+        b"",
+        b"hello",
+        b'{"usage": 3}',
+        b'{"usage": {"input_tokens": -1, "output_tokens": true}}',
+        b"[" * 9999,
+    ):
+        assert counted(ModelApi.OPENAI, nonsense) == Tokens()
+
+
+def test_what_is_too_large_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "LARGEST", 1000)
+    counter = Counter(ModelApi.OPENAI_CHAT, "text/event-stream")
+    counter.feed(b"data: " + b"x" * 5000)
+    assert len(counter._held) <= 1000
+    counter.feed(b'"usage"\n\n' + CHAT)
+    assert counter.result() == Tokens(8, 2)
+
+
+def test_costs() -> None:
+    prices = {
+        "a": {"input": 3, "output": 15, "cacheRead": 0.3, "cacheWrite": 3.75},
+        "a-*": {"input": 1, "output": 1},
+        "a-b*": {"input": 2, "output": 2},
+    }
+    assert price_of(prices, "b") is None
+    assert price_of(prices, None) is None
+    assert price_of(prices, "a-c") == Price(input=1, output=1)
+    assert price_of(prices, "a-bc") == Price(input=2, output=2)
+    assert cost_micros(price_of(prices, "a"), Tokens(125, 42, 100, 20)) == round(
+        5 * 3 + 42 * 15 + 100 * 0.3 + 20 * 3.75
+    )
+    assert cost_micros(price_of(prices, "a-"), Tokens(10, 5, 4, 2)) == 15
+    assert cost_micros(None, Tokens(1, 1)) is None
+    assert cost_micros(Price(input=1, output=1), Tokens()) is None
+
+
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_a_key_in_pieces(size: int) -> None:
+    key = "sk-sk-secret-1"
+    text = f"a sk-sk-sk-secret-1 b {key}{key} sk-sk-".encode()
+    redactor = Redactor(Secret(key))
+    out = b"".join(redactor.feed(text[start : start + size]) for start in range(0, len(text), size)) + redactor.rest()
+    assert out == text.replace(key.encode(), b"*" * len(key))
+    assert len(out) == len(text)

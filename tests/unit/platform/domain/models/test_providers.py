@@ -1,0 +1,170 @@
+"""Who may add a provider and where it may be; its key goes in and never comes out; and which one an agent gets."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import ModelProvider
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models.apis import Asked, address, asked
+from sandyard.platform.domain.models.model import NoModelError, Price
+from sandyard.platform.domain.models.providers import Providers
+from sandyard.platform.domain.models.service import chosen_from
+from sandyard.platform.domain.paging import PageRequest
+from tests.unit.platform.world import ROOT, World
+
+from .people import KEY, Speaker
+
+CHAT = {"kind": ModelApi.OPENAI_CHAT, "key": Secret(KEY)}
+
+
+@pytest.fixture
+def providers(world: World) -> Providers:
+    return Providers(world.database, world.projects, world.vault, world.clock)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What hosts are where, for the platform."""
+    known = {"models.example.org": "93.184.215.14", "inside.example.org": "10.1.2.3"}
+
+    def found(host: str, *_: Any, **__: Any) -> list[Any]:
+        if host not in known and not host.replace(".", "").isdigit():
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known.get(host, host), 443))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    return known
+
+
+async def test_who_may(world: World, providers: Providers, names: dict[str, str]) -> None:
+    owner, member = (await world.person("owner")).principal, (await world.person("member")).principal
+    stranger = (await world.person("stranger")).principal
+    project = await world.projects.create(owner, "website")
+    await world.projects.add_member(owner, project.id, member.user_id)
+    with pytest.raises(ForbiddenError):
+        await providers.create(owner, name="all", kind=ModelApi.ANTHROPIC)
+    everybodys = await providers.create(ROOT, name="all", kind=ModelApi.ANTHROPIC, key=Secret(KEY))
+    url = "https://models.example.org"
+    own = await providers.create(owner, name="own", project_id=project.id, base_url=url, **CHAT)
+    with pytest.raises(ForbiddenError):
+        await providers.create(member, name="x", project_id=project.id, base_url=url, **CHAT)
+    with pytest.raises(NotFoundError):
+        await providers.create(stranger, name="x", project_id=project.id, base_url=url, **CHAT)
+    for person, seen in ((owner, [own, everybodys]), (member, [own, everybodys]), (stranger, [everybodys])):
+        assert {one.id for one in (await providers.list(person, PageRequest())).items} == {one.id for one in seen}
+    with pytest.raises(NotFoundError):
+        await providers.get(stranger, own.id)
+    with pytest.raises(ForbiddenError):
+        await providers.update(owner, everybodys.id, name="mine")
+    with pytest.raises(ForbiddenError):
+        await providers.delete(member, own.id)
+    assert [row.id for row in await providers.usable(project.id)] == [own.id, everybodys.id]
+    assert await providers.find(own.id, None) is None
+    await providers.delete(owner, own.id)
+    kinds = [event.kind for event in await world.events() if event.kind.startswith("model_provider")]
+    assert kinds == ["model_provider.created", "model_provider.created", "model_provider.deleted"]
+
+
+async def test_where_it_may_be(world: World, providers: Providers, names: dict[str, str]) -> None:
+    owner = (await world.person("owner")).principal
+    mine = {"project_id": (await world.projects.create(owner, "website")).id, **CHAT}
+    private = (
+        "http://models.example.org",
+        "https://inside.example.org",
+        "https://127.0.0.1",
+        "https://169.254.169.254",
+    )
+    for number, url in enumerate(private):
+        with pytest.raises(ForbiddenError):
+            await providers.create(owner, name="x", base_url=url, **mine)
+        assert (await providers.create(ROOT, name=f"x{number}", base_url=url, **mine)).base_url == url
+    wrong = (
+        "ftp://a.example",
+        "https://",
+        "https://u:p@models.example.org",
+        "https://models.example.org?x=1",
+        "nothing",
+    )
+    for url in wrong:
+        with pytest.raises(InvalidInputError):
+            await providers.create(ROOT, name="y", base_url=url, **mine)
+    with pytest.raises(InvalidInputError):
+        await providers.create(owner, name="y", base_url="https://nowhere.example.org", **mine)
+    with pytest.raises(InvalidInputError, match="where"):
+        await providers.create(ROOT, name="y", kind=ModelApi.OPENAI_CHAT)
+    kept = await providers.create(ROOT, name="y", base_url="https://Models.example.org/api/", **mine)
+    assert kept.base_url == "https://models.example.org/api"
+
+
+async def test_keys(world: World, providers: Providers) -> None:
+    made = await providers.create(ROOT, name="a", kind=ModelApi.OPENAI, key=Secret(KEY), models=["m", "m", "n"])
+    assert (made.hint, made.base_url, made.models) == ("…4b35", "https://api.openai.com", ("m", "n"))
+    async with world.database.reading() as session:
+        row = (await session.scalars(select(ModelProvider))).one()
+    assert row.key is not None and KEY.encode() not in row.key
+    assert await providers.reveal(row) == Secret(KEY)
+    with pytest.raises(ConflictError):
+        await providers.update(ROOT, made.id, base_url="https://elsewhere.example.org")
+    moved = await providers.update(ROOT, made.id, base_url="https://elsewhere.example.org", key=Secret("x"))
+    assert (moved.hint, moved.base_url) == ("…", "https://elsewhere.example.org")
+    assert (await providers.update(ROOT, made.id, key=None)).hint == "no key"
+    with pytest.raises(InvalidInputError) as error:
+        await providers.update(ROOT, made.id, key=Secret("with space"))
+    assert "with space" not in str(error.value)
+    with pytest.raises(ConflictError):
+        await providers.create(ROOT, name="a", kind=ModelApi.GEMINI)
+    priced = await providers.update(ROOT, made.id, prices={"m": Price(input=1, output=2)})
+    assert priced.prices == {"m": Price(input=1, output=2)}
+
+
+def row(name: str, kind: ModelApi, *models: str) -> ModelProvider:
+    return ModelProvider(id=f"prv_{name}", name=name, kind=kind.value, models=list(models))
+
+
+def test_which_one_an_agent_gets() -> None:
+    claude, plain, any_ = (
+        row("claude", ModelApi.ANTHROPIC, "sonnet"),
+        row("plain", ModelApi.OPENAI_CHAT, "small", "large"),
+        row("any", ModelApi.OPENAI),
+    )
+    both = Speaker(apis=(ModelApi.ANTHROPIC, ModelApi.OPENAI_CHAT))
+
+    def chosen(model: str | None, *rows: ModelProvider) -> tuple[str, ModelApi, str | None]:
+        provider, api, name = chosen_from(rows, both, model)
+        return provider.name, api, name
+
+    assert chosen(None, plain, claude) == ("claude", ModelApi.ANTHROPIC, "sonnet")
+    assert chosen("large", plain, claude) == ("plain", ModelApi.OPENAI_CHAT, "large")
+    assert chosen("plain/other", plain, claude) == ("plain", ModelApi.OPENAI_CHAT, "other")
+    assert chosen("other", plain, claude, any_) == ("any", ModelApi.OPENAI_CHAT, "other")
+    with pytest.raises(NoModelError, match="large, small, sonnet"):
+        chosen("other", plain, claude)
+    with pytest.raises(NoModelError, match="sandyard model add"):
+        chosen_from([claude], Speaker(apis=(ModelApi.OPENAI,)), None)
+
+
+def test_paths() -> None:
+    chat = asked(ModelApi.OPENAI, "POST", "/v1/chat/completions", "key=x&a=b")
+    assert chat == Asked("/v1/chat/completions", "a=b", counted=True)
+    assert address("https://a.example/api/", chat) == "https://a.example/api/v1/chat/completions?a=b"
+    assert address("https://a.example/api/paas/v4", chat) == "https://a.example/api/paas/v4/chat/completions?a=b"
+    gemini = asked(ModelApi.GEMINI, "POST", "/v1beta/models/gemini-2.5-pro:streamGenerateContent", "alt=sse")
+    assert gemini is not None and gemini.gemini_model == "gemini-2.5-pro"
+    assert address("https://g.example/v1beta", gemini).startswith("https://g.example/v1beta/models/gemini-2.5-pro:")
+    count = asked(ModelApi.ANTHROPIC, "POST", "/v1/messages/count_tokens", "")
+    assert count is not None and not count.counted
+    for kind, method, path in (
+        (ModelApi.OPENAI_CHAT, "POST", "/v1/responses"),
+        (ModelApi.OPENAI, "GET", "/v1/responses/resp_1"),
+        (ModelApi.ANTHROPIC, "POST", "/v1/messages/batches"),
+        (ModelApi.GEMINI, "POST", "/v1beta/models/a/../b:generateContent"),
+        (ModelApi.GEMINI, "GET", "/v1beta/files"),
+    ):
+        assert asked(kind, method, path, "") is None, path
