@@ -15,6 +15,7 @@ from sandyard.cli.output import as_json, output_option, print_json, show_list, s
 from sandyard.cli.projects.checking import look, tell
 from sandyard.cli.projects.credentials import credential_options, gather
 from sandyard.cli.projects.members import members, project_argument
+from sandyard.cli.projects.preparations import preparations, prepare
 from sandyard.cli.projects.repository import located
 from sandyard.cli.projects.settings import change
 from sandyard.cli.projects.showing import COLUMNS, CREDENTIALS, FIELDS
@@ -173,5 +174,5 @@ def _put(client: Client, project_id: str, credentials: dict[str, Any]) -> None:
     client.request("PUT", f"/projects/{segment(project_id)}/credentials", body=credentials)
 
 
-for command in (change, members):
+for command in (change, members, prepare, preparations):
     project.add_command(command)

@@ -11,6 +11,7 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.sandboxes import Envs, SandboxView, Template
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
@@ -36,6 +37,8 @@ class SessionView(Model):
     project_id: str | None
     task_id: str | None
     agent: str | None
+    model: str | None
+    mode: str | None
     template: str
     sandbox_id: str | None
     sandbox: SandboxView | None = None
@@ -59,6 +62,13 @@ class NewSession(Input):
     project_id: str | None = Field(None, max_length=40)
     template: Template
     agent: str | None = Field(None, max_length=100)
+    model: str | None = Field(
+        None, max_length=200, description="Of the agent; null: the project's, or the agent's own."
+    )
+    mode: str | None = Field(None, max_length=100, description="Of the agent; null: as it is by itself.")
+    base_branch: Branch | None = Field(
+        None, description="What the checkout begins at; null: the project's base branch."
+    )
     envs: Envs
 
 

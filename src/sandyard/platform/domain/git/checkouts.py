@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import time
 from typing import Any
@@ -12,9 +14,12 @@ from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project
 from sandyard.platform.domain.git.bringing import checkpoint_ref, head_ref
 from sandyard.platform.domain.git.checkpoints import Checkpoints
-from sandyard.platform.domain.git.ground import Ground, Repository, author_of, shown
-from sandyard.platform.domain.git.model import FOLDER, OperationKind, Reason
+from sandyard.platform.domain.git.errors import GitFailedError
+from sandyard.platform.domain.git.ground import Ground, author_of, shown
+from sandyard.platform.domain.git.mirror import Mirror
+from sandyard.platform.domain.git.model import FOLDER, OperationKind, Prepared, Reason
 from sandyard.platform.domain.git.operations import OPEN, Detail, Job
+from sandyard.platform.domain.git.prepared import base_of
 from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.sandboxes.model import utc_now
 
@@ -25,9 +30,12 @@ class Checkouts:
     def __init__(self, ground: Ground, checkpoints: Checkpoints) -> None:
         self._ground = ground
         self._checkpoints = checkpoints
+        self._choosing = asyncio.Lock()
 
     async def clone(self, job: Job) -> Detail:
         """The newest commit of the base branch, on a branch of its own."""
+        if "prepared" in job.arguments:
+            return await self._adopt(job, Prepared(**job.arguments["prepared"]))
         ground, begun = self._ground, time.monotonic()
         project = await ground.project(job.operation.project_id)
         repository = await ground.repository(project)
@@ -35,9 +43,8 @@ class Checkouts:
         if "chosen" not in job.arguments:  # else a run before a crash may have checked out this very commit
             async with job.turn(repository.remote.key):
                 await ground.refresh(project, repository, job.progress, since=begun)
-                base, commit = await self._base(job, project, repository)
-                branch = await self._branch(job, repository)
-                await job.note(chosen=branch, base=base, commit=commit)
+                base, commit = await base_of(repository.mirror, project, job.arguments.get("baseBranch"))
+                await self._choose(job, repository.mirror, base, commit)
         branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
         await repository.mirror.set_ref(head_ref(job.sandbox.id), commit)  # whatever becomes of the remote's branch
         warnings = await repository.mirror.features(commit)
@@ -69,6 +76,51 @@ class Checkouts:
             "warnings": warnings,
         }
 
+    async def _adopt(self, job: Job, prepared: Prepared) -> Detail:
+        """The checkout that came with the sandbox's snapshot, on a branch of its own, with what is known to be new since. Asks no
+        remote: whoever has prepared it has just done so."""
+        ground, shallow = self._ground, list(prepared.shallow)
+        project = await ground.project(job.operation.project_id)
+        mirror = ground.mirrors.of(project.id)
+        await self._refuse_second(job)
+        if "chosen" not in job.arguments:
+            newest = (await mirror.branches()).get(prepared.base, prepared.commit)
+            newer = newest != prepared.commit and await mirror.is_ancestor(prepared.commit, newest)
+            await self._choose(job, mirror, prepared.base, newest if newer else prepared.commit)
+        branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
+        await mirror.set_ref(head_ref(job.sandbox.id), commit)
+        bundle = None
+        if commit != prepared.commit:
+            job.progress("preparing the checkout")
+            have = [prepared.commit]
+            bundle = await mirror.bundle(commit, ref=f"refs/heads/{base}", have=have, shallow=shallow)
+        try:
+            async with ground.inside(job.sandbox) as guest:
+                job.progress("checking out")
+                await guest.adopt(
+                    bundle,
+                    commit=commit,
+                    base_branch=base,
+                    branch=branch,
+                    identity=author_of(project),
+                    origin=shown(parse(project.repository or "")),
+                )
+        finally:
+            if bundle is not None:
+                await mirror.release(bundle)
+        await self._write(
+            job, project, branch=branch, base_branch=base, base_commit=commit, head=commit, shallow=shallow
+        )
+        return {
+            "branch": branch,
+            "baseBranch": base,
+            "commit": commit,
+            "folder": FOLDER,
+            "shallow": bool(shallow),
+            "warnings": list(prepared.warnings),
+            "prepared": prepared.commit,
+        }
+
     async def restore(self, job: Job) -> Detail:
         """As a checkpoint has kept it: branch, index and files. Needs no remote."""
         ground = self._ground
@@ -97,10 +149,13 @@ class Checkouts:
     async def _put_back(self, job: Job, project: Project, kept: Checkpoint, there: Checkout | None) -> list[str]:
         """Where the checkout's history ends before its beginning."""
         ground, mirror, ref = self._ground, self._ground.mirrors.of(project.id), checkpoint_ref(kept.id)
+        prepared = Prepared(**job.arguments["prepared"]) if "prepared" in job.arguments else None
         job.progress("preparing the checkout")
         if there is not None:
             have = [there.head, there.base_commit]
             bundle = await mirror.bundle(kept.commit, ref=ref, have=have, shallow=there.shallow)
+        elif prepared is not None:
+            bundle = await mirror.bundle(kept.commit, ref=ref, have=[prepared.commit], shallow=prepared.shallow)
         else:
             depth = ground.settings.git_shallow_depth if await mirror.large() else None
             bundle = await mirror.bundle(kept.commit, ref=ref, depth=depth)
@@ -109,6 +164,18 @@ class Checkouts:
                 job.progress("checking out")
                 if there is not None:
                     await guest.receive(bundle, {ref: ref})
+                elif prepared is not None:
+                    await guest.adopt(
+                        None,
+                        commit=prepared.commit,
+                        base_branch=kept.base_branch,
+                        branch=kept.branch,
+                        identity=author_of(project),
+                        origin=shown(parse(project.repository or "")),
+                    )
+                    await guest.receive(bundle, {ref: ref})
+                    with contextlib.suppress(GitFailedError):  # a history that was cut off may not have it
+                        await guest.track(kept.base_branch, kept.base_commit)
                 else:
                     await guest.checkout(
                         bundle,
@@ -124,7 +191,9 @@ class Checkouts:
                 await guest.restore(kept.commit)
         finally:
             await mirror.release(bundle)
-        return there.shallow if there is not None else [*bundle.shallow]
+        if there is not None:
+            return there.shallow
+        return [*(prepared.shallow if prepared is not None else bundle.shallow)]
 
     async def branch(self, job: Job) -> Detail:
         """A new branch in the checkout, which is what is pushed from now on."""
@@ -151,18 +220,14 @@ class Checkouts:
         if known is not None and known.branch != job.arguments.get("chosen"):
             raise ConflictError(f"This sandbox has a checkout already, on branch {known.branch}.")
 
-    async def _base(self, job: Job, project: Project, repository: Repository) -> tuple[str, str]:
-        """The base branch and its newest commit."""
-        branches = await repository.mirror.branches()
-        wanted = job.arguments.get("baseBranch") or project.base_branch or await repository.mirror.default_branch()
-        if wanted is None or wanted not in branches:
-            some = ", ".join(sorted(branches)[:5]) or "none at all"
-            raise ConflictError(f"The repository has no branch {wanted!r} to begin from. It has: {some}.")
-        return wanted, branches[wanted]
+    async def _choose(self, job: Job, mirror: Mirror, base: str, commit: str) -> None:
+        """One after the other, so that no two choose the same name."""
+        async with self._choosing:
+            await job.note(chosen=await self._branch(job, mirror), base=base, commit=commit)
 
-    async def _branch(self, job: Job, repository: Repository) -> str:
+    async def _branch(self, job: Job, mirror: Mirror) -> str:
         """A name that neither the remote nor another checkout of the project has."""
-        taken = set(await repository.mirror.branches()) | await self._names(job)
+        taken = set(await mirror.branches()) | await self._names(job)
         asked = job.arguments.get("branch")
         if asked is not None:
             if asked in taken:

@@ -12,8 +12,17 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from sandyard.platform.domain.git import guest_changes, guest_joining, guest_transfer, guest_work, raw, reading
+from sandyard.platform.domain.git import (
+    guest_changes,
+    guest_joining,
+    guest_prepared,
+    guest_transfer,
+    guest_work,
+    raw,
+    reading,
+)
 from sandyard.platform.domain.git.errors import GitFailedError, GuestGitError
+from sandyard.platform.domain.git.guest_prepared import Sealed
 from sandyard.platform.domain.git.guest_run import LIMIT, Runner, script
 from sandyard.platform.domain.git.guest_transfer import Sent
 from sandyard.platform.domain.git.model import (
@@ -80,6 +89,26 @@ class Guest:
             identity=identity,
             origin=origin,
             tracked=tracked,
+        )
+
+    async def seal(self, commit: str) -> Sealed:
+        """Make the checkout that `checkout` has made on the branch PREPARED ready to be kept: on no branch, at `commit`, tracked files
+        as that has them. What is there besides stays, and is ignored from now on. Idempotent."""
+        return await guest_prepared.seal(self._runner, commit)
+
+    async def adopt(
+        self, bundle: Bundle | None, *, commit: str, base_branch: str, branch: str, identity: Identity, origin: str
+    ) -> None:
+        """A sealed checkout becomes one of `branch` at `commit`, which the bundle brings if it was not there; files that are not tracked
+        stay. Idempotent: one that is on that branch already is left alone. GitFailedError where it is another one."""
+        await guest_prepared.adopt(
+            self._runner,
+            bundle,
+            commit=commit,
+            base_branch=base_branch,
+            branch=branch,
+            identity=identity,
+            origin=origin,
         )
 
     async def receive(self, bundle: Bundle, refs: Mapping[str, str]) -> None:

@@ -98,25 +98,28 @@ g config sandyard.checkout "$branch" && rm .git/sandyard-begun
     inside=False,
 )
 
-_RECEIVE = script("""bundle=$1 shallow=$2
-shift 2
-trap 'rm -f -- "$bundle"' EXIT
-if [ -n "$shallow" ]; then
+ADD_SHALLOW = """if [ -n "$shallow" ]; then
   boundary=$(g rev-parse --git-path shallow)
   printf '%s\\n' "$shallow" | g cat-file --batch-check | while read -r id kind _; do
     [ "$kind" != missing ] || printf '%s\\n' "$id"
   done >>"$boundary" || exit 1
 fi
-heads=$(g bundle unbundle "$bundle") || exit 1
+"""
+"""Where the history of a bundle ends that the checkout has not."""
+
+_RECEIVE = script(f"""bundle=$1 shallow=$2
+shift 2
+trap 'rm -f -- "$bundle"' EXIT
+{ADD_SHALLOW}heads=$(g bundle unbundle "$bundle") || exit 1
 declare -A at
 while read -r id name; do [ -z "$id" ] || at[$name]=$id; done <<<"$heads"
 updates=()
 while [ $# -gt 1 ]; do
-  [ -n "${at[$1]:-}" ] || { echo "The bundle does not have $1." >&2; exit 1; }
-  updates+=("update $2" "${at[$1]}" "")
+  [ -n "${{at[$1]:-}}" ] || {{ echo "The bundle does not have $1." >&2; exit 1; }}
+  updates+=("update $2" "${{at[$1]}}" "")
   shift 2
 done
-printf '%s\\0' "${updates[@]}" | g update-ref --no-deref -z --stdin
+printf '%s\\0' "${{updates[@]}}" | g update-ref --no-deref -z --stdin
 """)
 
 # The bundle is made in a repository of its own that borrows the checkout's objects: what is sent has a fixed name and
@@ -177,8 +180,8 @@ async def checkout(
         return
     index = ("", "", "")
     if bundle.index is not None:
-        index = (await _upload(runner, bundle.index.path), str(bundle.index.offset), bundle.index.pack)
-    path = await _upload(runner, bundle.path)
+        index = (await upload(runner, bundle.index.path), str(bundle.index.offset), bundle.index.pack)
+    path = await upload(runner, bundle.path)
     pairs = [word for pair in tracked.items() for word in pair]
     shallow = "\n".join(bundle.shallow)
     await runner.script(
@@ -189,7 +192,7 @@ async def checkout(
 
 
 async def receive(runner: Runner, bundle: Bundle, refs: Mapping[str, str]) -> None:
-    path = await _upload(runner, bundle.path)
+    path = await upload(runner, bundle.path)
     pairs = [word for pair in refs.items() for word in pair]
     await runner.script(_RECEIVE, path, "\n".join(bundle.shallow), *pairs, timeout_s=TRANSFER_S)
 
@@ -218,7 +221,7 @@ async def send(runner: Runner, into: Path, *, ref: str, have: Sequence[str], lim
     return Sent(commit)
 
 
-async def _upload(runner: Runner, file: str) -> str:
+async def upload(runner: Runner, file: str) -> str:
     """Where it is in the sandbox: under a name nobody could have put something else before."""
     path = f"/tmp/.sandyard-bundle-{random_id()}"  # noqa: S108 - in the sandbox
     try:

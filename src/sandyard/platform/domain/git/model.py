@@ -12,6 +12,8 @@ from sandyard.kit.secret import Secret
 
 FOLDER = "/home/user/workspace"
 """Where a session finds its checkout."""
+PREPARED = "sandyard-prepared"
+"""The branch of a checkout that is nobody's yet, while it is made. It is in no row, and never pushed."""
 
 
 class OperationKind(StrEnum):
@@ -50,6 +52,7 @@ class Reason(StrEnum):
     UPDATE = "update"
     DISCARD = "discard"
     RESTORE = "restore"
+    TURN = "turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,17 @@ class Bundle:
     size: int
     shallow: tuple[str, ...] = ()
     index: PackIndex | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checkout that a sandbox has from the snapshot it was made of: `commit` of branch `base`, on no branch. `shallow`:
+    where its history ends. `warnings`: what it lacks, in sentences."""
+
+    base: str
+    commit: str
+    shallow: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -30,11 +31,13 @@ from sandyard.platform.domain.git.model import (
     OperationKind,
     OperationStatus,
     Place,
+    Prepared,
     Reason,
     Status,
     no_progress,
 )
 from sandyard.platform.domain.git.operations import OperationFailedError, Operations
+from sandyard.platform.domain.git.prepared import PreparedCheckouts
 from sandyard.platform.domain.git.sharing import Sharing
 from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
@@ -71,6 +74,7 @@ class GitService:
             OperationKind.TAG: sharing.tag,
             OperationKind.CHECKPOINT: self.checkpoints_kept.checkpoint,
         }
+        self.prepared = PreparedCheckouts(ground, self._turns)
         self.close = self._operations.close
         self.wait = self._operations.wait
         self.begin = self._operations.begin
@@ -105,11 +109,24 @@ class GitService:
         )
 
     def draft_checkout(
-        self, tx: Transaction, sandbox: Sandbox, project: Project, user_id: str, checkpoint: Checkpoint | None = None
+        self,
+        tx: Transaction,
+        sandbox: Sandbox,
+        project: Project,
+        user_id: str,
+        checkpoint: Checkpoint | None = None,
+        *,
+        base_branch: str | None = None,
+        prepared: Prepared | None = None,
     ) -> GitOperation:
-        """For a sandbox that is being made in this very transaction; then call `begin`."""
+        """For a sandbox that is being made in this very transaction; then call `begin`. `prepared`: it has a checkout from the snapshot
+        it is made of."""
         kind = OperationKind.CLONE if checkpoint is None else OperationKind.RESTORE
-        arguments = {} if checkpoint is None else {"checkpointId": checkpoint.id}
+        arguments: dict[str, Any] = {} if checkpoint is None else {"checkpointId": checkpoint.id}
+        if base_branch is not None:
+            arguments["baseBranch"] = base_branch
+        if prepared is not None:
+            arguments["prepared"] = asdict(prepared)
         return self._operations.draft(tx, kind, sandbox, project_id=project.id, user_id=user_id, arguments=arguments)
 
     async def branch(self, caller: Principal, sandbox_id: str, *, name: str, start: str | None = None) -> GitOperation:

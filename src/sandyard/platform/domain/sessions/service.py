@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakValueDictionary
 
 from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
 
-from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Message, Project, Sandbox, Session
+from sandyard.platform.db.models import (
+    Checkout,
+    Checkpoint,
+    GitOperation,
+    Message,
+    Preparation,
+    Project,
+    Sandbox,
+    Session,
+    Task,
+)
 from sandyard.platform.domain.git.errors import NoCheckoutError
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.service import GitService
@@ -22,14 +31,16 @@ from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, utc_now
+from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, utc_now
+from sandyard.platform.domain.sandboxes.model import about as about_sandbox
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
+from sandyard.platform.domain.sessions.origins import checkout_in, first_checkout_of, moved, newer, preparation_of
+from sandyard.platform.domain.sessions.snapshots import Snapshots, about
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
-_NO_TEMPLATE = frozenset(("engine_invalid", "sandbox_not_found"))
 
 
 class Sessions:
@@ -46,13 +57,13 @@ class Sessions:
         self._database = database
         self._commands = commands
         self._git = git
-        self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lifecycle = lifecycle
         self._projects = projects
         self._settings = settings
-        lifecycle.ended.append(self._distrust)
+        self._snapshots = Snapshots(database, lifecycle)
+        lifecycle.ended.append(self._snapshots.distrust)
         if settings.checkpoint_on_pause:
-            lifecycle.before_pause.append(self._checkpoint_of)
+            lifecycle.before_pause.append(self._snapshots.keep_before_pause)
 
     async def create(
         self,
@@ -63,39 +74,90 @@ class Sessions:
         template: str | None = None,
         agent: str | None = None,
         envs: Mapping[str, str] | None = None,
+        model: str | None = None,
+        mode: str | None = None,
+        session_id: str | None = None,
+        task_id: str | None = None,
+        base_branch: str | None = None,
+        preparation: Preparation | None = None,
     ) -> tuple[Session, Sandbox]:
-        """A session and its sandbox, which is being provisioned; its project's repository is checked out into it."""
+        """A session and its sandbox, which is being provisioned; its project's repository is checked out into it. With the
+        `session_id` of a session that is there already it is that one, whatever else is asked for. Of a `preparation` its
+        sandbox is made, and the checkout only gets its branch."""
+        if session_id is not None and (known := await self._again(principal, session_id)) is not None:
+            return known
         project = await self._projects.get(principal, project_id) if project_id is not None else None
+        template = template or (project.template if project else None)
         if template is not None:
             await check_template(self._database, principal, template)
-        now = utc_now()
+        if preparation is not None and (project is None or preparation.project_id != project.id):
+            raise InvalidInputError("preparation: it is of another project.")
+        await self._check_task(task_id, project_id)
+        now, wished = utc_now(), dict(envs or {})
         row = Session(
-            id=ordered_id("ses_"),
+            id=session_id or ordered_id("ses_"),
             owner_id=principal.user_id,
             project_id=project_id,
+            task_id=task_id,
             title=title or "Untitled session",
             agent=agent,
-            template=template or (project.template if project else None) or self._settings.default_template,
+            model=model,
+            mode=mode,
+            template=template or self._settings.default_template,
             created_at=now,
             updated_at=now,
         )
         idle = (project.settings if project else {}).get("idleSeconds")
-        sandbox = self._lifecycle.draft(principal.user_id, self._wanted(row, row.template, envs or {}, idle))
-        row.sandbox_id = sandbox.id
-        async with self._database.transaction() as tx:
-            tx.add(row)
-            await tx.session.flush()
-            tx.add(sandbox)
-            tx.emit("session.created", **_about(row), title=row.title, sandboxId=sandbox.id)
-            tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template)
-            checkout = None
-            if project is not None and project.repository is not None:
+        made_of, prepared = row.template, None
+        if preparation is not None:
+            if preparation.snapshot is None:
+                raise ConflictError("The preparation is not ready.")
+            made_of, row.template = preparation.snapshot, preparation.template
+            prepared, base_branch = checkout_in(preparation), preparation.base_branch
+            wished = {**preparation.detail.get("envs", {}), **wished}
+        sandbox = self._lifecycle.draft(principal.user_id, self._wanted(row, made_of, wished, idle))
+        row.sandbox_id, checkout = sandbox.id, None
+        try:
+            async with self._database.transaction() as tx:
+                tx.add(row)
                 await tx.session.flush()
-                checkout = self._git.draft_checkout(tx, sandbox, project, principal.user_id)
+                tx.add(sandbox)
+                tx.emit("session.created", **about(row), title=row.title, sandboxId=sandbox.id)
+                tx.emit("sandbox.provisioning", **about_sandbox(sandbox), template=sandbox.template)
+                if project is not None and project.repository is not None:
+                    await tx.session.flush()
+                    checkout = self._git.draft_checkout(
+                        tx, sandbox, project, principal.user_id, base_branch=base_branch, prepared=prepared
+                    )
+        except IntegrityError:
+            if session_id is not None and (known := await self._again(principal, session_id)) is not None:
+                return known  # somebody asked for it in the same moment
+            raise
         self._lifecycle.provision(sandbox.id)
         if checkout is not None:
             self._git.begin(checkout)
         return row, sandbox
+
+    async def _again(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox] | None:
+        """None: there is no such session. ConflictError when it is somebody else's, or has lost its sandbox."""
+        async with self._database.reading() as session:
+            row = await session.get(Session, session_id)
+            sandbox = await session.get(Sandbox, row.sandbox_id) if row is not None and row.sandbox_id else None
+        if row is None:
+            return None
+        if row.owner_id != principal.user_id or sandbox is None:
+            raise ConflictError(f"There is a session {session_id[:60]!r} already.")
+        if sandbox.status == Status.PROVISIONING:
+            self._lifecycle.provision(sandbox.id)
+        return row, sandbox
+
+    async def _check_task(self, task_id: str | None, project_id: str | None) -> None:
+        if task_id is None:
+            return
+        async with self._database.reading() as session:
+            task = await session.get(Task, task_id)
+        if task is None or task.project_id != project_id:
+            raise InvalidInputError(f"taskId: the project has no task {task_id[:60]!r}.")
 
     def _wanted(self, row: Session, template: str, envs: Mapping[str, str], idle_seconds: int | None) -> NewSandbox:
         return NewSandbox(
@@ -176,7 +238,7 @@ class Sessions:
         for sandbox in sandboxes:
             await self._lifecycle.destroy(sandbox, keep_work=False)
         await self._git.checkpoints_kept.forget(row.id)
-        await self._sweep(row.id, keep=None)
+        await self._snapshots.sweep(row.id, keep=None)
         await self._commands.purge(row.id)
         if row.checkpoint is not None:
             await self._lifecycle.engine.delete_snapshot(row.checkpoint)
@@ -188,7 +250,7 @@ class Sessions:
                 # one that was provisioned this moment is nobody's: the next look at the engine ends it
                 await tx.session.execute(own.where(Sandbox.status != Status.DESTROYED).values(doomed_at=utc_now()))
                 await tx.session.delete(known)
-                tx.emit("session.deleted", **_about(row))
+                tx.emit("session.deleted", **about(row))
 
     async def provision(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox]:
         """A new sandbox for a session whose old one has failed or was destroyed, from its last snapshot if there is one, else with
@@ -237,8 +299,13 @@ class Sessions:
         async with self._database.reading() as session:  # also when its owner has left the project since
             project = await session.get(Project, row.project_id) if row.project_id is not None else None
             source = project if kept is None else await session.get(Project, kept.project_id)
+            prepared = None
+            if fresh and snapshot is None and source is not None and source.repository is not None:
+                prepared = await session.scalar(preparation_of(row, source))
+            base = await session.scalar(first_checkout_of(row)) or {}
         idle = (project.settings if project else {}).get("idleSeconds")
-        sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, snapshot or row.template, {}, idle))
+        made_of = snapshot or (prepared and prepared.snapshot) or row.template
+        sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, made_of, {}, idle))
         checkout = None
         async with self._database.transaction() as tx:
             known = await tx.session.get(Session, row.id, with_for_update=True)
@@ -252,16 +319,27 @@ class Sessions:
             known.sandbox_id, known.updated_at, known.archived_at = sandbox.id, utc_now(), None
             tx.add(sandbox)
             tx.emit(
-                "sandbox.provisioning", **about(sandbox), template=sandbox.template, fromCheckpoint=snapshot is not None
+                "sandbox.provisioning",
+                **about_sandbox(sandbox),
+                template=sandbox.template,
+                fromCheckpoint=snapshot is not None,
             )
             await tx.session.flush()
             if source is not None and source.repository is not None:
                 worked = await tx.session.get(Checkout, old.id) if old is not None else None
                 inside = snapshot is not None and worked is not None
                 if inside and worked is not None:
-                    tx.add(_moved(worked, sandbox.id))
-                if (kept is not None or fresh) and (not inside or _newer(kept, known)):
-                    checkout = self._git.draft_checkout(tx, sandbox, source, row.owner_id, kept)
+                    tx.add(moved(worked, sandbox.id))
+                if (kept is not None or fresh) and (not inside or newer(kept, known)):
+                    checkout = self._git.draft_checkout(
+                        tx,
+                        sandbox,
+                        source,
+                        row.owner_id,
+                        kept,
+                        base_branch=base.get("baseBranch"),
+                        prepared=None if prepared is None else checkout_in(prepared),
+                    )
         self._lifecycle.provision(sandbox.id)
         if checkout is not None:
             self._git.begin(checkout)
@@ -273,57 +351,8 @@ class Sessions:
         """Keep the files of the session's sandbox as they are now."""
         row = await self.get(principal, session_id)
         sandbox = await self.sandbox(principal, session_id)
-        await self._lifecycle.call(sandbox, lambda engine_id: self._keep(row.id, engine_id))
+        await self._lifecycle.call(sandbox, lambda engine_id: self._snapshots.keep(row.id, engine_id))
         return await self.get(principal, session_id)
-
-    async def _distrust(self, sandbox: Sandbox) -> None:
-        """A checkpoint that nothing can be provisioned from is none: the next try begins with the session's template."""
-        if sandbox.session_id is None or sandbox.engine_id is not None or sandbox.error_code not in _NO_TEMPLATE:
-            return
-        async with self._database.transaction() as tx:
-            row = await tx.session.get(Session, sandbox.session_id)
-            if row is not None and row.checkpoint == sandbox.template:
-                row.checkpoint = row.checkpoint_at = None
-                log.warning("checkpoint_lost", session=row.id, snapshot=sandbox.template, reason=sandbox.error)
-
-    async def _checkpoint_of(self, sandbox: Sandbox) -> None:
-        if sandbox.session_id is not None and sandbox.engine_id is not None:
-            await self._keep(sandbox.session_id, sandbox.engine_id)
-
-    async def _keep(self, session_id: str, engine_id: str) -> None:
-        lock = self._keeping.get(session_id)
-        if lock is None:
-            lock = self._keeping[session_id] = asyncio.Lock()
-        async with lock:  # else one would sweep what the other has just kept
-            await self._keep_one(session_id, engine_id)
-
-    async def _keep_one(self, session_id: str, engine_id: str) -> None:
-        snapshot = await self._lifecycle.engine.snapshot(engine_id)
-        old: str | None = None
-        async with self._database.transaction() as tx:
-            row = await tx.session.get(Session, session_id, with_for_update=True)
-            if row is None:
-                old = snapshot
-            else:
-                old, row.checkpoint, row.checkpoint_at = row.checkpoint, snapshot, utc_now()
-                tx.emit("session.checkpointed", **_about(row))
-        try:
-            if old is not None:
-                await self._lifecycle.engine.delete_snapshot(old)
-            await self._sweep(session_id, keep=snapshot)
-        except SandyardError as error:  # the new one is kept, and the next checkpoint sweeps again
-            log.warning("checkpoint_not_removed", session=session_id, reason=error.message)
-
-    async def _sweep(self, session_id: str, keep: str | None) -> None:
-        """Delete what a crash between taking a snapshot and writing it down has left, of any of the session's sandboxes."""
-        async with self._database.reading() as session:
-            query = select(Sandbox.engine_id).where(Sandbox.session_id == session_id, Sandbox.engine_id.is_not(None))
-            engine_ids = list((await session.execute(query)).scalars())
-        for engine_id in engine_ids:
-            for snapshot in await self._lifecycle.engine.snapshots(engine_id or ""):
-                if snapshot != keep:
-                    log.info("checkpoint_swept", session=session_id, snapshot=snapshot)
-                    await self._lifecycle.engine.delete_snapshot(snapshot)
 
     # messages ----------------------------------------------------------------------------------------------------------
 
@@ -339,7 +368,7 @@ class Sessions:
         )
         async with self._database.transaction() as tx:
             tx.add(message)
-            tx.emit("message.created", **_about(row), messageId=message.id, role=message.role, by=principal.name)
+            tx.emit("message.created", **about(row), messageId=message.id, role=message.role, by=principal.name)
         return message
 
     async def messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]:
@@ -356,30 +385,9 @@ class Sessions:
             for name, value in changes.items():
                 setattr(row, name, value)
             row.updated_at = utc_now()
-            tx.emit(event, **_about(row), title=row.title)
+            tx.emit(event, **about(row), title=row.title)
         return row
-
-
-def _newer(kept: Checkpoint | None, row: Session) -> bool:
-    """Whether there is work in git that the snapshot has not."""
-    return kept is not None and (row.checkpoint_at is None or kept.created_at > row.checkpoint_at)
-
-
-def _moved(checkout: Checkout, sandbox_id: str) -> Checkout:
-    """The same checkout, in a sandbox that was made of a snapshot of its own."""
-    columns = {column.key: getattr(checkout, column.key) for column in Checkout.__table__.columns}
-    return Checkout(**{**columns, "sandbox_id": sandbox_id, "updated_at": utc_now()})
 
 
 def _no_checkpoint(checkpoint_id: str) -> NotFoundError:
     return NotFoundError(f"There is no checkpoint {checkpoint_id[:60]!r}.")
-
-
-def _about(row: Session) -> dict[str, str | None]:
-    return {
-        "owner_id": row.owner_id,
-        "project_id": row.project_id,
-        "task_id": row.task_id,
-        "session_id": row.id,
-        "sandbox_id": row.sandbox_id,
-    }

@@ -1,0 +1,96 @@
+"""`sandyard project prepare` and `sandyard project preparations`: what sessions and tasks of a project start from."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.connection import connect, project_of, segment
+from sandyard.cli.errors import FAILED
+from sandyard.cli.options import given, limit_option
+from sandyard.cli.output import output_option, printable, show_list, show_one, visible
+from sandyard.cli.projects.members import project_argument
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+LOOK_SECONDS = 0.5
+PATIENCE = 900.0
+"""The repository may have to be fetched for the first time."""
+COLUMNS = {
+    "ID": "id",
+    "STATUS": "status",
+    "AGENT": "agent",
+    "BASE": "baseBranch",
+    "COMMIT": "baseCommit",
+    "STEP": "step",
+    "USED": "usedAt",
+}
+FIELDS = {
+    "id": "id",
+    "status": "status",
+    "agent": "agent",
+    "template": "template",
+    "base": "baseBranch",
+    "commit": "baseCommit",
+    "setup": "sources",
+    "AGENTS.md": "agentsMd",
+    "used": "usedAt",
+}
+
+
+@click.command()
+@project_argument
+@click.option("--agent", help="To be installed in it.  [default: the project's]")
+@click.option("--base", help="The branch whose newest commit is prepared.  [default: the project's]")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is ready.")
+@output_option
+def prepare(project: str, agent: str | None, base: str | None, wait: bool, output: str | None) -> None:
+    """Check out a project, run its setup and install the agent once, and keep that for later sessions to start from.
+
+    The setup is the project's own command (`sandyard project set`), else .sandyard/setup.sh of the repository, else what its
+    devcontainer.json says. Tasks do this by themselves; done before, the first one does not wait for it. One that has failed is
+    tried again. Leaving early stops nothing. The exit code is 1 when it has failed.
+    """
+    with connect(patience=PATIENCE) as client:
+        path = f"/projects/{segment(project_of(client, project))}/preparations"
+        made = client.post(path, given(agent=agent, baseBranch=base))
+        if wait:
+            made = _attend(client, made)
+    for warning in made.get("warnings") or []:
+        click.echo(f"Note: {printable(str(warning))}", err=True)
+    show_one(made, FIELDS, output)
+    if made["status"] == "failed":
+        for line in f"Error: {made.get('error') or 'It has failed.'}".splitlines():
+            click.echo(visible(line), err=True)
+        sys.exit(FAILED)
+
+
+def _attend(client: Client, made: Any) -> Any:
+    said = None
+    while made["status"] == "preparing":
+        if made.get("step") != said:
+            said = made.get("step")
+            click.echo(f"{printable(str(said))} …", err=True)
+        time.sleep(LOOK_SECONDS)
+        made = client.get(f"/preparations/{segment(made['id'])}")
+    return made
+
+
+@click.command()
+@project_argument
+@click.option("--delete", "deleted", metavar="ID", help="Delete this one, with its snapshot.")
+@limit_option()
+@output_option
+def preparations(project: str, deleted: str | None, limit: int, output: str | None) -> None:
+    """What was prepared of a project, newest first. Unused ones go by themselves."""
+    with connect() as client:
+        if deleted is not None:
+            client.delete(f"/preparations/{segment(deleted)}")
+            click.echo(f"{deleted} is gone.", err=True)
+            return
+        page = client.pages(f"/projects/{segment(project_of(client, project))}/preparations", limit)
+    show_list(page, COLUMNS, output, nothing="Nothing was prepared. `sandyard project prepare` does that.")

@@ -1,0 +1,156 @@
+"""Prepared snapshots: what sessions of a project start from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.projects import ProjectId, Projects
+from sandyard.platform.api.refs import Branch
+from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.trail import note
+from sandyard.platform.db import models
+from sandyard.platform.domain.agents.catalogue import Agents as AgentCatalogue
+from sandyard.platform.domain.preparing import service
+from sandyard.platform.domain.preparing.model import PreparationStatus
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.settings import PlatformSettings
+
+router = APIRouter(tags=["preparations"])
+Preparing = Annotated[service.Preparing, part("preparing")]
+Agents = Annotated[AgentCatalogue, part("agents")]
+Settings = Annotated[PlatformSettings, part("settings")]
+PreparationId = Annotated[str, id_in_path("preparation", "prp_00mwhnkz2f0a9s8d7f6g")]
+Wait = Annotated[
+    float, Query(ge=0, le=300, description="Seconds to wait for its end; then the answer is 202 and it goes on.")
+]
+
+
+class PreparedCommand(Model):
+    source: str = Field(description="What has asked for it: a file of the repository, or the project's settings.")
+    command: str
+    command_id: str
+    exit_code: int | None
+    seconds: float
+
+
+class PreparationView(Model):
+    model_config = example(
+        id="prp_00mwhnkz2f0a9s8d7f6g",
+        projectId="prj_0mh3k7a1x2abcdefghij",
+        status="ready",
+        agent="opencode",
+        template="base",
+        baseBranch="main",
+        baseCommit="4c2f6e0c9d1b4a53a7d8f9e0b1c2d3e4f5a6b7c8",
+        step="ready",
+        sources=[".sandyard/setup.sh"],
+        warnings=[],
+    )
+
+    id: str
+    project_id: str
+    status: Literal["preparing", "ready", "failed"]
+    agent: str | None
+    template: str
+    base_branch: str
+    base_commit: str
+    sandbox_id: str | None = Field(description="In which it is being prepared.")
+    step: str | None = Field(description="What is being done, or was done last.")
+    sources: list[str] = Field(description="Where its commands are from.")
+    commands: list[PreparedCommand]
+    warnings: list[str] = Field(description="What was asked for and not done, and what a checkout lacks.")
+    agents_md: bool = Field(description="The repository has an AGENTS.md.")
+    shallow: bool
+    seconds: float | None = Field(description="How long it took to make.")
+    error: str | None
+    error_code: str | None
+    created_at: Instant
+    finished_at: Instant | None
+    used_at: Instant | None
+
+    @classmethod
+    def of(cls, row: models.Preparation) -> PreparationView:
+        detail = row.detail
+        told = {
+            "step": detail.get("step"),
+            "sources": detail.get("sources", []),
+            "commands": [PreparedCommand.model_validate(one) for one in detail.get("commands", [])],
+            "warnings": [*detail.get("warnings", []), *detail.get("lacks", [])],
+            "agents_md": bool(detail.get("agentsMd")),
+            "shallow": bool(detail.get("shallow")),
+            "seconds": detail.get("seconds"),
+        }
+        return cls(**{name: getattr(row, name) for name in cls.model_fields if name not in told}, **told)
+
+
+class NewPreparation(Input):
+    model_config = example(agent="opencode", baseBranch="main")
+
+    agent: str | None = Field(
+        None, min_length=1, max_length=100, description="Null: the project's, or the platform's default."
+    )
+    base_branch: Branch | None = Field(None, description="Null: the project's.")
+
+
+_DOES: dict[str, Any] = {
+    "dependencies": [limited("create")],
+    "response_model": PreparationView,
+    "responses": {202: {"model": PreparationView, "description": "It is being made; look at `Location`."}},
+}
+
+
+@router.get("/projects/{project_id}/preparations", name="preparation.list")
+async def list_(caller: Caller, preparing: Preparing, project_id: ProjectId, page: Paging) -> Page[PreparationView]:
+    """Newest first."""
+    return Page.of(await preparing.list(caller, project_id, page), PreparationView.of)
+
+
+@router.post("/projects/{project_id}/preparations", name="preparation.create", **_DOES)
+async def create(
+    request: Request,
+    caller: Caller,
+    preparing: Preparing,
+    projects: Projects,
+    agents: Agents,
+    settings: Settings,
+    project_id: ProjectId,
+    body: NewPreparation,
+    wait: Wait = 0,
+) -> JSONResponse:
+    """Prepare for the newest commit of the branch, unless that was done. One whose setup has failed is tried again."""
+    project = await projects.get(caller, project_id)
+    name = body.agent or ProjectSettings.of(project).agent.default or settings.default_agent
+    profile = await agents.profile(caller.user_id, name)
+    row = await preparing.begin(caller, project, base_branch=body.base_branch, profile=profile, again=True)
+    note(request, target=row.id)
+    if row.status != PreparationStatus.READY and wait > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                row = await preparing.wait(row.id)
+    if row.status != PreparationStatus.READY:
+        row = await preparing.get(caller, row.id)
+    view = PreparationView.of(row).model_dump(mode="json", by_alias=True)
+    made = row.status != PreparationStatus.PREPARING
+    return JSONResponse(view, 200 if made else 202, {"Location": f"/api/v1/preparations/{row.id}"})
+
+
+@router.get("/preparations/{preparation_id}", name="preparation.get")
+async def get(caller: Caller, preparing: Preparing, preparation_id: PreparationId) -> PreparationView:
+    return PreparationView.of(await preparing.get(caller, preparation_id))
+
+
+@router.delete("/preparations/{preparation_id}", name="preparation.delete", status_code=204)
+async def delete(caller: Caller, preparing: Preparing, preparation_id: PreparationId) -> Response:
+    """With its snapshot. Sessions that were started from it go on."""
+    await preparing.delete(caller, preparation_id)
+    return Response(status_code=204)

@@ -1,0 +1,131 @@
+"""What has to go: sandboxes in which something was prepared, snapshots nobody uses, and what a crash has left of either."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+from itertools import groupby
+
+from sqlalchemy import func, select, update
+
+from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Preparation, Sandbox
+from sandyard.platform.domain.preparing.model import PreparationStatus, about
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
+from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
+
+log = get_logger(__name__)
+BUILDER = "sandyard/preparing"
+"""Whom a sandbox is for in which something is prepared."""
+NEWEST = 3
+"""Of a project, a base branch and an agent so many are kept, and those that were used within the last hour."""
+SUPERSEDED_AFTER = timedelta(hours=1)
+
+
+class Clearing:
+    """A preparation that names a sandbox is one that something has to be cleared of, unless it is being made."""
+
+    def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+
+    async def clear(self, preparation_id: str, sandbox_id: str) -> None:
+        """Its sandbox goes, and every snapshot of that which is not the preparation's own. Idempotent."""
+        async with self._database.reading() as session:
+            row = await session.get(Preparation, preparation_id)
+        await self._end(sandbox_id, keep=row.snapshot if row is not None else None)
+        async with self._database.transaction() as tx:
+            own = update(Preparation).where(Preparation.id == preparation_id, Preparation.sandbox_id == sandbox_id)
+            await tx.session.execute(own.values(sandbox_id=None))
+
+    async def _end(self, sandbox_id: str, keep: str | None) -> None:
+        rows = self._lifecycle.rows
+        try:
+            await self._lifecycle.destroy(await rows.get(sandbox_id), keep_work=False)
+            sandbox = await rows.get(sandbox_id)
+        except NotFoundError:
+            return
+        if sandbox.engine_id is not None:
+            for snapshot in await self._lifecycle.engine.snapshots(sandbox.engine_id):
+                if snapshot != keep:
+                    await self._lifecycle.engine.delete_snapshot(snapshot)
+
+    async def remove(self, row: Preparation) -> None:
+        """The snapshot before the row: one without its snapshot is made anew."""
+        if row.snapshot is not None:
+            await self._lifecycle.engine.delete_snapshot(row.snapshot)
+        if row.sandbox_id is not None:
+            await self._end(row.sandbox_id, keep=None)
+        async with self._database.transaction() as tx:
+            known = await tx.session.get(Preparation, row.id)
+            if known is not None:
+                await tx.session.delete(known)
+                tx.emit("preparation.deleted", **about(row))
+        log.info("preparation_removed", preparation=row.id)
+
+    async def interrupted(self) -> list[tuple[str, str]]:
+        """What was being made has failed. Preparations and their sandboxes that have to be cleared away."""
+        now = utc_now()
+        async with self._database.transaction() as tx:
+            open_ = select(Preparation).where(Preparation.status == PreparationStatus.PREPARING)
+            for row in await tx.session.scalars(open_):
+                row.status, row.finished_at, row.error_code = PreparationStatus.FAILED, now, "interrupted"
+                row.error = "The platform ended while it was being prepared. It is prepared when it is asked for again."
+                tx.emit("preparation.failed", **about(row), error=row.error, code=row.error_code)
+        async with self._database.reading() as session:
+            query = select(Preparation.id, Preparation.sandbox_id).where(Preparation.sandbox_id.is_not(None))
+            return [(one, sandbox) for one, sandbox in (await session.execute(query)).all() if sandbox is not None]
+
+    async def distrust(self, sandbox: Sandbox) -> None:
+        """A hook of the lifecycle: a snapshot from which no sandbox can be made is none."""
+        if sandbox.engine_id is not None or sandbox.error_code not in NO_TEMPLATE:
+            return
+        async with self._database.transaction() as tx:
+            query = select(Preparation).where(
+                Preparation.snapshot == sandbox.template, Preparation.status == PreparationStatus.READY
+            )
+            for row in await tx.session.scalars(query):
+                row.status, row.snapshot, row.error_code = PreparationStatus.FAILED, None, "snapshot_lost"
+                row.error = "The engine no longer has its snapshot. It is prepared when it is asked for again."
+                tx.emit("preparation.failed", **about(row), error=row.error, code=row.error_code)
+                log.warning("preparation_lost", preparation=row.id, snapshot=sandbox.template, reason=sandbox.error)
+
+    async def drop_unused(self, older_than: timedelta, busy: Collection[str]) -> None:
+        """One that a live sandbox was made of is not taken for replaced: the next one in that one's place is made of it too."""
+        used, now = func.coalesce(Preparation.used_at, Preparation.created_at), utc_now()
+        order = (Preparation.project_id, Preparation.base_branch, Preparation.agent, used.desc())
+        async with self._database.reading() as session:
+            rows = [row for row in await session.scalars(select(Preparation).order_by(*order)) if row.id not in busy]
+            live = set(await session.scalars(select(Sandbox.template).where(Sandbox.status.in_(LIVE)).distinct()))
+        for _, same in groupby(rows, key=lambda row: (row.project_id, row.base_branch, row.agent)):
+            for place, row in enumerate(same):
+                unused = now - (row.used_at or row.created_at)
+                replaced = place >= NEWEST and unused > SUPERSEDED_AFTER and row.snapshot not in live
+                if unused > older_than or replaced:
+                    await self._try_remove(row)
+
+    async def _try_remove(self, row: Preparation) -> None:
+        async with self._database.reading() as session:
+            known = await session.get(Preparation, row.id)
+        if known is None or known.used_at != row.used_at:
+            return  # somebody came
+        try:
+            await self.remove(known)
+        except SandyardError as error:
+            log.warning("preparation_not_removed", preparation=row.id, reason=error.message)
+
+    async def drop_left(self, busy: Collection[str], building: Collection[str]) -> None:
+        """What could not be cleared away in its time, and what is left of projects that are gone: their preparations went with them."""
+        async with self._database.reading() as session:
+            late = select(Preparation.id, Preparation.sandbox_id).where(Preparation.sandbox_id.is_not(None))
+            named = [(one, box) for one, box in (await session.execute(late)).all() if box and one not in busy]
+            strays = select(Sandbox.id).where(Sandbox.agent_id == BUILDER, Sandbox.project_id.is_(None))
+            left = [one for one in await session.scalars(strays) if one not in building]
+        for preparation_id, sandbox_id in named:
+            await self.clear(preparation_id, sandbox_id)
+        for sandbox_id in left:
+            await self._end(sandbox_id, keep=None)
+            await self._lifecycle.rows.note(sandbox_id, agent_id=None)

@@ -1,0 +1,37 @@
+"""JSON as people write it: with comments, and with commas before closing brackets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+# a string is taken as a whole, so that nothing in it is taken for a comment or a comma; one without an end too, so that it is looked
+# for only once
+_STRING = r'"(?:[^"\\\n]|\\.)*+"?'
+_BEGIN = re.compile(rf"{_STRING}|//|/\*")
+_COMMA = re.compile(rf"{_STRING}|,(?=\s*+[}}\]])")
+
+
+def parse(text: str) -> Any:
+    """ValueError, in words, for what is no JSON even so. Takes a time that grows with the text's length and no faster."""
+    plain = "".join(_without_comments(text.removeprefix("\N{BYTE ORDER MARK}")))
+    try:
+        return json.loads(_COMMA.sub(lambda found: "" if found[0] == "," else found[0], plain))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _without_comments(text: str) -> Iterator[str]:
+    at = 0
+    while (found := _BEGIN.search(text, at)) is not None:
+        if found[0][0] == '"':
+            yield text[at : found.end()]
+            at = found.end()
+            continue
+        yield text[at : found.start()]
+        ends = "\n" if found[0] == "//" else "*/"
+        over = text.find(ends, found.end())
+        at = len(text) if over < 0 else over + (0 if ends == "\n" else len(ends))
+    yield text[at:]

@@ -1,0 +1,45 @@
+"""The words of preparing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.db.models import Preparation
+
+
+class PreparationStatus(StrEnum):
+    PREPARING = "preparing"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class PreparationFailedError(SandyardError):
+    """The project's setup has failed."""
+
+    code, status = "preparation_failed", 409
+
+    def __init__(self, message: str | None = None, extra: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self._extra = dict(extra or {})
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return self._extra
+
+
+def failure_of(row: Preparation) -> PreparationFailedError:
+    """What a failed one has failed with."""
+    told = row.detail.get("failure", {})
+    return PreparationFailedError(row.error, {**told, "preparationId": row.id})
+
+
+def about(row: Preparation) -> dict[str, str | None]:
+    """The references of an event about it."""
+    return {
+        "owner_id": row.owner_id,
+        "project_id": row.project_id,
+        "sandbox_id": row.sandbox_id,
+        "preparationId": row.id,
+    }

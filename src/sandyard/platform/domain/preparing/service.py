@@ -1,0 +1,319 @@
+"""What people and tasks ask of preparing. A preparation is made once for all who want the same; its row is written before its sandbox
+is asked for, and whatever a crash leaves of it is cleared away by the next process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from weakref import WeakValueDictionary
+
+from sqlalchemy import select, update
+
+from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+from sandyard.kit.text import storable, storable_json
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Preparation, Project, Sandbox
+from sandyard.platform.domain.agents.installing import AgentInstallError
+from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.domain.git.model import no_progress
+from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.preparing import recipe as recipes
+from sandyard.platform.domain.preparing.building import Builder, Install
+from sandyard.platform.domain.preparing.clearing import BUILDER, Clearing
+from sandyard.platform.domain.preparing.model import PreparationFailedError, PreparationStatus, about, failure_of
+from sandyard.platform.domain.preparing.recipe import Recipe, Wish
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import NewSandbox, utc_now
+from sandyard.platform.domain.sandboxes.model import about as about_sandbox
+from sandyard.platform.domain.sandboxes.service import check_template
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+
+log = get_logger(__name__)
+AGAIN_AFTER = timedelta(minutes=1)
+"""A setup that has failed does not fail again so soon, unless a person asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    row: Preparation
+    sandbox: Sandbox
+    task: asyncio.Task[Preparation]
+
+
+class Preparing:
+    def __init__(
+        self,
+        database: Database,
+        lifecycle: Lifecycle,
+        commands: Commands,
+        *,
+        projects: Projects,
+        git: GitService,
+        settings: PlatformSettings,
+        install: Install,
+    ) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._projects = projects
+        self._git = git.prepared
+        self._settings = settings
+        self._builder = Builder(lifecycle, commands, git.prepared, settings, install)
+        self._clearing = Clearing(database, lifecycle)
+        self._tasks = TaskSet("preparing")
+        self._flights: dict[str, _Flight] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        lifecycle.ended.append(self._clearing.distrust)
+
+    async def close(self) -> None:
+        """What is under way is cleared away by the next process."""
+        await self._tasks.cancel()
+
+    # making ------------------------------------------------------------------------------------------------------------
+
+    async def prepare(
+        self, caller: Principal, project: Project, *, base_branch: str | None, profile: Profile, again: bool = False
+    ) -> Preparation:
+        """One that is ready, for the newest commit of the branch. Made when there is none, once for all who want the same; who is
+        cancelled only no longer waits. PreparationFailedError, at once where the same setup has failed a moment ago, unless
+        `again`; StoppingError when the platform stops first."""
+        row = await self.begin(caller, project, base_branch=base_branch, profile=profile, again=again)
+        return row if row.status == PreparationStatus.READY else await self.wait(row.id)
+
+    async def begin(
+        self, caller: Principal, project: Project, *, base_branch: str | None, profile: Profile, again: bool = False
+    ) -> Preparation:
+        """The same without waiting for its end."""
+        project = await self._projects.get(caller, project.id)
+        template = project.template or self._settings.default_template
+        await check_template(self._database, caller, template)
+        base, commit = await self._git.newest(project, base_branch, no_progress)
+        wished = await recipes.wish(self._git, project, base=base, commit=commit, template=template, profile=profile)
+        key = wished.key
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        async with lock:
+            row = await self._known(project.id, key)
+            if row is not None and row.id in self._flights:
+                return self._flights[row.id].row
+            if row is not None and row.status == PreparationStatus.READY and await self._there(row):
+                return await self._used(row)
+            if row is not None and row.status == PreparationStatus.FAILED and not again and _just_failed(row):
+                raise failure_of(row)
+            return await self._start(caller, project, wished, row)
+
+    async def wait(self, preparation_id: str) -> Preparation:
+        """At its end, if it is being made; PreparationFailedError, or what else came in the way."""
+        flight = self._flights.get(preparation_id)
+        if flight is None:
+            row = await self._get(preparation_id)
+            if row.status != PreparationStatus.READY:
+                raise failure_of(row)
+            return row
+        try:
+            return await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if flight.task.cancelled() and not (current and current.cancelling()):
+                raise StoppingError(
+                    "The platform is stopping. The preparation is made when it is asked for again."
+                ) from None
+            raise
+
+    async def _start(self, caller: Principal, project: Project, wished: Wish, known: Preparation | None) -> Preparation:
+        recipe, now = await recipes.recipe(self._git, wished), utc_now()
+        left = known.sandbox_id if known is not None else None
+        wanted = NewSandbox(
+            template=wished.template,
+            idle_seconds=self._settings.idle_seconds,
+            envs=recipe.envs,
+            agent_id=BUILDER,
+            project_id=project.id,
+        )
+        sandbox = self._lifecycle.draft(caller.user_id, wanted)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Preparation, known.id) if known is not None else None
+            if row is None:
+                row = Preparation(id=ordered_id("prp_"), project_id=project.id, key=wished.key, created_at=now)
+                tx.add(row)
+            row.owner_id, row.sandbox_id, row.status = caller.user_id, sandbox.id, PreparationStatus.PREPARING
+            row.agent, row.template = wished.profile.name, wished.template
+            row.base_branch, row.base_commit = wished.base_branch, wished.base_commit
+            row.snapshot = row.error = row.error_code = row.finished_at = None
+            row.used_at, row.detail = now, _detail(recipe)
+            tx.add(sandbox)
+            tx.emit("sandbox.provisioning", **about_sandbox(sandbox), template=sandbox.template)
+            tx.emit(
+                "preparation.started", **about(row), baseBranch=row.base_branch, commit=row.base_commit, agent=row.agent
+            )
+        self._lifecycle.provision(sandbox.id)
+        task = self._tasks.spawn(self._make(caller, project, row, sandbox, wished, recipe, left))
+        self._flights[row.id] = _Flight(row, sandbox, task)
+        task.add_done_callback(lambda _: self._flights.pop(row.id, None))
+        return row
+
+    async def _make(  # noqa: PLR0917 - what `_start` has found
+        self,
+        caller: Principal,
+        project: Project,
+        row: Preparation,
+        sandbox: Sandbox,
+        wished: Wish,
+        recipe: Recipe,
+        left: str | None,
+    ) -> Preparation:
+        async def tell(what: str, **facts: Any) -> None:
+            await self._tell(row.id, what, facts)
+
+        begun = time.monotonic()
+        try:
+            if left is not None:
+                await self._clearing.clear(row.id, left)
+            snapshot = await self._builder.build(caller, project, sandbox, wished=wished, recipe=recipe, tell=tell)
+            made = await self._ready(row.id, snapshot, round(time.monotonic() - begun, 1))
+        except StoppingError:
+            raise
+        except SandyardError as error:
+            await self._failed(row.id, error)
+            await self._clear(row.id, sandbox.id)
+            raise
+        except Exception as error:
+            log.error("preparation_crashed", preparation=row.id, exc=error)  # noqa: TRY400
+            failure = SandyardError("The platform failed to prepare the project; its log says why.")
+            await self._failed(row.id, failure)
+            await self._clear(row.id, sandbox.id)
+            raise failure from error
+        self._tasks.spawn(self._clear(row.id, sandbox.id))  # nobody has to wait for that
+        return made
+
+    async def _clear(self, preparation_id: str, sandbox_id: str) -> None:
+        try:
+            await self._clearing.clear(preparation_id, sandbox_id)
+        except SandyardError as error:  # `tidy` tries again
+            log.warning("preparation_not_cleared", preparation=preparation_id, reason=error.message)
+
+    async def _tell(self, preparation_id: str, what: str, facts: dict[str, Any]) -> None:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Preparation, preparation_id)
+            if row is None:
+                raise _none(preparation_id)
+            row.detail = storable_json({**row.detail, **facts, "step": what})
+            tx.emit("preparation.progress", **about(row), what=what[:200])
+
+    async def _ready(self, preparation_id: str, snapshot: str, seconds: float) -> Preparation:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Preparation, preparation_id)
+            if row is not None:
+                row.status, row.snapshot, row.finished_at = PreparationStatus.READY, snapshot, utc_now()
+                row.used_at, row.detail = row.finished_at, {**row.detail, "step": "ready", "seconds": seconds}
+                tx.emit(
+                    "preparation.ready", **about(row), seconds=seconds, warnings=row.detail.get("warnings", [])[:10]
+                )
+        if row is None:
+            await self._lifecycle.engine.delete_snapshot(snapshot)
+            raise _none(preparation_id)
+        log.info("preparation_ready", preparation=row.id, project=row.project_id)
+        return row
+
+    async def _failed(self, preparation_id: str, error: SandyardError) -> None:
+        message = storable(error.message)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Preparation, preparation_id)
+            if row is None:
+                return
+            row.status, row.finished_at = PreparationStatus.FAILED, utc_now()
+            row.error, row.error_code = message, error.code
+            row.detail = storable_json({**row.detail, "failure": dict(error.extra)})
+            tx.emit("preparation.failed", **about(row), error=message[:2000], code=error.code)
+        log.info("preparation_failed", preparation=preparation_id, code=error.code, reason=message[:500])
+
+    # what there is -----------------------------------------------------------------------------------------------------
+
+    async def get(self, caller: Principal, preparation_id: str) -> Preparation:
+        row = await self._get(preparation_id)
+        with contextlib.suppress(NotFoundError):
+            await self._projects.get(caller, row.project_id)
+            return row
+        raise _none(preparation_id)
+
+    async def list(self, caller: Principal, project_id: str, page: PageRequest) -> Listing[Preparation]:
+        """Of a project, newest first."""
+        project = await self._projects.get(caller, project_id)
+        async with self._database.reading() as session:
+            query = select(Preparation).where(Preparation.project_id == project.id)
+            return await newest_first(session, query, Preparation.id, page)
+
+    async def delete(self, caller: Principal, preparation_id: str) -> None:
+        """With its snapshot; sessions that were started from it go on. ConflictError while it is being made."""
+        row = await self.get(caller, preparation_id)
+        if row.id in self._flights:
+            raise ConflictError("It is being made. Wait for its end, or kill its command.")
+        await self._clearing.remove(row)
+
+    async def _get(self, preparation_id: str) -> Preparation:
+        async with self._database.reading() as session:
+            row = await session.get(Preparation, preparation_id)
+        if row is None:
+            raise _none(preparation_id)
+        return row
+
+    async def _known(self, project_id: str, key: str) -> Preparation | None:
+        async with self._database.reading() as session:
+            query = select(Preparation).where(Preparation.project_id == project_id, Preparation.key == key)
+            return (await session.scalars(query)).first()
+
+    async def _there(self, row: Preparation) -> bool:
+        """Whether the engine still has its snapshot."""
+        engine_id = row.detail.get("engineId")
+        return engine_id is not None and row.snapshot in await self._lifecycle.engine.snapshots(engine_id)
+
+    async def _used(self, row: Preparation) -> Preparation:
+        async with self._database.transaction() as tx:
+            await tx.session.execute(update(Preparation).where(Preparation.id == row.id).values(used_at=utc_now()))
+        return row
+
+    # upkeep ------------------------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """After a start: what an earlier process was making has failed, and its sandboxes go."""
+        for preparation_id, sandbox_id in await self._clearing.interrupted():
+            self._tasks.spawn(self._clear(preparation_id, sandbox_id))
+
+    async def tidy(self, older_than: timedelta) -> None:
+        """Drop what nobody has used for so long, what newer ones have replaced, and what was left of projects that are gone."""
+        busy = frozenset(self._flights)
+        await self._clearing.drop_unused(older_than, busy)
+        await self._clearing.drop_left(busy, frozenset(flight.sandbox.id for flight in self._flights.values()))
+
+
+def _detail(recipe: Recipe) -> dict[str, Any]:
+    detail: dict[str, Any] = {
+        "step": "waiting for a sandbox",
+        "sources": list(recipe.sources),
+        "commands": [],
+        "warnings": list(recipe.warnings),
+        "agentsMd": recipe.agents_md,
+        "envs": dict(recipe.envs),
+    }
+    return dict(storable_json(detail))
+
+
+def _just_failed(row: Preparation) -> bool:
+    """By its own fault, and not that of an engine or a remote."""
+    deliberate = row.error_code in (PreparationFailedError.code, AgentInstallError.code)
+    return deliberate and row.finished_at is not None and utc_now() - row.finished_at < AGAIN_AFTER
+
+
+def _none(preparation_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no preparation {preparation_id[:60]!r}.")

@@ -1,0 +1,47 @@
+"""What a session's sandbox is made of, and what of its work is already in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Preparation, Project, Sandbox, Session
+from sandyard.platform.domain.git.model import OperationKind, Prepared
+from sandyard.platform.domain.preparing.model import PreparationStatus
+from sandyard.platform.domain.sandboxes.model import utc_now
+
+
+def newer(kept: Checkpoint | None, row: Session) -> bool:
+    """Whether there is work in git that the snapshot has not."""
+    return kept is not None and (row.checkpoint_at is None or kept.created_at > row.checkpoint_at)
+
+
+def checkout_in(preparation: Preparation) -> Prepared:
+    return Prepared(
+        base=preparation.base_branch,
+        commit=preparation.base_commit,
+        shallow=tuple(preparation.detail.get("shallow", ())),
+        warnings=tuple(preparation.detail.get("lacks", ())),
+    )
+
+
+def preparation_of(row: Session, project: Project) -> Select[Preparation]:
+    """What one of its sandboxes was made of, if that is still there."""
+    made_of = select(Sandbox.template).where(Sandbox.session_id == row.id)
+    query = select(Preparation).where(Preparation.project_id == project.id, Preparation.snapshot.in_(made_of))
+    return query.where(Preparation.status == PreparationStatus.READY).limit(1)
+
+
+def first_checkout_of(row: Session) -> Select[dict[str, Any]]:
+    """How it was asked for."""
+    query = select(GitOperation.arguments).where(
+        GitOperation.session_id == row.id, GitOperation.kind == OperationKind.CLONE
+    )
+    return query.order_by(GitOperation.id).limit(1)
+
+
+def moved(checkout: Checkout, sandbox_id: str) -> Checkout:
+    """The same checkout, in a sandbox that was made of a snapshot of its own."""
+    columns = {column.key: getattr(checkout, column.key) for column in Checkout.__table__.columns}
+    return Checkout(**{**columns, "sandbox_id": sandbox_id, "updated_at": utc_now()})

@@ -1,0 +1,86 @@
+"""Snapshots of a session's sandbox: the newest is what it can be provisioned from, and no other is left."""
+
+from __future__ import annotations
+
+import asyncio
+from weakref import WeakValueDictionary
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Sandbox, Session
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import utc_now
+
+log = get_logger(__name__)
+NO_TEMPLATE = frozenset(("engine_invalid", "sandbox_not_found"))
+"""Codes of a sandbox that failed because what it was to be made of is not there."""
+
+
+class Snapshots:
+    def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def distrust(self, sandbox: Sandbox) -> None:
+        """A checkpoint that nothing can be provisioned from is none: the next try begins with the session's template."""
+        if sandbox.session_id is None or sandbox.engine_id is not None or sandbox.error_code not in NO_TEMPLATE:
+            return
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Session, sandbox.session_id)
+            if row is not None and row.checkpoint == sandbox.template:
+                row.checkpoint = row.checkpoint_at = None
+                log.warning("checkpoint_lost", session=row.id, snapshot=sandbox.template, reason=sandbox.error)
+
+    async def keep_before_pause(self, sandbox: Sandbox) -> None:
+        if sandbox.session_id is not None and sandbox.engine_id is not None:
+            await self.keep(sandbox.session_id, sandbox.engine_id)
+
+    async def keep(self, session_id: str, engine_id: str) -> None:
+        lock = self._keeping.get(session_id)
+        if lock is None:
+            lock = self._keeping[session_id] = asyncio.Lock()
+        async with lock:  # else one would sweep what the other has just kept
+            await self._keep_one(session_id, engine_id)
+
+    async def _keep_one(self, session_id: str, engine_id: str) -> None:
+        snapshot = await self._lifecycle.engine.snapshot(engine_id)
+        old: str | None = None
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Session, session_id, with_for_update=True)
+            if row is None:
+                old = snapshot
+            else:
+                old, row.checkpoint, row.checkpoint_at = row.checkpoint, snapshot, utc_now()
+                tx.emit("session.checkpointed", **about(row))
+        try:
+            if old is not None:
+                await self._lifecycle.engine.delete_snapshot(old)
+            await self.sweep(session_id, keep=snapshot)
+        except SandyardError as error:  # the new one is kept, and the next checkpoint sweeps again
+            log.warning("checkpoint_not_removed", session=session_id, reason=error.message)
+
+    async def sweep(self, session_id: str, keep: str | None) -> None:
+        """Delete what a crash between taking a snapshot and writing it down has left, of any of the session's sandboxes."""
+        async with self._database.reading() as session:
+            query = select(Sandbox.engine_id).where(Sandbox.session_id == session_id, Sandbox.engine_id.is_not(None))
+            engine_ids = list((await session.execute(query)).scalars())
+        for engine_id in engine_ids:
+            for snapshot in await self._lifecycle.engine.snapshots(engine_id or ""):
+                if snapshot != keep:
+                    log.info("checkpoint_swept", session=session_id, snapshot=snapshot)
+                    await self._lifecycle.engine.delete_snapshot(snapshot)
+
+
+def about(row: Session) -> dict[str, str | None]:
+    """The references of an event about this session."""
+    return {
+        "owner_id": row.owner_id,
+        "project_id": row.project_id,
+        "task_id": row.task_id,
+        "session_id": row.id,
+        "sandbox_id": row.sandbox_id,
+    }
