@@ -1,0 +1,193 @@
+"""Agents: which there are, those of people's own, and whether one works."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, Instant, Model, example
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.agents import catalogue, trial
+from sandyard.platform.domain.agents.catalogue import MAX_NAME, ListedAgent
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.agents.profiles.custom import Definition
+
+router = APIRouter(tags=["agents"])
+Agents = Annotated[catalogue.Agents, part("agents")]
+Trials = Annotated[trial.Trials, part("trials")]
+AgentName = Annotated[str, Path(max_length=100, examples=["demo"], description="The agent's name.")]
+Title = Annotated[str, Field(min_length=1, max_length=200)]
+_DEFINITION = {
+    "description": "Our own.",
+    "argv": ["my-agent", "acp", "--model", "{model}"],
+    "install": {"script": "npm install --global my-agent@1.2.3", "check": "command -v my-agent"},
+    "envs": {"OPENAI_BASE_URL": "{base_url}/v1", "OPENAI_API_KEY": "{capability}"},
+    "apis": ["openai_chat"],
+}
+
+
+class AgentView(Model):
+    model_config = example(
+        name="opencode",
+        title="OpenCode",
+        description="The open source coding agent.",
+        demo=False,
+        builtIn=True,
+        apis=["anthropic", "openai"],
+        models=["gpt-5.5"],
+        modes=["build", "plan"],
+        version="1.18.33",
+        definition=None,
+        ownerId=None,
+        createdAt=None,
+        updatedAt=None,
+    )
+
+    name: str
+    title: str
+    description: str
+    demo: bool = Field(description="No real agent: it follows written instructions, without a model.")
+    built_in: bool = Field(description="It comes with the platform.")
+    apis: list[ModelApi] = Field(description="What it can speak to a model, best first. Empty: it needs none.")
+    models: list[str] = Field(description="Some it is known to work with; others may be given.")
+    modes: list[str]
+    version: str | None = Field(description="Of what is installed in a sandbox; null: nothing is.")
+    definition: Definition | None = Field(description="Null: it comes with the platform.")
+    owner_id: str | None = Field(description="Null: it is everybody's.")
+    created_at: Instant | None
+    updated_at: Instant | None
+
+    @classmethod
+    def of(cls, listed: ListedAgent) -> AgentView:
+        profile = listed.profile
+        return cls(
+            name=profile.name,
+            title=profile.title,
+            description=profile.description,
+            demo=profile.demo,
+            built_in=listed.definition is None,
+            apis=list(profile.apis),
+            models=list(profile.models),
+            modes=list(profile.modes),
+            version=profile.install.version if profile.install else None,
+            definition=listed.definition,
+            owner_id=listed.owner_id,
+            created_at=listed.created_at,
+            updated_at=listed.updated_at,
+        )
+
+
+class AgentList(Model):
+    items: list[AgentView]
+
+
+class ChangedAgent(Input):
+    model_config = example(title="My agent", definition=_DEFINITION)
+
+    title: Title | None = Field(None, description="Its name if left out.")
+    definition: Definition
+
+
+class NewAgent(ChangedAgent):
+    model_config = example(name="my-agent", title="My agent", definition=_DEFINITION)
+
+    name: str = Field(
+        min_length=1,
+        max_length=MAX_NAME,
+        pattern=r"^[a-z][a-z0-9-]*$",
+        description="For everybody the same: one that is taken is taken.",
+    )
+
+
+class Try(Input):
+    model_config = example(model="gpt-5.5")
+
+    model: str | None = Field(
+        default=None, min_length=1, max_length=200, description="The provider's default if left out."
+    )
+    background: bool = Field(
+        default=False,
+        description="Answer at once, with 202: the session's events tell how it goes, `agent.tested` how it went.",
+    )
+
+
+class StepView(Model):
+    model_config = example(name="sandbox", seconds=0.213, ok=True)
+
+    name: str = Field(description="sandbox, install, start or answer: from the end of the one before to its own.")
+    seconds: float
+    ok: bool
+
+
+class TrialView(Model):
+    """What came of a test."""
+
+    agent: str
+    session_id: str = Field(description="Of the session it was tried in, which is deleted; its events are kept.")
+    ok: bool
+    steps: list[StepView]
+    answer: str | None = Field(description="The beginning of what it said.")
+    error: str | None
+    error_code: str | None
+
+
+class TrialBegun(Model):
+    agent: str
+    session_id: str
+
+
+AS_IT_IS = Try()
+
+
+@router.get("/agents", name="agent.list")
+async def list_(caller: Caller, agents: Agents) -> AgentList:
+    """Those that come with the platform, those that are everybody's, and your own."""
+    return AgentList(items=[AgentView.of(one) for one in await agents.list(caller)])
+
+
+@router.post("/agents", name="agent.create", status_code=201, dependencies=[limited("create")])
+async def create(request: Request, caller: Caller, agents: Agents, body: NewAgent) -> AgentView:
+    """An agent of your own: any command line that speaks the Agent Client Protocol. What an administrator adds is everybody's."""
+    note(request, target=body.name)
+    return AgentView.of(await agents.create(caller, body.name, body.title, body.definition))
+
+
+@router.get("/agents/{agent_name}", name="agent.get")
+async def get(caller: Caller, agents: Agents, agent_name: AgentName) -> AgentView:
+    return AgentView.of(await agents.get(caller, agent_name))
+
+
+@router.put("/agents/{agent_name}", name="agent.update")
+async def update(caller: Caller, agents: Agents, agent_name: AgentName, body: ChangedAgent) -> AgentView:
+    """All of it is replaced. Processes that run go on as they were started."""
+    return AgentView.of(await agents.update(caller, agent_name, body.title, body.definition))
+
+
+@router.delete("/agents/{agent_name}", name="agent.delete", status_code=204)
+async def delete(caller: Caller, agents: Agents, agent_name: AgentName) -> None:
+    await agents.delete(caller, agent_name)
+
+
+@router.post(
+    "/agents/{agent_name}/test",
+    name="agent.test",
+    dependencies=[limited("create")],
+    response_model=TrialView,
+    responses={202: {"model": TrialBegun, "description": "It goes on in the background."}},
+)
+async def test(
+    request: Request, caller: Caller, trials: Trials, agent_name: AgentName, body: Try = AS_IT_IS
+) -> Response | TrialView:
+    """Have it say one word in a sandbox of its own. An install may take minutes. If you hang up, it goes on."""
+    session_id, trying = await trials.begin(caller, agent_name, model=body.model)
+    note(request, session=session_id)
+    if body.background:
+        begun = TrialBegun(agent=agent_name, session_id=session_id)
+        return JSONResponse(begun.model_dump(mode="json", by_alias=True), 202)
+    return TrialView.model_validate(await trials.wait(trying))

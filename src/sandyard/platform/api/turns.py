@@ -1,0 +1,223 @@
+"""Prompts to a session's agent, what became of them, and what the agent asks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.sessions import SessionId
+from sandyard.platform.api.trail import note
+from sandyard.platform.db import models
+from sandyard.platform.domain.agents import asks, turns
+from sandyard.platform.domain.agents.model import AskKind, AskStatus, Origin, TurnStatus
+from sandyard.platform.domain.agents.rows import HIDDEN
+
+router = APIRouter(tags=["turns"])
+Turns = Annotated[turns.Turns, part("turns")]
+Asks = Annotated[asks.Asks, part("asks")]
+TurnId = Annotated[str, id_in_path("turn", "trn_00mwi1cctnrcrsa8m4re")]
+AskId = Annotated[str, id_in_path("question", "ask_00mwi1cd0a1b2c3d4e5f")]
+MAX_PROMPT = 200_000
+
+
+class NewTurn(Input):
+    model_config = example(text="Please fix the login.")
+
+    text: str = Field(min_length=1, max_length=MAX_PROMPT)
+    model: str | None = Field(None, min_length=1, max_length=200, description="From this turn on.")
+    mode: str | None = Field(None, min_length=1, max_length=100, description="From this turn on.")
+    key: str | None = Field(
+        None,
+        min_length=1,
+        max_length=150,
+        pattern=r"^[A-Za-z0-9._:-]+$",
+        description="Sent again under the same key, it is the same turn.",
+    )
+
+
+class TurnView(Model):
+    model_config = example(
+        id="trn_00mwi1cctnrcrsa8m4re", sessionId="ses_00mwhnkz2f0a9s8d7f6g", number=1, status="running"
+    )
+
+    id: str
+    session_id: str
+    number: int
+    origin: Origin
+    user_id: str | None
+    prompt_id: str | None = Field(description="The message that it answers.")
+    model: str | None
+    mode: str | None
+    status: TurnStatus = Field(
+        description="waiting: the agent has asked a person. over_budget: it was stopped, because no more may be spent."
+    )
+    stop_reason: str | None = Field(description="As the agent says it.")
+    error: str | None
+    error_code: str | None
+    usage: dict[str, Any] = Field(description="models: counted by the platform; agent and context: as the agent says.")
+    queued_at: Instant
+    started_at: Instant | None
+    active_at: Instant | None = Field(description="When the agent was last seen to do something.")
+    stuck_at: Instant | None = Field(description="Since when it seems to do nothing.")
+    cancel_at: Instant | None = Field(description="When somebody asked for its end.")
+    finished_at: Instant | None
+
+    @classmethod
+    def of(cls, row: models.Turn) -> TurnView:
+        return cls.model_validate(row)
+
+
+class AgentStateView(Model):
+    """The newest life of the session's agent."""
+
+    model_config = example(agent="demo", status="ready", model=None)
+
+    agent: str | None
+    model: str | None
+    mode: str | None
+    status: Literal["none", "starting", "ready", "ended", "lost"]
+    run_id: str | None
+    sandbox_id: str | None
+    capabilities: dict[str, Any] = Field(description="What it said when it was greeted.")
+    options: dict[str, Any] = Field(description="Its modes, models, commands and other choices, as it last said.")
+    exit_code: int | None
+    error: str | None
+    error_code: str | None
+    started_at: Instant | None
+    ended_at: Instant | None
+
+    @classmethod
+    def of(cls, session: models.Session, run: models.AgentRun | None) -> AgentStateView:
+        if run is None:
+            blank = dict.fromkeys(("run_id", "exit_code", "error", "error_code", "started_at", "ended_at"))
+            return cls(
+                agent=session.agent,
+                model=session.model,
+                mode=session.mode,
+                status="none",
+                sandbox_id=session.sandbox_id,
+                capabilities={},
+                options={},
+                **blank,
+            )
+        options = {name: value for name, value in run.options.items() if name not in HIDDEN}
+        return cls.model_validate(
+            {
+                "agent": run.agent,
+                "model": run.model,
+                "mode": options.get("currentMode") or session.mode,
+                "status": run.status,
+                "run_id": run.id,
+                "sandbox_id": run.sandbox_id,
+                "capabilities": run.capabilities,
+                "options": options,
+                **{name: getattr(run, name) for name in ("exit_code", "error", "error_code", "started_at", "ended_at")},
+            }
+        )
+
+
+class AskView(Model):
+    model_config = example(id="ask_00mwi1cd0a1b2c3d4e5f", kind="permission", title="rm -rf build", status="pending")
+
+    id: str
+    session_id: str
+    turn_id: str | None
+    kind: AskKind
+    title: str
+    detail: dict[str, Any] = Field(description="`options` to choose from, the `toolCall`, or the `form` to fill in.")
+    status: AskStatus
+    answer: dict[str, Any] | None
+    decided_by: str | None = Field(description="person, policy, timeout or cancel.")
+    user_id: str | None
+    created_at: Instant
+    expires_at: Instant | None = Field(description="Refused then, if nobody answers.")
+    answered_at: Instant | None
+
+    @classmethod
+    def of(cls, row: models.Ask) -> AskView:
+        return cls.model_validate(row)
+
+
+class Answer(Input):
+    model_config = example(decision="allow")
+
+    option_id: str | None = Field(None, min_length=1, max_length=300, description="One of the agent's own options.")
+    decision: Literal["allow", "allow_always", "reject", "reject_always"] | None = Field(
+        None, description="The option that means this, whatever the agent calls it."
+    )
+    content: dict[str, Any] | None = Field(None, max_length=200, description="What was filled into a form.")
+
+
+@router.post("/sessions/{session_id}/turns", name="turn.create", status_code=202, dependencies=[limited("execute")])
+async def create(request: Request, caller: Caller, service: Turns, session_id: SessionId, body: NewTurn) -> TurnView:
+    """Prompt the session's agent. While it works on another prompt, this one waits for its turn."""
+    parts = [{"type": "text", "text": body.text}]
+    key = None if body.key is None else f"{session_id}:{body.key}"
+    turn = await service.prompt(caller, session_id, parts, key=key, model=body.model, mode=body.mode)
+    note(request, turn=turn.id)
+    return TurnView.of(turn)
+
+
+@router.get("/sessions/{session_id}/turns", name="turn.list")
+async def list_(caller: Caller, service: Turns, session_id: SessionId, page: Paging) -> Page[TurnView]:
+    """Newest first."""
+    return Page.of(await service.list(caller, session_id, page), TurnView.of)
+
+
+@router.get("/sessions/{session_id}/agent", name="session.agent")
+async def agent(caller: Caller, service: Turns, session_id: SessionId) -> AgentStateView:
+    """How the session's agent is, and what it can be set to. Never wakes it."""
+    return AgentStateView.of(*await service.agent(caller, session_id))
+
+
+@router.get("/turns/{turn_id}", name="turn.get")
+async def get(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
+    return TurnView.of(await service.get(caller, turn_id))
+
+
+@router.post("/turns/{turn_id}/cancel", name="turn.cancel", status_code=202)
+async def cancel(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
+    """Stop it. One that waits never begins; the agent of one that runs is asked to stop, and ended if it does not."""
+    return TurnView.of(await service.cancel(caller, turn_id))
+
+
+@router.post("/turns/{turn_id}/retry", name="turn.retry", status_code=202, dependencies=[limited("execute")])
+async def retry(request: Request, caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
+    """The same prompt as a new turn."""
+    turn = await service.retry(caller, turn_id)
+    note(request, turn=turn.id)
+    return TurnView.of(turn)
+
+
+@router.get("/asks", name="ask.list")
+async def list_asks(
+    caller: Caller,
+    service: Asks,
+    page: Paging,
+    session_id: Annotated[str | None, Query(alias="sessionId", max_length=40)] = None,
+    task_id: Annotated[str | None, Query(alias="taskId", max_length=40)] = None,
+    status: AskStatus | None = None,
+) -> Page[AskView]:
+    """What agents have asked, newest first: permissions and questions."""
+    found = await service.list(caller, page, session_id=session_id, task_id=task_id, status=status)
+    return Page.of(found, AskView.of)
+
+
+@router.get("/asks/{ask_id}", name="ask.get")
+async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
+    return AskView.of(await service.get(caller, ask_id))
+
+
+@router.post("/asks/{ask_id}/answer", name="ask.answer")
+async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId, body: Answer) -> AskView:
+    """With one of optionId, decision or content. The agent goes on, and is woken for that."""
+    ask = await service.answer(caller, ask_id, option_id=body.option_id, decision=body.decision, content=body.content)
+    note(request, session=ask.session_id, decision=body.decision, option=body.option_id)
+    return AskView.of(ask)

@@ -1,0 +1,109 @@
+"""What people do with what agents ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import AgentRun, Ask, Session
+from sandyard.platform.domain.agents import asking
+from sandyard.platform.domain.agents.errors import AskOverError
+from sandyard.platform.domain.agents.model import AskKind, AskStatus
+from sandyard.platform.domain.agents.policy import Decision, choose
+from sandyard.platform.domain.agents.rows import locked
+from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.users.model import Principal
+
+
+class Asks:
+    def __init__(self, database: Database, turns: Turns) -> None:
+        self._database = database
+        self._turns = turns
+
+    async def get(self, caller: Principal, ask_id: str) -> Ask:
+        async with self._database.reading() as session:
+            query = select(Ask).join(Session, Session.id == Ask.session_id)
+            ask = (await session.scalars(query.where(Ask.id == ask_id, sessions_visible_to(caller)))).first()
+        if ask is None:
+            raise NotFoundError(f"Nothing is asked under {ask_id[:60]!r}.")
+        return ask
+
+    async def list(
+        self,
+        caller: Principal,
+        page: PageRequest,
+        *,
+        session_id: str | None = None,
+        task_id: str | None = None,
+        status: AskStatus | None = None,
+    ) -> Listing[Ask]:
+        query = select(Ask).join(Session, Session.id == Ask.session_id).where(sessions_visible_to(caller))
+        if session_id is not None:
+            query = query.where(Ask.session_id == session_id)
+        if task_id is not None:
+            query = query.where(Session.task_id == task_id)
+        if status is not None:
+            query = query.where(Ask.status == status)
+        async with self._database.reading() as session:
+            return await newest_first(session, query, Ask.id, page)
+
+    async def answer(
+        self,
+        caller: Principal,
+        ask_id: str,
+        *,
+        option_id: str | None = None,
+        decision: Decision | None = None,
+        content: dict[str, Any] | None = None,
+    ) -> Ask:
+        """One of: an option of the agent's, a decision, or what was filled into a form. AskOverError when it is too late. The agent
+        is woken for it."""
+        _check(await self.get(caller, ask_id), option_id, decision, content)
+        async with self._database.transaction() as tx:
+            ask = await tx.session.get(Ask, ask_id)
+            found = await locked(tx, ask.turn_id) if ask is not None and ask.turn_id is not None else None
+            ask = await tx.session.get(Ask, ask_id, with_for_update=True, populate_existing=True)
+            if ask is None or found is None or ask.status != AskStatus.PENDING:
+                raise AskOverError
+            row, _, turn = found
+            run = await tx.session.get(AgentRun, ask.run_id, with_for_update=True)
+            asking.close(
+                tx,
+                row,
+                run,
+                ask,
+                AskStatus.ANSWERED,
+                by="person",
+                decision=decision,
+                option_id=option_id,
+                content=content,
+                caller=caller,
+            )
+            await asking.go_on(tx, row, turn)
+            stop = ask.detail.get("by") == asking.PLATFORM and (ask.answer or {}).get("optionId") == "stop"
+        if stop and ask.turn_id is not None:
+            await self._turns.cancel(caller, ask.turn_id)
+        self._turns.nudge(ask.session_id)
+        return ask
+
+
+def _check(ask: Ask, option_id: str | None, decision: Decision | None, content: dict[str, Any] | None) -> None:
+    """InvalidInputError says what this one can be answered with."""
+    options: list[dict[str, Any]] = ask.detail.get("options") or []
+    names = ", ".join(repr(one["optionId"]) for one in options)
+    if sum(one is not None for one in (option_id, decision, content)) != 1:
+        raise InvalidInputError("Answer with one of optionId, decision or content.")
+    form = ask.kind == AskKind.QUESTION and ask.detail.get("by") != asking.PLATFORM
+    if content is not None and not form:
+        raise InvalidInputError("content: this is no form. Answer with optionId or decision.")
+    if form and (option_id is not None or decision in ("allow", "allow_always")):
+        raise InvalidInputError("This is a form: answer with content, or refuse with decision: reject.")
+    if option_id is not None and all(one["optionId"] != option_id for one in options):
+        raise InvalidInputError(f"optionId: there is no such option. There are: {names}.")
+    if not form and decision in ("allow", "allow_always") and choose(options, decision) is None:
+        raise InvalidInputError(f"decision: the agent offers nothing like that. There are: {names}.")

@@ -1,0 +1,247 @@
+"""The two halves of an agent's journal in its sandbox: what it says is read from its output, what is said to it is written to a file.
+
+The process runs under the relay for commands, which keeps its output. Its input is a file that `tail` reads to it: line after
+line at its own place, so that to write one twice does no harm. Both outlive the platform, the engine and a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import cast
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.models import AgentInput
+from sandyard.platform.domain.agents.ports import Desk
+from sandyard.platform.domain.agents.wire import Lines
+from sandyard.platform.domain.sandboxes.e2b import (
+    Ended,
+    EngineError,
+    Output,
+    SandboxNotFoundError,
+    Started,
+    Stream,
+)
+from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
+
+log = get_logger(__name__)
+
+BATCH_S = 0.1
+RETRY_S = 1.0
+HELD = 8 << 20
+"""Bytes of output that may wait for the database before no more are read."""
+PIECE = 90_000
+"""Of input written at once: it has to fit into an argument."""
+INTERVAL_S = 0.04
+"""How often `tail` looks into the journal: it does not trust the kernel to tell it on an overlay file system."""
+TAIL = 16 << 10
+AWAY = 503
+"""The status of errors that say: the database is busy or away."""
+_WRITE = """set -o pipefail; umask 077
+have=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
+[ "$have" -ge "$2" ] || exit 3
+printf %s "$3" | dd of="$1" bs=1M iflag=fullblock oflag=seek_bytes seek="$2" conv=notrunc status=none"""
+_HOLE = 3
+
+Taker = Callable[[Sequence[tuple[int, bytes]], int], Awaitable[None]]
+"""Gets lines with the places where they end, and how far all was read."""
+
+
+def input_path(run_id: str) -> str:
+    return f"/tmp/.sandyard-{run_id}.in"  # noqa: S108 - in the sandbox
+
+
+def command(run_id: str, argv: Sequence[str], first: str) -> str:
+    """The line of shell that runs an agent with its journal as its input; `first` is what it is told at once."""
+    path = shlex.quote(input_path(run_id))
+    return (
+        f"[ -s {path} ] || (umask 077; printf %s {shlex.quote(first)} >{path})\n"
+        f"exec {shlex.join(argv)} < <(exec tail -c +1 -s {INTERVAL_S} -f --pid=$$ {path} 2>/dev/null)"
+    )
+
+
+class Inputs:
+    """Delivers what was decided to be said, in its order. `nudge` when there is more."""
+
+    def __init__(self, desk: Desk, run_id: str, sandbox_id: str) -> None:
+        self._desk = desk
+        self._run_id = run_id
+        self._sandbox_id = sandbox_id
+        self._more = asyncio.Event()
+        self.delivered: int | None = None  # None: nobody knows
+
+    def nudge(self) -> None:
+        self._more.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled, or the sandbox is gone. Wakes the sandbox when there is something to say."""
+        self._more.set()
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            try:
+                await self._deliver()
+            except SandboxNotFoundError:
+                return
+            except SandyardError as error:
+                row = await self._desk.lifecycle.rows.get(self._sandbox_id)
+                if row.status in ("error", "destroyed"):
+                    return
+                log.warning("agent_input_not_delivered", run=self._run_id, reason=error.message)
+                self._more.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _deliver(self) -> None:
+        async with self._desk.database.reading() as session:
+            query = select(AgentInput).where(AgentInput.run_id == self._run_id).order_by(AgentInput.position)
+            if self.delivered is not None:
+                query = query.where(AgentInput.position >= self.delivered)
+            rows = list(await session.scalars(query))
+        if not rows:
+            return
+        sandbox = await self._desk.lifecycle.rows.get(self._sandbox_id)
+        await self._desk.lifecycle.call(sandbox, lambda engine_id: self._write(engine_id, rows))
+
+    async def _write(self, engine_id: str, rows: Sequence[AgentInput]) -> None:
+        engine, path = self._desk.lifecycle.engine, input_path(self._run_id)
+        if self.delivered is None:
+            ran = await engine.run(engine_id, ["stat", "-c", "%s", "--", path], idempotent=True)
+            told = ran.stdout.strip()
+            self.delivered = int(told) if ran.exit_code == 0 and told.isdigit() else 0
+        start, text = rows[0].position, "".join(row.line for row in rows)
+        end = start + len(text)
+        while self.delivered < end:
+            at = max(self.delivered, start)
+            piece = text[at - start : at - start + PIECE]
+            words = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece]
+            ran = await engine.run(engine_id, words, idempotent=True)
+            if ran.exit_code == _HOLE:
+                self.delivered = None
+                raise EngineError("What was said to the agent before is no longer in the sandbox.")
+            if ran.exit_code != 0:
+                raise EngineError(f"The sandbox could not keep what the agent is told: {ran.stderr[-300:]}")
+            self.delivered = at + len(piece)
+
+
+class Outputs:
+    """Reads what an agent says, keeps its bytes, and hands its lines on in batches."""
+
+    def __init__(self, desk: Desk, run_id: str, consumed: int, take: Taker) -> None:
+        self._desk = desk
+        self._run_id = run_id
+        self._take = take
+        self._lines = Lines(consumed)
+        self._ready: list[tuple[int, bytes]] = []
+        self._raw: dict[str, list[tuple[int, bytes]]] = {STDOUT: [], STDERR: []}
+        self._held = 0
+        self._errors = 0  # bytes of standard error known here
+        self._flushing = asyncio.Lock()
+        self._news, self._urgent = asyncio.Event(), asyncio.Event()
+        self._last = 0.0
+        self.heard = 0.0
+        """When something came, by the loop's clock."""
+        self.tail = b""
+
+    async def begin(self) -> None:
+        self._errors = await self._desk.files.size(self._run_id, STDERR)
+        # what is kept beyond what was taken is the same bytes as will come again: nothing has to be cut off
+        await self._desk.files.begin(self._run_id, {STDOUT: sys.maxsize, STDERR: sys.maxsize})
+        self.tail = await self._desk.files.read(self._run_id, STDERR, max(0, self._errors - TAIL), TAIL)
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        return self._lines.seen, self._errors
+
+    async def read(
+        self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
+    ) -> Ended | None:
+        """Its end, when that was seen."""
+        loop = asyncio.get_running_loop()
+        flusher = loop.create_task(self._flusher())
+        try:
+            async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
+                async for event in stream:
+                    if flusher.done():
+                        flusher.result()  # raises what made it end
+                    if isinstance(event, Output):
+                        self.heard = loop.time()
+                        self._add(event)
+                        if self._held > HELD:
+                            await self.flush()
+                    elif isinstance(event, Started):
+                        started(event)
+                    else:
+                        await self.flush()
+                        return event
+        finally:
+            async with self._flushing:  # not in the middle of a batch
+                flusher.cancel()
+            await asyncio.wait((flusher,))
+        await self.flush()
+        return None
+
+    def _add(self, event: Output) -> None:
+        if event.stream is Stream.STDERR:
+            fresh = event.data[max(0, self._errors - event.offset) :]
+            self._keep(STDERR, self._errors, fresh)
+            self._errors += len(fresh)
+            self.tail = (self.tail + fresh)[-TAIL:]
+        else:
+            seen = self._lines.seen
+            fresh = event.data[max(0, seen - event.offset) :]
+            if not fresh:
+                return
+            self._keep(STDOUT, seen, fresh)
+            lines = self._lines.feed(fresh)
+            self._ready += lines
+            if any(b'"id"' in line for _, line in lines):
+                self._urgent.set()
+        self._news.set()
+
+    def _keep(self, stream: str, offset: int, data: bytes) -> None:
+        room = self._desk.settings.output_kept - offset
+        if room > 0 and data:
+            self._raw[stream].append((offset, data[:room]))
+        self._held += len(data)
+
+    async def _flusher(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._news.wait()
+            wait = self._last + BATCH_S - loop.time()
+            if wait > 0 and not self._urgent.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._urgent.wait(), wait)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Keep what came, and take what it says. Tries on while the database is away."""
+        async with self._flushing:
+            self._news.clear()
+            self._urgent.clear()
+            self._last = asyncio.get_running_loop().time()
+            # first of all: what comes while this is written is not kept yet, and must not count as taken
+            lines, consumed = list(self._ready), self._lines.consumed
+            for stream, pieces in self._raw.items():
+                if pieces:
+                    count, data = len(pieces), b"".join(piece for _, piece in pieces)
+                    await self._desk.files.write(self._run_id, stream, pieces[0][0], data)
+                    del pieces[:count]
+            while lines:
+                try:
+                    await self._take(lines, consumed)
+                except SandyardError as error:
+                    if error.status != AWAY:
+                        raise
+                    log.warning("agent_output_waits", run=self._run_id, reason=error.message)
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    break
+            del self._ready[: len(lines)]
+            self._held = 0

@@ -1,0 +1,319 @@
+"""What an agent has said becomes rows: all effects of a batch of lines, and how far it was read, in one transaction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+from sqlalchemy import select, update
+
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
+from sandyard.platform.domain.agents import asking, ending, steps, wire
+from sandyard.platform.domain.agents.errors import AgentFailedError
+from sandyard.platform.domain.agents.model import AskStatus, RunStatus
+from sandyard.platform.domain.agents.ports import Desk
+from sandyard.platform.domain.agents.rows import Scene, about, about_turn, answered, last_message, pending, say, turn_of
+from sandyard.platform.domain.agents.transcript import Entry, Transcript, bounded, deltas, shown
+from sandyard.platform.domain.sandboxes.model import utc_now
+
+DELTAS = 16
+"""Events for the growth of one message in one batch; of more it is only said that it has grown."""
+
+
+class RunGoneError(SandyardError):
+    """The agent's session was deleted."""
+
+    code, status = "run_gone", 410
+
+
+class RunBrokenError(SandyardError):
+    """The agent could not be used."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.reason = code
+
+
+class Consumer:
+    """For one run. `take` and `over` raise what the database raises, and may then be called again with the same."""
+
+    def __init__(self, desk: Desk, run_id: str) -> None:
+        self._desk = desk
+        self._run_id = run_id
+        self._transcript: Transcript | None = None
+        self._turn_id: str | None = None
+
+    async def take(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> int:
+        """How many bytes there are by now to be said to it. RunBrokenError: what it said was taken, and it has to be ended."""
+        incoming = [(end, told) for end, line in lines if (told := wire.parse(line)) is not None]
+        usage = await self._usage() if any(isinstance(one, wire.Answer | wire.Refusal) for _, one in incoming) else {}
+        broken: RunBrokenError | None = None
+        try:
+            async with self._desk.database.transaction() as tx:
+                batch = await self._begin(tx, usage)
+                if batch.run.consumed >= consumed:
+                    return batch.run.sent
+                for end, one in incoming:
+                    if end <= batch.run.consumed:
+                        continue  # another one, who was cut off, has taken it
+                    try:
+                        await batch.handle(one)
+                    except RunBrokenError as error:
+                        broken = error
+                        break
+                await batch.write()
+                if batch.turn is not None and batch.run.status == RunStatus.READY:
+                    await steps.advance(tx, batch.session, batch.run, batch.turn)
+                batch.run.consumed = consumed
+        except BaseException:
+            self._transcript = None  # what it holds may not be written
+            raise
+        batch.transcript.settled()
+        if broken is not None:
+            raise broken
+        return batch.run.sent
+
+    async def over(
+        self,
+        *,
+        status: RunStatus,
+        exit_code: int | None = None,
+        error: str | None = None,
+        code: str | None = None,
+        stderr: str = "",
+    ) -> None:
+        """The run has ended."""
+        usage = await self._usage()
+        async with self._desk.database.transaction() as tx:
+            run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
+            session = await tx.session.get(Session, run.session_id) if run is not None else None
+            if run is None or session is None:
+                return
+            turn = await turn_of(tx.session, run, to_change=True)
+            await ending.run_over(
+                tx,
+                session,
+                run,
+                turn,
+                status=status,
+                exit_code=exit_code,
+                error=error,
+                code=code,
+                stderr=stderr,
+                usage=usage,
+            )
+
+    async def _begin(self, tx: Transaction, usage: dict[str, Any]) -> _Batch:
+        run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
+        session = await tx.session.get(Session, run.session_id) if run is not None else None
+        if run is None or session is None:
+            raise RunGoneError
+        turn = await turn_of(tx.session, run, to_change=True)
+        if self._transcript is None or (turn is not None and turn.id != self._turn_id):
+            self._turn_id = turn.id if turn is not None else None
+            self._transcript = await _load(tx, session, self._turn_id)
+        return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage)
+
+    async def _usage(self) -> dict[str, Any]:
+        async with self._desk.database.reading() as session:
+            run = await session.get(AgentRun, self._run_id)
+            turn = await turn_of(session, run) if run is not None else None
+        if turn is None or turn.request is None:
+            return {}
+        return {"models": as_dict(await self._desk.models.usage(turn_id=turn.id))}
+
+
+def as_dict(spent: Any) -> dict[str, Any]:
+    """As the API shows it."""
+    if not dataclasses.is_dataclass(spent) or isinstance(spent, type):
+        return {}
+    return {to_camel(name): value for name, value in dataclasses.asdict(spent).items()}
+
+
+async def _load(tx: Transaction, session: Session, turn_id: str | None) -> Transcript:
+    known: list[tuple[str, dict[str, Any]]] = []
+    if turn_id is not None:
+        query = select(Message).where(Message.turn_id == turn_id, Message.role == "agent").order_by(Message.id)
+        known = [(row.id, row.parts[0]) for row in await tx.session.scalars(query) if row.parts]
+    return Transcript(await last_message(tx.session, session.id), known)
+
+
+@dataclasses.dataclass(slots=True)
+class _Batch:
+    tx: Transaction
+    session: Session
+    run: AgentRun
+    turn: Turn | None
+    transcript: Transcript
+    turn_id: str | None  # to which messages belong: of the turn, or the one that was
+    usage: dict[str, Any]
+
+    async def handle(self, told: wire.Incoming) -> None:
+        if isinstance(told, wire.Notice):
+            if told.method == "session/update":
+                self._update(told.params)
+            elif told.method == "$/cancel_request":
+                await self._withdrawn(told.params)
+        elif isinstance(told, wire.Request):
+            await self._request(told)
+        else:
+            await self._answer(told)
+        self._alive()
+
+    def _scene(self, turn: Turn) -> Scene:
+        return Scene(self.tx, self.session, self.run, turn)
+
+    def _alive(self) -> None:
+        if self.turn is None:
+            return
+        self.turn.active_at = utc_now()
+        if self.turn.stuck_at is not None and self.turn.error_code != steps.WAKING:
+            self.turn.stuck_at = None
+            self.tx.emit("turn.unstuck", **about(self.session), **about_turn(self.turn))
+
+    def _update(self, params: dict[str, Any]) -> None:
+        update = params.get("update")
+        if not isinstance(update, dict):
+            return
+        replay = "session/load" in pending(self.run)  # what is here already
+        if replay and update.get("sessionUpdate") not in _FACTS:
+            return
+        facts = self.transcript.apply(update)
+        if facts is None:
+            return
+        if facts.options:
+            self.run.options = {**self.run.options, **facts.options}
+        if facts.usage and self.turn is not None:
+            self.turn.usage = {**self.turn.usage, **facts.usage}
+
+    async def _request(self, request: wire.Request) -> None:
+        if request.method not in (asking.PERMISSION, asking.QUESTION):
+            say(self.tx, self.run, wire.refuse(request.key, wire.METHOD_NOT_FOUND, "The client cannot do this."))
+            return
+        query = select(Ask.id).where(Ask.run_id == self.run.id, Ask.request == request.key)
+        if (await self.tx.session.scalars(query)).first() is not None:
+            say(self.tx, self.run, wire.refuse(request.key, -32600, "This id was used before."))
+        elif request.method == asking.PERMISSION:
+            if self.turn is None or self.turn.cancel_at is not None:
+                say(self.tx, self.run, wire.answer(request.key, {"outcome": {"outcome": "cancelled"}}))
+                return
+            await self.write()
+            call = request.params.get("toolCall")
+            known = self.transcript.call(call.get("toolCallId")) if isinstance(call, dict) else {}
+            await asking.open_permission(self._scene(self.turn), request, known)
+        elif self.turn is None or self.turn.cancel_at is not None or request.params.get("mode", "form") != "form":
+            say(self.tx, self.run, wire.answer(request.key, {"action": "cancel"}))
+        else:
+            await self.write()
+            await asking.open_question(self._scene(self.turn), request)
+
+    async def _withdrawn(self, params: dict[str, Any]) -> None:
+        """The agent no longer wants to know."""
+        if self.turn is None:
+            return
+        for ask in await asking.pending_of(self.tx, self.turn):
+            if ask.run_id == self.run.id and ask.request == wire.key_of(params.get("requestId")):
+                asking.close(self.tx, self.session, self.run, ask, AskStatus.CANCELLED, by="cancel")
+        await asking.go_on(self.tx, self.session, self.turn)
+
+    async def _answer(self, told: wire.Answer | wire.Refusal) -> None:
+        method = answered(self.run, told.id)
+        if method is None:
+            return
+        if method == "session/prompt":
+            if self.turn is not None and self.turn.request == told.id:
+                await self.write()
+                await self._prompted(self.turn, told)
+        elif isinstance(told, wire.Refusal):
+            await self._denied(method, told)
+        elif method == "initialize":
+            try:
+                await steps.greeted(self.tx, self.run, told.result)
+            except SandyardError as error:
+                raise RunBrokenError(error.message, error.code) from None
+        elif method == "authenticate":
+            await steps.open_session(self.tx, self.run)
+        elif method in ("session/new", "session/load", "session/resume"):
+            fresh = method == "session/new"
+            steps.opened(self.tx, self.session, self.run, told.result, fresh=fresh)
+        elif method == "session/set_config_option":
+            self.run.options = {**self.run.options, **steps.session_options(told.result)}
+
+    async def _prompted(self, turn: Turn, told: wire.Answer | wire.Refusal) -> None:
+        usage = self.usage
+        if isinstance(told, wire.Answer) and isinstance(told.result.get("usage"), dict):
+            usage = {**usage, "agent": bounded(told.result["usage"], 4000)}
+        if turn.error_code == steps.WAKING and turn.cancel_at is None:
+            turn.request = turn.stuck_at = None  # `advance` tells it to go on
+            self.tx.emit("turn.unstuck", **about(self.session), **about_turn(turn))
+        elif isinstance(told, wire.Refusal):
+            await ending.refused(self._scene(turn), told.message, usage)
+            self.turn = None
+        else:
+            reason = str(told.result.get("stopReason") or "end_turn")[:100]
+            await ending.answered(self._scene(turn), reason, usage)
+            self.turn = None
+
+    async def _denied(self, method: str, told: wire.Refusal) -> None:
+        if method in ("session/load", "session/resume"):
+            await steps.open_session(self.tx, self.run, anew=True)
+        elif method in ("session/set_mode", "session/set_config_option"):
+            if self.turn is not None:
+                await ending.notice(
+                    self.tx,
+                    self.session,
+                    self.turn,
+                    "not_set",
+                    f"The agent did not change its mode or model: {told.message}",
+                )
+        else:
+            words = {"initialize": "be greeted", "authenticate": "be authenticated"}.get(method, "begin a session")
+            raise RunBrokenError(f"The agent refused to {words}: {told.message}", AgentFailedError.code)
+
+    # messages ------------------------------------------------------------------------------------------------------------
+
+    async def write(self) -> None:
+        for entry in self.transcript.changes():
+            if entry.new:
+                self._create(entry)
+                entry.new = False
+            else:
+                await self._grow(entry)
+            entry.delta, entry.changed = "", False
+
+    def _create(self, entry: Entry) -> None:
+        part, rest = shown(entry.part), list[str]()
+        if entry.delta and len(pieces := deltas(entry.delta)) <= DELTAS:
+            part, rest = {**entry.part, "text": pieces[0]}, list(pieces[1:])
+        row = Message(
+            id=entry.id,
+            session_id=self.session.id,
+            turn_id=self.turn_id,
+            role="agent",
+            parts=[entry.part],
+            created_at=utc_now(),
+        )
+        self.tx.add(row)
+        self._emit("message.created", entry, role="agent", by=self.run.agent, part=part)
+        for piece in rest:
+            self._emit("message.delta", entry, text=piece)
+
+    async def _grow(self, entry: Entry) -> None:
+        changed = update(Message).where(Message.id == entry.id).values(parts=[entry.part], updated_at=utc_now())
+        await self.tx.session.execute(changed)
+        pieces = deltas(entry.delta)
+        if entry.delta and len(pieces) <= DELTAS:
+            for piece in pieces:
+                self._emit("message.delta", entry, text=piece)
+        else:
+            self._emit("message.updated", entry, part=shown(entry.part))
+
+    def _emit(self, kind: str, entry: Entry, **data: Any) -> None:
+        self.tx.emit(kind, **about(self.session), messageId=entry.id, turnId=self.turn_id, **data)
+
+
+_FACTS = frozenset(("current_mode_update", "config_option_update", "available_commands_update", "usage_update"))

@@ -1,0 +1,143 @@
+"""The program: `python3 FILE`, which speaks ACP on its standard input and output."""
+
+# Old Pythons.
+# ruff: noqa: UP037
+
+import os
+import signal
+from typing import Any, Callable  # noqa: UP035
+
+from . import files
+from .conversation import Conversation, known
+from .peer import INVALID_PARAMS, INVALID_REQUEST, NOT_FOUND, Peer, RpcError
+from .turn import Turn
+
+PROTOCOL = 1
+VERSION = "1"
+TITLE = "Demo agent (no model)"
+
+
+class Agent:
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._client: "dict[str, Any]" = {}
+        self._conversations: "dict[str, Conversation]" = {}
+        peer.quick.update(
+            {
+                "initialize": self._initialize,
+                "authenticate": lambda params: {},
+                "session/new": self._new,
+                "session/load": lambda params: self._again(params, replay=True),
+                "session/resume": lambda params: self._again(params, replay=False),
+                "session/set_mode": self._set_mode,
+                "session/close": self._close,
+            }
+        )
+        peer.slow["session/prompt"] = self._prompt
+        peer.notified["session/cancel"] = lambda params: self._known(params).cancel()
+
+    def _initialize(self, params: "dict[str, Any]") -> "dict[str, Any]":
+        capabilities = params.get("clientCapabilities")
+        self._client = capabilities if isinstance(capabilities, dict) else {}
+        return {
+            "protocolVersion": PROTOCOL,
+            "agentInfo": {"name": "sandyard-demo", "title": TITLE, "version": VERSION},
+            "agentCapabilities": {
+                "loadSession": True,
+                "promptCapabilities": {"embeddedContext": True},
+                "sessionCapabilities": {"resume": {}, "close": {}},
+            },
+            "authMethods": [],
+        }
+
+    def _new(self, params: "dict[str, Any]") -> "dict[str, Any]":
+        conversation = Conversation(self._peer, _folder(params))
+        self._conversations[conversation.name] = conversation
+        conversation.keep({"folder": conversation.folder})
+        return {"sessionId": conversation.name, "modes": conversation.modes()}
+
+    def _again(self, params: "dict[str, Any]", *, replay: bool) -> "dict[str, Any]":
+        name = known(params.get("sessionId"))
+        there = self._conversations.get(name)
+        if there is not None and there.busy:
+            raise RpcError(INVALID_REQUEST, "A turn of this session is under way.")
+        conversation = Conversation(self._peer, _folder(params), name)
+        conversation.recall(replay=replay)
+        self._conversations[name] = conversation
+        return {"modes": conversation.modes()}
+
+    def _set_mode(self, params: "dict[str, Any]") -> "dict[str, Any]":
+        self._known(params).change_mode(params.get("modeId"))
+        return {}
+
+    def _close(self, params: "dict[str, Any]") -> "dict[str, Any]":
+        self._known(params).cancel()
+        del self._conversations[params["sessionId"]]
+        return {}
+
+    def _prompt(self, params: "dict[str, Any]") -> "Callable[[], dict[str, Any]]":
+        conversation = self._known(params)
+        texts = _texts(params.get("prompt"))
+        if conversation.busy:
+            raise RpcError(INVALID_REQUEST, "A turn of this session is under way.")
+        conversation.busy = True
+        conversation.cancelled.clear()
+
+        def work() -> "dict[str, Any]":
+            try:
+                for text in texts:
+                    said = {"sessionUpdate": "user_message_chunk", "content": {"type": "text", "text": text}}
+                    conversation.keep({"update": said})
+                return {"stopReason": Turn(conversation, self._client).run(texts)}
+            finally:
+                conversation.busy = False
+
+        return work
+
+    def _known(self, params: "dict[str, Any]") -> Conversation:
+        conversation = self._conversations.get(known(params.get("sessionId")))
+        if conversation is None:
+            raise RpcError(NOT_FOUND, "This session is not open: load it first.")
+        return conversation
+
+
+def _folder(params: "dict[str, Any]") -> str:
+    folder = params.get("cwd")
+    if not isinstance(folder, str):
+        raise RpcError(INVALID_PARAMS, "A session has a working folder, `cwd`.")
+    return folder
+
+
+def _texts(blocks: Any) -> "list[str]":
+    """What a prompt says, and the text of what is embedded in it."""
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise RpcError(INVALID_PARAMS, "A prompt is a list of blocks.")
+    texts: "list[str]" = []
+    for block in blocks:
+        resource = block.get("resource")
+        found = resource.get("text") if isinstance(resource, dict) else block.get("text")
+        if isinstance(found, str):
+            texts.append(found)
+    return texts
+
+
+def main() -> None:
+    peer = Peer()
+    Agent(peer)
+
+    def end(number: int, frame: Any) -> None:
+        if not peer.frozen.is_set():
+            files.end_all()
+            os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    try:
+        peer.serve()
+    finally:
+        files.end_all()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

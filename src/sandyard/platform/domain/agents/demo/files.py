@@ -1,0 +1,165 @@
+"""The demo agent's hands: files below one folder, and commands in it."""
+
+# Old Pythons, plain os calls.
+# ruff: noqa: PTH103, PTH107, PTH111, PTH113, PTH118, PTH119, PTH120, PTH123, PTH202, PTH206
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from threading import Event
+from typing import Any, Callable  # noqa: UP035
+
+LARGEST = 8 << 20
+KEPT = 32 << 10
+"""Of a command's output, so much of its beginning and so much of its end."""
+LINGER = 0.3
+"""How long after a command's end those it has left behind may still write."""
+GRACE = 2.0
+_running: "set[int]" = set()
+
+
+class WorkError(Exception):
+    """A sentence for whoever reads the transcript."""
+
+
+def inside(folder: str, path: str) -> str:
+    """The whole path. WorkError for one that leads out of the folder, or into the repository's own files."""
+    root = os.path.realpath(folder)
+    whole = os.path.join(root, os.path.expanduser(path) if path.startswith("~") else path)
+    if path.endswith("/") or "\0" in path:
+        raise WorkError(repr(path) + " is not the name of a file.")
+    parent = os.path.realpath(os.path.dirname(whole))
+    final = os.path.join(parent, os.path.basename(whole))
+    real = os.path.realpath(final)
+    if os.path.basename(whole) in ("", ".", "..") or not all(_below(root, one) for one in (final, real)):
+        raise WorkError(repr(path) + " is outside of the working folder, where I do nothing.")
+    if ".git" in os.path.relpath(real, root).split(os.sep):
+        raise WorkError(repr(path) + " belongs to git, which I leave alone.")
+    return final
+
+
+def _below(root: str, path: str) -> bool:
+    return path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def content(path: str) -> "str | None":
+    """None: there is no such file. Bytes that are no UTF-8 survive being written back."""
+    try:
+        if not os.path.isfile(path):
+            if os.path.lexists(path):
+                raise WorkError(repr(path) + " is not a file.")
+            return None
+        if os.path.getsize(path) > LARGEST:
+            raise WorkError(repr(path) + " is larger than 8 MiB, which is too much for me.")
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            return file.read()
+    except OSError as error:
+        raise _failed(path, error) from None
+
+
+def write(path: str, text: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        raise _failed(path, error) from None
+
+
+def remove(path: str) -> None:
+    try:
+        os.remove(path)
+    except OSError as error:
+        raise _failed(path, error) from None
+
+
+def _failed(path: str, error: OSError) -> WorkError:
+    return WorkError(repr(path) + ": " + (error.strerror or str(error)) + ".")
+
+
+class Output:
+    """The beginning and the end of what a command says."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._tail = b""
+        self._lost = 0
+
+    def add(self, data: bytes) -> None:
+        room = KEPT - len(self._head)
+        self._head += data[:room] if room > 0 else b""
+        self._tail += data[room:] if room > 0 else data
+        if len(self._tail) > KEPT:
+            self._lost += len(self._tail) - KEPT
+            self._tail = self._tail[-KEPT:]
+
+    @property
+    def text(self) -> str:
+        gap = ("\n… " + str(self._lost) + " bytes left out …\n").encode("utf-8") if self._lost else b""
+        return (self._head + gap + self._tail).decode("utf-8", "replace")
+
+
+def run(
+    argv: "list[str]", folder: str, cancelled: Event, progress: "Callable[[str], None]", envs: "dict[str, str]"
+) -> "tuple[int, str]":
+    """Its exit code and output. Without an input; ended with its children when it is cancelled."""
+    environment = dict(os.environ, **envs)
+    try:
+        child: Any = subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _failed(argv[0], error) from None
+    _running.add(child.pid)
+    try:
+        return _followed(child, cancelled, progress)
+    finally:
+        _running.discard(child.pid)
+        child.stdout.close()
+
+
+def _followed(child: Any, cancelled: Event, progress: "Callable[[str], None]") -> "tuple[int, str]":
+    output, said, told, ended, asked = Output(), False, time.monotonic(), 0.0, 0.0
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            now = time.monotonic()
+            if selector.select(0.05):
+                data = os.read(child.stdout.fileno(), 65536)
+                if not data:
+                    break
+                output.add(data)
+                said = True
+            if said and now - told > 0.5:
+                progress(output.text)
+                said, told = False, now
+            if cancelled.is_set() and (not asked or now - asked > GRACE):
+                _signal(child.pid, signal.SIGKILL if asked else signal.SIGTERM)
+                asked = asked or now
+            if child.poll() is not None:
+                ended = ended or now
+                if now - ended > LINGER:
+                    break
+    while child.poll() is None:  # it has closed its output, and works on
+        if cancelled.wait(0.05):
+            _signal(child.pid, signal.SIGKILL)
+    return child.returncode, output.text
+
+
+def end_all() -> None:
+    for pid in list(_running):
+        _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, number)

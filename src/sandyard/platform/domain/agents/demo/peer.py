@@ -1,0 +1,144 @@
+"""JSON-RPC in lines over standard input and output, both ways."""
+
+# Old Pythons.
+# ruff: noqa: UP037
+
+import json
+import os
+import sys
+import threading
+from typing import Any, Callable  # noqa: UP035
+
+LONGEST = 50 << 20
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
+NOT_FOUND = -32002
+
+
+class RpcError(Exception):
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Peer:
+    """`quick` methods are answered before the next line is read. Of `slow` ones only the beginning is made before it: what they
+    give back does the work, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.quick: "dict[str, Callable[[dict[str, Any]], Any]]" = {}
+        self.slow: "dict[str, Callable[[dict[str, Any]], Callable[[], Any]]]" = {}
+        self.notified: "dict[str, Callable[[dict[str, Any]], None]]" = {}
+        self.frozen = threading.Event()
+        self._input = os.fdopen(os.dup(0), "rb", 1 << 16)
+        self._output = os.fdopen(os.dup(1), "wb", 0)
+        self._writing = threading.Lock()
+        self._news = threading.Condition()
+        self._next = 0
+        self._waiting: "dict[int, dict[str, Any] | None]" = {}
+
+    def serve(self) -> None:
+        """Until the other side closes."""
+        while not self.frozen.is_set():
+            line = self._input.readline(LONGEST + 1)
+            if not line:
+                return
+            if self.frozen.is_set():
+                break
+            if len(line) > LONGEST:
+                while line and not line.endswith(b"\n"):
+                    line = self._input.readline(1 << 20)
+                self._refuse(None, INVALID_REQUEST, "The line is longer than 50 MiB.")
+            elif line.strip():
+                self._take(line)
+        threading.Event().wait()
+
+    def notify(self, method: str, params: "dict[str, Any]") -> None:
+        self._send({"method": method, "params": params})
+
+    def request(self, method: str, params: "dict[str, Any]", cancelled: threading.Event) -> "dict[str, Any] | None":
+        """The answer's result; None when it was cancelled before an answer came. RpcError."""
+        with self._news:
+            number = self._next
+            self._next += 1
+            self._waiting[number] = None
+        self._send({"id": number, "method": method, "params": params})
+        with self._news:
+            while self._waiting[number] is None and not cancelled.is_set():
+                self._news.wait(60)
+            answer = self._waiting.pop(number)
+        if answer is None:
+            return None
+        error = answer.get("error")
+        if error is not None:
+            words = error.get("message") if isinstance(error, dict) else None
+            raise RpcError(INTERNAL_ERROR, str(words or "The client refused."))
+        result = answer.get("result")
+        return result if isinstance(result, dict) else {}
+
+    def wake(self) -> None:
+        """Whoever waits for an answer looks whether they are cancelled."""
+        with self._news:
+            self._news.notify_all()
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError):
+            self._refuse(None, PARSE_ERROR, "This is not JSON.")
+            return
+        if not isinstance(message, dict):
+            self._refuse(None, INVALID_REQUEST, "This is no JSON-RPC message.")
+            return
+        method, number = message.get("method"), message.get("id")
+        if method is None:
+            with self._news:
+                if isinstance(number, int) and number in self._waiting:
+                    self._waiting[number] = message
+                    self._news.notify_all()
+            return
+        params = message.get("params")
+        if params is None:
+            params = {}
+        if not isinstance(method, str) or not isinstance(params, dict):
+            if "id" in message:
+                self._refuse(number, INVALID_PARAMS, "The method's name or its parameters are not valid.")
+        elif "id" not in message:
+            if method in self.notified:
+                self._guarded(None, lambda: self.notified[method](params))
+        elif method in self.quick:
+            self._guarded(message, lambda: self.quick[method](params))
+        elif method in self.slow:
+            self._guarded(message, lambda: self.slow[method](params), slow=True)
+        else:
+            self._refuse(number, METHOD_NOT_FOUND, "There is no method " + repr(method[:100]) + ".")
+
+    def _guarded(self, request: "dict[str, Any] | None", work: "Callable[[], Any]", *, slow: bool = False) -> None:
+        try:
+            result = work()
+        except RpcError as error:
+            failure = error
+        except Exception as error:
+            sys.stderr.write("demo agent: " + repr(error) + "\n")
+            failure = RpcError(INTERNAL_ERROR, "The demo agent failed: " + repr(error))
+        else:
+            if slow:
+                threading.Thread(target=self._guarded, args=(request, result), daemon=True).start()
+            elif request is not None:
+                self._send({"id": request["id"], "result": result})
+            return
+        if request is not None:
+            self._refuse(request["id"], failure.code, failure.message)
+
+    def _refuse(self, number: Any, code: int, words: str) -> None:
+        self._send({"id": number, "error": {"code": code, "message": words}})
+
+    def _send(self, message: "dict[str, Any]") -> None:
+        message["jsonrpc"] = "2.0"
+        data = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        try:
+            with self._writing:
+                while data:
+                    data = data[self._output.write(data) or 0 :]
+        except OSError:
+            os._exit(0)  # nobody listens any more

@@ -1,0 +1,364 @@
+"""One prompt, and what the demo agent does about it."""
+
+# Old Pythons, plain os calls.
+# ruff: noqa: UP037
+
+import os
+import shutil
+import threading
+from typing import Any, Callable  # noqa: UP035
+
+from . import files
+from .calls import Call
+from .conversation import ASK, Conversation
+from .files import WorkError
+from .instructions import HELP, Step, read
+from .peer import INTERNAL_ERROR, RpcError
+
+MARK = "[demo] "
+NOTE = "DEMO.md"
+SHOWN = 64 << 10
+QUOTED = 4000
+_OPTIONS = [
+    {"optionId": "allow", "name": "Allow", "kind": "allow_once"},
+    {"optionId": "always", "name": "Always allow", "kind": "allow_always"},
+    {"optionId": "reject", "name": "Reject", "kind": "reject_once"},
+    {"optionId": "never", "name": "Always reject", "kind": "reject_always"},
+]
+_QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "PAGER": "cat", "GIT_PAGER": "cat"}
+
+
+class Cancelled(Exception):  # noqa: N818 - no failure
+    pass
+
+
+class Refused(Exception):  # noqa: N818 - no failure
+    """Somebody has said no: what follows is left undone."""
+
+
+class Ended(Exception):  # noqa: N818 - no failure
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Nothing(Exception):  # noqa: N818 - no failure
+    """There is nothing to commit."""
+
+
+class Failed(Exception):  # noqa: N818 - its tool call has ended
+    pass
+
+
+class Turn:
+    def __init__(self, conversation: Conversation, client: "dict[str, Any]") -> None:
+        self._conversation = conversation
+        elicitation = client.get("elicitation")
+        self._forms = isinstance(elicitation, dict) and elicitation.get("form") is not None
+        self._entries: "list[str]" = []
+        self._planned = 0
+        self._did: "list[str]" = []
+
+    def run(self, texts: "list[str]") -> str:
+        """The stop reason. RpcError when the prompt says so. What is behind the first text only explains it."""
+        steps = read("\n".join(texts))
+        try:
+            if steps:
+                count = "1 instruction" if len(steps) == 1 else str(len(steps)) + " instructions"
+                self.say(MARK + "Following " + count + ".\n")
+                self._all(steps)
+            else:
+                self._prose(texts[0] if texts else "")
+        except Cancelled:
+            return "cancelled"
+        except Ended as end:
+            return end.reason
+        return "end_turn"
+
+    def _all(self, steps: "list[Step]") -> None:
+        for number, step in enumerate(steps):
+            self._check()
+            try:
+                self._do(step)
+            except Refused as refused:
+                left = len(steps) - number - 1
+                rest = " The " + str(left) + " after it are skipped." if left else ""
+                self.say("Refused: " + str(refused) + "." + rest + "\n")
+                return
+            if step.verb != "plan":
+                self._advance()
+        self._advance(all_of_it=True)
+        if self._did:
+            self.say("Done: " + "; ".join(self._did) + ".\n")
+
+    def _do(self, step: Step) -> None:
+        answered = step._replace(**{name: self._filled(getattr(step, name)) for name in ("text", "path", "old")})
+        getattr(self, "_" + step.verb)(answered)
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{answer}", self._conversation.answer)
+
+    # what it says --------------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        self._chunks("agent_message_chunk", text)
+
+    def _say(self, step: Step) -> None:
+        self.say(step.text + "\n")
+
+    def _think(self, step: Step) -> None:
+        self._chunks("agent_thought_chunk", step.text)
+
+    def _chunks(self, kind: str, text: str) -> None:
+        for at in range(0, len(text), 2000):
+            chunk = {"type": "text", "text": text[at : at + 2000]}
+            self._conversation.update({"sessionUpdate": kind, "content": chunk})
+
+    def _plan(self, step: Step) -> None:
+        self._entries, self._planned = [one.strip() for one in step.text.split(";") if one.strip()], 0
+        self._tell_plan()
+
+    def _advance(self, *, all_of_it: bool = False) -> None:
+        """Each thing that is done counts for an entry of the plan; at the end all are."""
+        last = len(self._entries)
+        now = last if all_of_it else min(self._planned + 1, max(last - 1, 0))
+        if self._entries and now != self._planned:
+            self._planned = now
+            self._tell_plan()
+
+    def _tell_plan(self) -> None:
+        entries = []
+        for number, text in enumerate(self._entries):
+            ahead = "in_progress" if number == self._planned else "pending"
+            status = "completed" if number < self._planned else ahead
+            entries.append({"content": text, "priority": "medium", "status": status})
+        self._conversation.update({"sessionUpdate": "plan", "entries": entries})
+
+    def _prose(self, prompt: str) -> None:
+        self.say(
+            MARK
+            + "I am the demo agent: there is no model behind me, and I cannot understand this. What I can do is follow "
+            "instructions, one a line:\n\n" + "".join("    " + line + "\n" for line in HELP.splitlines()) + "\n"
+        )
+        words = prompt.strip()
+        words = words if len(words) <= QUOTED else words[:QUOTED] + " …"
+        quoted = "".join("> " + line + "\n" if line.strip() else ">\n" for line in words.splitlines())
+        try:
+            self._note(quoted or "> (nothing)\n")
+        except Refused as refused:
+            self.say("Refused: " + str(refused) + ".\n")
+            return
+        if self._did:
+            self.say("So that there is something to see, I wrote what you asked for into " + NOTE + ".\n")
+
+    def _note(self, text: str) -> None:
+        def change(before: "str | None") -> str:
+            return (before.rstrip("\n") + "\n\n" if before else "# What the demo agent was asked\n\n") + text
+
+        self._edit("Write into " + NOTE, NOTE, change, "wrote into " + NOTE)
+
+    # files ---------------------------------------------------------------------------------------------------------
+
+    def _create(self, step: Step) -> None:
+        text = step.text if not step.text or step.text.endswith("\n") else step.text + "\n"
+        self._edit("Create " + step.path, step.path, lambda before: text, "created " + step.path)
+
+    def _append(self, step: Step) -> None:
+        text = step.text if step.text.endswith("\n") else step.text + "\n"
+
+        def change(before: "str | None") -> str:
+            gap = "\n" if before and not before.endswith("\n") else ""
+            return (before or "") + gap + text
+
+        self._edit("Append to " + step.path, step.path, change, "appended to " + step.path)
+
+    def _replace(self, step: Step) -> None:
+        def change(before: "str | None") -> str:
+            if before is None:
+                raise WorkError("There is no file " + repr(step.path) + ".")
+            if not step.old or step.old not in before:
+                raise WorkError(repr(step.old[:200]) + " is not in " + repr(step.path) + ".")
+            return before.replace(step.old, step.text, 1)
+
+        self._edit("Replace in " + step.path, step.path, change, "changed " + step.path)
+
+    def _delete(self, step: Step) -> None:
+        def work(call: Call) -> None:
+            path = files.inside(self._conversation.folder, step.path)
+            files.remove(path)
+            call.end(text="Deleted.")
+
+        self._tool(
+            self._call("Delete " + step.path, "delete", {"path": step.path}, step.path), work, "deleted " + step.path
+        )
+
+    def _edit(self, title: str, path: str, change: "Callable[[str | None], str]", did: str) -> None:
+        def work(call: Call) -> None:
+            whole = files.inside(self._conversation.folder, path)
+            before = files.content(whole)
+            after = change(before)
+            files.write(whole, after)
+            if len(after) <= SHOWN and len(before or "") <= SHOWN:
+                call.end(content=[{"type": "diff", "path": whole, "oldText": before, "newText": after}])
+            else:
+                call.end(text=str(len(after)) + " characters written.")
+
+        self._tool(self._call(title, "edit", {"path": path}, path), work, did)
+
+    # commands ------------------------------------------------------------------------------------------------------
+
+    def _run(self, step: Step) -> None:
+        shell = shutil.which("bash") or "/bin/sh"
+
+        def work(call: Call) -> None:
+            self._command(call, [shell, "-c", step.text])
+
+        self._tool(self._call(step.text, "execute", {"command": step.text}), work, "ran `" + step.text + "`")
+
+    def _commit(self, step: Step) -> None:
+        message = step.text or "Work of the demo agent"
+
+        def work(call: Call) -> None:
+            self._command(call, ["git", "add", "-A"], last=False)
+            if self._succeeds(["git", "diff", "--cached", "--quiet"]):
+                call.end(text="There is nothing to commit.")
+                raise Nothing
+            named = self._succeeds(["git", "config", "user.email"])
+            who = [] if named else ["-c", "user.name=Demo agent", "-c", "user.email=demo@localhost"]
+            self._command(call, ["git", *who, "commit", "-q", "-m", message])
+
+        self._tool(self._call("Commit: " + message.splitlines()[0], "execute", {"message": message}), work, "committed")
+
+    def _command(self, call: Call, argv: "list[str]", *, last: bool = True) -> None:
+        """Ends the call if it was the last of it, or failed."""
+        conversation = self._conversation
+        code, output = files.run(argv, conversation.folder, conversation.cancelled, call.progress, _QUIET)
+        self._check()
+        raw = {"exitCode": code}
+        if code != 0:
+            words = output.rstrip("\n")
+            call.end("failed", text=words + ("\n" if words else "") + "Exit code " + str(code) + ".", raw=raw)
+            raise Failed("`" + " ".join(argv[2:] if argv[1] == "-c" else argv) + "` ended with " + str(code))
+        if last:
+            call.end(text=output, raw=raw)
+
+    def _succeeds(self, argv: "list[str]") -> bool:
+        folder, cancelled = self._conversation.folder, self._conversation.cancelled
+        return files.run(argv, folder, cancelled, lambda text: None, _QUIET)[0] == 0
+
+    def _tool(self, call: Call, work: "Callable[[Call], None]", did: str) -> None:
+        try:
+            self._require(call)
+            call.begin()
+            work(call)
+        except Nothing:
+            self.say("There was nothing to commit.\n")
+        except Failed as failed:
+            self.say(str(failed) + ".\n")
+        except WorkError as error:
+            call.end("failed", text=str(error))
+            self.say("This did not work: " + str(error) + "\n")
+        except (Refused, Cancelled):
+            if not call.ended:
+                call.end("failed", text="Not done.")
+            raise
+        else:
+            self._did.append(did)
+
+    def _call(self, title: str, kind: str, raw: "dict[str, Any]", path: "str | None" = None) -> Call:
+        return Call(self._conversation, title, kind, raw, path)
+
+    def _require(self, call: Call) -> None:
+        if self._conversation.mode == ASK and not self._allowed(call.about(), call.kind):
+            raise Refused(call.title)
+
+    # people --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, step: Step) -> None:
+        answer = self._by_form(step.text) if self._forms else self._by_choice(step.text)
+        self._conversation.answer = answer
+        self._conversation.keep({"answer": answer})
+        self.say("The answer to " + repr(step.text) + " is: " + answer + "\n")
+
+    def _by_form(self, question: str) -> str:
+        field = {"type": "string", "title": question}
+        schema = {"type": "object", "properties": {"answer": field}, "required": ["answer"]}
+        told = self._request("elicitation/create", {"mode": "form", "message": question, "requestedSchema": schema})
+        given = told.get("content")
+        if told.get("action") == "accept" and isinstance(given, dict):
+            return str(given.get("answer", ""))
+        return "(declined)" if told.get("action") == "decline" else "(no answer)"
+
+    def _by_choice(self, question: str) -> str:
+        options = [
+            {"optionId": "yes", "name": "Yes", "kind": "allow_once"},
+            {"optionId": "no", "name": "No", "kind": "reject_once"},
+        ]
+        call = {"toolCallId": self._conversation.next_call(), "title": question, "kind": "other", "status": "pending"}
+        return self._chosen(call, options) or "(no answer)"
+
+    def _permit(self, step: Step) -> None:
+        call = self._call(step.text, "other", {})
+        if not self._allowed(call.about(), "permit " + step.text):
+            call.end("failed", text="Refused.")
+            raise Refused(step.text)
+        call.end(text="Allowed.")
+        self._did.append("was allowed: " + step.text)
+
+    def _allowed(self, call: "dict[str, Any]", subject: str) -> bool:
+        """What was decided for always is not asked again."""
+        decided = self._conversation.decided
+        if subject not in decided:
+            chosen = self._chosen(call, _OPTIONS)
+            if chosen not in ("always", "never"):
+                return chosen == "allow"
+            decided[subject] = chosen == "always"
+        return decided[subject]
+
+    def _chosen(self, call: "dict[str, Any]", options: "list[dict[str, str]]") -> str:
+        """The id of an option; empty: none."""
+        told = self._request("session/request_permission", {"toolCall": call, "options": options})
+        outcome = told.get("outcome")
+        if not isinstance(outcome, dict) or outcome.get("outcome") != "selected":
+            return ""
+        return str(outcome.get("optionId", ""))
+
+    def _request(self, method: str, params: "dict[str, Any]") -> "dict[str, Any]":
+        conversation = self._conversation
+        try:
+            told = conversation.peer.request(method, dict(params, sessionId=conversation.name), conversation.cancelled)
+        except RpcError as error:
+            self._check()
+            self.say("Nobody could be asked: " + error.message + "\n")
+            return {}
+        self._check()
+        return told or {}
+
+    # how it ends ---------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._conversation.cancelled.is_set():
+            raise Cancelled
+
+    def _sleep(self, step: Step) -> None:
+        try:
+            seconds = float(step.text.split()[0].rstrip("s"))
+        except (ValueError, IndexError):
+            self.say("I do not know how long to sleep: " + repr(step.text) + ".\n")
+            return
+        self._conversation.cancelled.wait(min(max(seconds, 0.0), 86400.0))
+        self._check()
+
+    def _fail(self, step: Step) -> None:
+        raise RpcError(INTERNAL_ERROR, step.text or "The demo agent was told to fail.")
+
+    def _refuse(self, step: Step) -> None:
+        raise Ended("refusal")
+
+    def _crash(self, step: Step) -> None:
+        files.end_all()
+        os._exit(3)
+
+    def _hang(self, step: Step) -> None:
+        self._conversation.peer.frozen.set()
+        threading.Event().wait()

@@ -1,0 +1,145 @@
+"""The end of a turn and of a run, within a transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandyard.kit.text import storable
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import AgentRun, Message, Session, Turn
+from sandyard.platform.domain.agents import asking
+from sandyard.platform.domain.agents.errors import AgentDiedError, AgentFailedError
+from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
+from sandyard.platform.domain.agents.rows import Scene, about, about_turn, last_message
+from sandyard.platform.domain.agents.steps import WAKING
+from sandyard.platform.domain.agents.transcript import cut, message_id, shown
+from sandyard.platform.domain.sandboxes.model import utc_now
+
+OVER_BUDGET, REPLACED = "over_budget", "replaced"
+"""Error codes that say why an end was asked for: of a turn, and of a run that makes room for another one."""
+_REFUSED = "The agent refused to go on."
+_CUT_SHORT = {
+    "max_tokens": "The agent stopped, because its model may answer no longer than this.",
+    "max_turn_requests": "The agent stopped, because it has asked its model as often as it may in one turn.",
+}
+
+
+async def finish(
+    tx: Transaction,
+    session: Session,
+    run: AgentRun | None,
+    turn: Turn,
+    status: TurnStatus,
+    *,
+    stop_reason: str | None = None,
+    error: str | None = None,
+    code: str | None = None,
+    usage: dict[str, Any] | None = None,
+) -> None:
+    """Idempotent: one that is over stays what it was."""
+    if TurnStatus(turn.status).over:
+        return
+    await asking.cancel_all(tx, session, run, turn)
+    turn.status, turn.stop_reason = status, stop_reason
+    turn.error = None if error is None else cut(storable(error), 8000)
+    turn.error_code = code
+    turn.finished_at, turn.stuck_at = utc_now(), None
+    turn.usage = {**turn.usage, **(usage or {})}
+    if error is not None:
+        await notice(tx, session, turn, code or str(status), error)
+    tx.emit(f"turn.{status}", **about(session), **about_turn(turn), stopReason=stop_reason, usage=turn.usage)
+
+
+async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any]) -> None:
+    """The agent has ended the turn."""
+    tx, session, turn = scene.tx, scene.session, scene.turn
+    status, error, code = TurnStatus.COMPLETED, None, None
+    if turn.cancel_at is not None:
+        status, error, code = _stopped(turn)
+    elif stop_reason == "cancelled":
+        status = TurnStatus.CANCELLED
+    elif stop_reason == "refusal":
+        status, error, code = TurnStatus.FAILED, _REFUSED, "agent_refused"
+    elif stop_reason in _CUT_SHORT:
+        await notice(tx, session, turn, stop_reason, _CUT_SHORT[stop_reason])
+    await finish(tx, session, scene.run, turn, status, stop_reason=stop_reason, error=error, code=code, usage=usage)
+
+
+async def refused(scene: Scene, words: str, usage: dict[str, Any]) -> None:
+    """The agent has answered the prompt with an error."""
+    turn = scene.turn
+    if turn.cancel_at is not None:
+        status, error, code = _stopped(turn)
+    else:
+        status, code = TurnStatus.FAILED, AgentFailedError.code
+        error = f"The agent answered with an error: {words}"
+    await finish(scene.tx, scene.session, scene.run, turn, status, error=error, code=code, usage=usage)
+
+
+def _stopped(turn: Turn) -> tuple[TurnStatus, str | None, str | None]:
+    """What it becomes when its end was asked for."""
+    if turn.error_code == OVER_BUDGET:
+        return TurnStatus.OVER_BUDGET, turn.error, OVER_BUDGET
+    return TurnStatus.CANCELLED, None, None
+
+
+async def run_over(
+    tx: Transaction,
+    session: Session,
+    run: AgentRun,
+    turn: Turn | None,
+    *,
+    status: RunStatus,
+    exit_code: int | None = None,
+    error: str | None = None,
+    code: str | None = None,
+    stderr: str = "",
+    usage: dict[str, Any] | None = None,
+) -> None:
+    """The process is gone, and with it what it was doing. `error` None: it ended by itself."""
+    if run.status in (RunStatus.ENDED, RunStatus.LOST):
+        return
+    wanted = run.error_code if run.error_code == REPLACED else None
+    run.status, run.exit_code, run.ended_at = status, exit_code, utc_now()
+    run.error, run.error_code = None if error is None else cut(storable(error), 8000), wanted or code
+    tx.emit("agent.ended", **about(session), runId=run.id, exitCode=exit_code, error=run.error and run.error[:1000])
+    if turn is None or TurnStatus(turn.status).over:
+        return
+    if turn.cancel_at is not None:
+        stopped, sentence, why = _stopped(turn)
+        await finish(tx, session, run, turn, stopped, error=sentence, code=why, usage=usage)
+    elif turn.error_code == WAKING or wanted is not None:
+        await asking.cancel_all(tx, session, run, turn)
+        turn.run_id = turn.request = None
+        turn.status = TurnStatus.RUNNING
+    else:
+        said = error or f"The agent's process ended in the middle of its work, with exit code {exit_code}."
+        tail = storable(stderr).strip()
+        said = f"{said} It said last:\n{tail[-2000:]}" if tail else said
+        await finish(
+            tx, session, run, turn, TurnStatus.FAILED, error=said, code=code or AgentDiedError.code, usage=usage
+        )
+
+
+async def notice(tx: Transaction, session: Session, turn: Turn, code: str, text: str) -> None:
+    """The platform's own word in the transcript."""
+    part = {"type": "notice", "code": code, "text": cut(storable(text), 8000)}
+    await tx.session.flush()
+    message = Message(
+        id=message_id(await last_message(tx.session, session.id)),
+        session_id=session.id,
+        turn_id=turn.id,
+        role="system",
+        parts=[part],
+        created_at=utc_now(),
+    )
+    tx.add(message)
+    tx.emit(
+        "message.created",
+        **about(session),
+        messageId=message.id,
+        role="system",
+        by=None,
+        turnId=turn.id,
+        part=shown(part),
+    )

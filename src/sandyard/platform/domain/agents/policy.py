@@ -1,0 +1,84 @@
+"""What a project lets agents do without asking a person."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sandyard.platform.domain.projects.model import PermissionSettings
+from sandyard.platform.domain.projects.patterns import compiled
+
+Decision = Literal["allow", "allow_always", "reject", "reject_always"]
+KINDS: dict[Decision, tuple[str, ...]] = {
+    "allow": ("allow_once", "allow_always"),
+    "allow_always": ("allow_always", "allow_once"),
+    "reject": ("reject_once", "reject_always"),
+    "reject_always": ("reject_always", "reject_once"),
+}
+"""Which of an agent's options are meant, best first: their ids differ from agent to agent."""
+READS = frozenset(("read", "search", "think"))
+SEARCHED, PIECE = 256 << 10, 16
+"""How much of what an agent wants to do is looked at. What is longer matches no promise: a person is asked, unless all is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`decision` None: a person decides."""
+
+    decision: Decision | None
+    reason: str
+
+
+def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
+    """`tool_call` as the agent has described it, joined with what it told of it before."""
+    pieces = searched(tool_call) if settings.deny else []
+    room = SEARCHED
+    for piece in pieces:
+        for pattern in settings.deny:
+            if compiled(pattern).search(piece[:room]):
+                return Verdict("reject", f"The project's policy denies what matches {pattern!r}.")
+        room -= len(piece) + PIECE
+        if room < 0:
+            return Verdict(None, "It is too long to be looked through.")
+    if settings.mode == "allow_all":
+        return Verdict("allow", "The project's policy allows everything in the sandbox.")
+    if settings.mode == "allow_reads" and tool_call.get("kind") in READS:
+        return Verdict("allow", "The project's policy allows reading.")
+    return Verdict(None, "The project's policy asks a person.")
+
+
+def searched(tool_call: dict[str, Any]) -> list[str]:
+    """Title, paths and all texts of the input, each for itself; an argv as one line, and the input as JSON besides."""
+    found = [str(tool_call.get("title") or "")]
+    for one in tool_call.get("locations") or ():
+        if isinstance(one, dict):
+            found.append(str(one.get("path") or ""))
+    for one in tool_call.get("content") or ():
+        if isinstance(one, dict) and one.get("type") == "diff":
+            found.append(str(one.get("path") or ""))
+    given = tool_call.get("rawInput", tool_call.get("input"))
+    if given is not None:
+        _texts(given, found)
+        found.append(json.dumps(given, ensure_ascii=False))
+    return found
+
+
+def _texts(value: Any, found: list[str], depth: int = 0) -> None:
+    if isinstance(value, str):
+        found.append(value)
+    elif isinstance(value, dict | list) and depth < 20:
+        items = value.values() if isinstance(value, dict) else value
+        if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+            found.append(" ".join(value))  # an argv
+        for one in items:
+            _texts(one, found, depth + 1)
+
+
+def choose(options: list[dict[str, Any]], decision: Decision) -> dict[str, Any] | None:
+    """The option that means this; None when the agent offers none such."""
+    for kind in KINDS[decision]:
+        for option in options:
+            if option.get("kind") == kind:
+                return option
+    return None

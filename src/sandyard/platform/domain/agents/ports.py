@@ -1,0 +1,66 @@
+"""What the runner of agents needs from the rest: a catalogue of agents, and models for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Sandbox, Session, Turn
+from sandyard.platform.domain.agents.model import Launch, ModelEndpoint, Profile
+from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.output import OutputFiles
+from sandyard.platform.settings import PlatformSettings
+
+
+class Catalogue(Protocol):
+    async def profile(self, owner_id: str, name: str) -> Profile: ...
+
+
+class ModelsPort(Protocol):
+    async def endpoint(
+        self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
+    ) -> ModelEndpoint | None: ...
+    async def attach(self, session: Session, sandbox: Sandbox) -> None: ...
+    async def detach(self, sandbox_id: str) -> None: ...
+    def counted(self, sandbox_id: str, turn: Turn) -> AbstractContextManager[None]: ...
+    async def check_budget(self, session: Session) -> None: ...
+    async def usage(self, *, turn_id: str | None = None) -> Any: ...
+
+
+class Installer(Protocol):
+    async def __call__(
+        self,
+        engine: SandboxEngine,
+        engine_id: str,
+        profile: Profile,
+        settings: PlatformSettings,
+        progress: Callable[[str], None],
+    ) -> bool: ...
+
+
+class Putter(Protocol):
+    async def __call__(self, engine: SandboxEngine, engine_id: str, launch: Launch) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """All that stands behind the conductors of sessions."""
+
+    database: Database
+    lifecycle: Lifecycle
+    files: OutputFiles
+    git: GitService
+    agents: Catalogue
+    models: ModelsPort
+    install: Installer
+    put_files: Putter
+    settings: PlatformSettings
+    clock: Clock
+    tasks: TaskSet

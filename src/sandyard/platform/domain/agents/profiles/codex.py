@@ -1,0 +1,72 @@
+"""OpenAI's Codex, through its adapter for ACP."""
+
+from __future__ import annotations
+
+import json
+
+from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+
+PACKAGE, VERSION, BINARY = "@zed-industries/codex-acp", "0.16.0", "codex-acp"
+MODEL = "gpt-5.5"
+KEY = "SANDYARD_MODEL_KEY"
+CONFIG = """\
+model = {model}
+model_provider = "sandyard"
+approval_policy = {approval}
+sandbox_mode = "danger-full-access"
+check_for_update_on_startup = false
+
+[analytics]
+enabled = false
+
+[feedback]
+enabled = false
+
+[projects.{folder}]
+trust_level = "trusted"
+
+[model_providers.sandyard]
+name = "Sandyard"
+base_url = {base_url}
+env_key = {key}
+wire_api = "responses"
+requires_openai_auth = false
+"""
+"""The isolation is that of the sandbox it is in: its own does not work inside of one, and with it neither do its other modes."""
+MODES = {"ask": "untrusted", "full-access": "never"}
+"""ask: before whatever is not known to only read, and the project's policy has the answers. full-access: it asks for nothing."""
+
+
+def start(wish: LaunchWish) -> Launch:
+    home = f"{wish.home}/.sandyard/agents/codex"
+    envs = {"CODEX_HOME": home}
+    files = {}
+    if endpoint := wish.endpoint:
+        envs[KEY] = endpoint.capability.reveal()
+        settings = CONFIG.format(
+            approval=_text(MODES.get(wish.mode or "ask", MODES["ask"])),
+            model=_text(endpoint.model or wish.model or MODEL),
+            folder=_text(wish.folder),
+            base_url=_text(f"{endpoint.base_url}/v1"),
+            key=_text(KEY),
+        )
+        files[f"{home}/config.toml"] = settings.encode()
+    return Launch((npm_program(wish.home, PACKAGE, VERSION, BINARY),), envs, files)
+
+
+def _text(value: str) -> str:
+    """As TOML has it, which knows JSON's strings but for the halves of characters."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+CODEX = BuiltIn(
+    name="codex",
+    title="Codex",
+    description="OpenAI's coding agent.",
+    start=start,
+    install=npm_install(PACKAGE, VERSION, BINARY),
+    apis=(ModelApi.OPENAI,),
+    models=(MODEL,),
+    modes=tuple(MODES),
+)

@@ -1,0 +1,143 @@
+"""Agents of people's own: any command line that speaks ACP on its standard input and output."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi
+
+PLACEHOLDERS = ("{model}", "{base_url}", "{capability}", "{folder}", "{home}")
+OF_A_MODEL = ("{base_url}", "{capability}")
+MAX_SCRIPT = 32 << 10
+_PLACEHOLDER = re.compile("|".join(re.escape(word) for word in PLACEHOLDERS))
+_ENV = r"^[A-Za-z_][A-Za-z0-9_]*$"
+Word = Annotated[str, Field(max_length=4096)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+class InstallScript(_Part):
+    """How it comes into a sandbox that lacks it. Runs as the sandbox's user, once; what it needs should have a fixed version."""
+
+    script: str = Field(
+        min_length=1, max_length=MAX_SCRIPT, description="For bash.", examples=["npm i -g my-agent@1.2.3"]
+    )
+    check: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="A line for bash that succeeds where it is installed already.",
+        examples=["command -v my-agent"],
+    )
+    timeout_seconds: int = Field(default=900, ge=1, le=3600)
+
+
+class Definition(_Part):
+    """What an agent is started with. Words and variables may have {model}, {base_url}, {capability}, {folder} and {home} in them."""
+
+    description: str = Field(default="", max_length=1000)
+    argv: list[Word] = Field(
+        min_length=1, max_length=100, description="The program and its words, as they are: no shell."
+    )
+    install: InstallScript | None = Field(default=None, description="Null: it is in the template.")
+    envs: dict[Annotated[str, Field(pattern=_ENV, max_length=200)], Word] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="Not secret: everybody who may use the agent sees them, and so does whatever runs in the sandbox. A model's "
+        "key stays with the platform: use {base_url} and {capability}.",
+    )
+    apis: list[ModelApi] = Field(
+        default_factory=list,
+        max_length=len(ModelApi),
+        description="What it can speak to a model, best first. Empty: it needs none.",
+    )
+    models: list[Name] = Field(default_factory=list, max_length=100)
+    modes: list[Name] = Field(default_factory=list, max_length=50)
+    auth_method: Name | None = Field(
+        default=None, description="What it wants to be authenticated with after the greeting."
+    )
+
+    @model_validator(mode="after")
+    def _of_a_model(self) -> Definition:
+        if not self.argv[0].strip():
+            raise ValueError("the first word of argv is a program")
+        words = [*self.argv, *self.envs.values()]
+        if not self.apis and any(place in word for word in words for place in OF_A_MODEL):
+            raise ValueError("{base_url} and {capability} need at least one of `apis`")
+        return self
+
+    def stored(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """A profile made of somebody's definition."""
+
+    name: str
+    title: str
+    definition: Definition
+    demo: bool = False
+
+    @property
+    def description(self) -> str:
+        return self.definition.description
+
+    @property
+    def install(self) -> Install | None:
+        wanted = self.definition.install
+        if wanted is None:
+            return None
+        version = hashlib.sha256(f"{wanted.check}\0{wanted.script}".encode()).hexdigest()[:12]
+        return Install(version, ("bash", "-c", wanted.check), wanted.script, wanted.timeout_seconds)
+
+    @property
+    def apis(self) -> tuple[ModelApi, ...]:
+        return tuple(self.definition.apis)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self.definition.models)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return tuple(self.definition.modes)
+
+    @property
+    def auth_method(self) -> str | None:
+        return self.definition.auth_method
+
+    def launch(self, wish: LaunchWish) -> Launch:
+        """InvalidInputError when it wants to be told something that is not known."""
+        endpoint = wish.endpoint
+        values = {
+            "{model}": wish.model or (endpoint.model if endpoint else None),
+            "{base_url}": endpoint.base_url if endpoint else None,
+            "{capability}": endpoint.capability.reveal() if endpoint else None,
+            "{folder}": wish.folder,
+            "{home}": wish.home,
+        }
+        return Launch(
+            argv=tuple(self._filled(word, values) for word in self.definition.argv),
+            envs={name: self._filled(word, values) for name, word in self.definition.envs.items()},
+        )
+
+    def _filled(self, word: str, values: Mapping[str, str | None]) -> str:
+        def fill(found: re.Match[str]) -> str:
+            value = values[found[0]]
+            if value is None:
+                what = "a model: name one" if found[0] == "{model}" else "a model provider: add one"
+                raise InvalidInputError(f"The agent {self.name!r} is started with {what}, or change the agent.")
+            return value
+
+        return _PLACEHOLDER.sub(fill, word)

@@ -1,0 +1,46 @@
+"""The demo agent: no model, no network, and no install either, because its program is a file that is written at its start."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from functools import cache
+from pathlib import Path
+
+from sandyard.platform.domain.agents import demo
+from sandyard.platform.domain.agents.model import Launch, LaunchWish
+from sandyard.platform.domain.agents.profiles.base import BuiltIn
+
+_PACKAGE = "sandyard_demo"
+_MAIN = f"import {_PACKAGE}.__main__\n{_PACKAGE}.__main__.main()\n"
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
+@cache
+def program() -> bytes:
+    """The demo's modules as one file for `python3`: the same bytes wherever it is made."""
+    sources = {"__main__.py": _MAIN.encode()}
+    for path in sorted(Path(demo.__file__).parent.glob("*.py")):
+        sources[f"{_PACKAGE}/{path.name}"] = path.read_bytes()
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+        for name, source in sources.items():
+            archive.writestr(zipfile.ZipInfo(name, _LONG_AGO), source)
+    return made.getvalue()
+
+
+def _start(wish: LaunchWish) -> Launch:
+    content = program()
+    path = f"{wish.home}/.sandyard/demo-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
+    return Launch(argv=("python3", "-I", "-S", path), files={path: content})
+
+
+DEMO = BuiltIn(
+    name="demo",
+    title="Demo agent (no model)",
+    description="No model and no network: follows written instructions, one a line, to show and test the whole path.",
+    demo=True,
+    modes=("work", "ask"),
+    start=_start,
+)

@@ -1,0 +1,43 @@
+"""Google's Gemini CLI."""
+
+from __future__ import annotations
+
+import json
+
+from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+
+PACKAGE, VERSION, BINARY = "@google/gemini-cli", "0.61.0", "gemini"
+MODEL = "gemini-3.1-pro-preview"
+AUTH = "gemini-api-key"
+SETTINGS = {
+    "security": {"auth": {"selectedType": AUTH}},
+    "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+    "privacy": {"usageStatisticsEnabled": False},
+    "context": {"fileName": ["AGENTS.md", "GEMINI.md"]},
+}
+QUIET = {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_TELEMETRY_ENABLED": "false"}
+
+
+def start(wish: LaunchWish) -> Launch:
+    home = f"{wish.home}/.sandyard/agents/gemini"
+    envs = {**QUIET, "GEMINI_CLI_HOME": home}
+    argv = [npm_program(wish.home, PACKAGE, VERSION, BINARY), "--acp"]
+    if endpoint := wish.endpoint:
+        envs |= {"GOOGLE_GEMINI_BASE_URL": endpoint.base_url, "GEMINI_API_KEY": endpoint.capability.reveal()}
+        argv += ["--model", endpoint.model or wish.model or MODEL]
+    files = {f"{home}/.gemini/settings.json": json.dumps(SETTINGS, indent=2).encode()}
+    return Launch(tuple(argv), envs, files)
+
+
+GEMINI = BuiltIn(
+    name="gemini",
+    title="Gemini CLI",
+    description="Google's coding agent.",
+    start=start,
+    install=npm_install(PACKAGE, VERSION, BINARY),
+    apis=(ModelApi.GEMINI,),
+    models=(MODEL, "gemini-3-flash-preview", "gemini-2.5-pro"),
+    modes=("default", "autoEdit", "yolo", "plan"),
+    auth_method=AUTH,
+)

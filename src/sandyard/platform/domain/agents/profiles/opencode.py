@@ -1,0 +1,74 @@
+"""OpenCode, which speaks to every kind of model server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+
+PACKAGE, VERSION, BINARY = "opencode-ai", "1.18.33", "opencode"
+MODEL = "gpt-5.5"
+PROVIDER = "sandyard"
+KEY = "SANDYARD_MODEL_KEY"
+SDKS = {
+    ModelApi.OPENAI_CHAT: ("@ai-sdk/openai-compatible", "/v1"),
+    ModelApi.OPENAI: ("@ai-sdk/openai", "/v1"),
+    ModelApi.ANTHROPIC: ("@ai-sdk/anthropic", "/v1"),
+    ModelApi.GEMINI: ("@ai-sdk/google", "/v1beta"),
+}
+"""What its binary carries for each API, and where that one looks below its base URL."""
+QUIET = {
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "OPENCODE_DISABLE_SHARE": "1",
+    "OPENCODE_PURE": "1",
+}
+"""It calls nobody but its model, and installs nothing."""
+LIMIT = {"context": 200_000, "output": 32_000}
+"""Tokens: without them it would never shorten a long conversation."""
+ASKED = ("edit", "bash", "webfetch", "websearch", "external_directory", "doom_loop")
+"""What it asks before it does; reading it does by itself. The project's policy has the answers."""
+
+
+def start(wish: LaunchWish) -> Launch:
+    folder = f"{wish.home}/.sandyard/agents/opencode"
+    config = f"{folder}/opencode.json"
+    settings = {
+        "$schema": "https://opencode.ai/config.json",
+        "autoupdate": False,
+        "share": "disabled",
+        "permission": dict.fromkeys(ASKED, "ask"),
+        **(_model(wish.endpoint, wish.model) if wish.endpoint else {}),
+    }
+    envs = {**QUIET, "OPENCODE_CONFIG": config}
+    if wish.endpoint:
+        envs[KEY] = wish.endpoint.capability.reveal()
+    program = npm_program(wish.home, PACKAGE, VERSION, BINARY)
+    return Launch((program, "acp", "--cwd", wish.folder), envs, {config: json.dumps(settings, indent=2).encode()})
+
+
+def _model(endpoint: ModelEndpoint, wanted: str | None) -> dict[str, Any]:
+    """Our provider, and none besides, so that nothing goes another way."""
+    model = endpoint.model or wanted or MODEL
+    sdk, path = SDKS[endpoint.api]
+    options = {"baseURL": f"{endpoint.base_url}{path}", "apiKey": f"{{env:{KEY}}}"}
+    models = {model: {"name": model, "limit": LIMIT}}
+    provider = {"name": "Sandyard", "npm": sdk, "options": options, "models": models}
+    name = f"{PROVIDER}/{model}"
+    return {"enabled_providers": [PROVIDER], "model": name, "small_model": name, "provider": {PROVIDER: provider}}
+
+
+OPENCODE = BuiltIn(
+    name="opencode",
+    title="OpenCode",
+    description="The open source coding agent, with the models of any provider.",
+    start=start,
+    install=npm_install(PACKAGE, VERSION, BINARY),
+    apis=(ModelApi.ANTHROPIC, ModelApi.OPENAI, ModelApi.OPENAI_CHAT, ModelApi.GEMINI),
+    models=("claude-sonnet-5-5", "gpt-5.5", "gemini-3.1-pro-preview"),
+    modes=("build", "plan"),
+)

@@ -1,0 +1,122 @@
+"""The rows of agents at work, and the few questions that everybody asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import AgentInput, AgentRun, Message, Project, Session, Turn
+from sandyard.platform.domain.agents import wire
+from sandyard.platform.domain.agents.model import OPEN_TURNS, RunStatus, TurnStatus
+from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
+
+LIVE_RUNS = (RunStatus.STARTING, RunStatus.READY)
+PENDING, FOLDER, AUTH, FRESH, SERVED = "pending", "folder", "auth", "fresh", "served"
+"""In the options of a run: requests of ours that the agent has not answered; where it works; what it wants to be authenticated
+with; that it knows nothing of what was said before; that it has its model through a tunnel of ours."""
+HIDDEN = frozenset((PENDING, FOLDER, AUTH, FRESH, SERVED))
+
+
+@dataclass(slots=True)
+class Scene:
+    """A turn that is being changed in a transaction, with what belongs to it."""
+
+    tx: Transaction
+    session: Session
+    run: AgentRun
+    turn: Turn
+
+
+async def locked(tx: Transaction, turn_id: str) -> tuple[Session, AgentRun | None, Turn] | None:
+    """A turn with its session and its run, as they are now and stay until the transaction ends."""
+    run_id = (await tx.session.scalars(select(Turn.run_id).where(Turn.id == turn_id))).first()
+    run = await tx.session.get(AgentRun, run_id, with_for_update=True) if run_id is not None else None
+    turn = await tx.session.get(Turn, turn_id, with_for_update=True, populate_existing=True)
+    session = await tx.session.get(Session, turn.session_id) if turn is not None else None
+    return None if turn is None or session is None else (session, run, turn)
+
+
+def about(row: Session) -> dict[str, str | None]:
+    """The references of an event about this session."""
+    return {
+        "owner_id": row.owner_id,
+        "project_id": row.project_id,
+        "task_id": row.task_id,
+        "session_id": row.id,
+        "sandbox_id": row.sandbox_id,
+    }
+
+
+def about_turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "turnId": turn.id,
+        "number": turn.number,
+        "origin": turn.origin,
+        "status": turn.status,
+        "error": None if turn.error is None else turn.error[:1000],
+        "errorCode": turn.error_code,
+    }
+
+
+async def open_turn(session: AsyncSession, session_id: str) -> Turn | None:
+    """The one that is or will be next."""
+    query = select(Turn).where(Turn.session_id == session_id, Turn.status.in_(OPEN_TURNS))
+    return (await session.scalars(query.order_by(Turn.number).limit(1))).first()
+
+
+async def turn_of(session: AsyncSession, run: AgentRun, *, to_change: bool = False) -> Turn | None:
+    """The one that this run works on."""
+    busy = (TurnStatus.RUNNING, TurnStatus.WAITING)
+    query = select(Turn).where(Turn.run_id == run.id, Turn.status.in_(busy))
+    query = query.with_for_update() if to_change else query
+    return (await session.scalars(query.order_by(Turn.number).limit(1))).first()
+
+
+async def live_run(session: AsyncSession, session_id: str) -> AgentRun | None:
+    query = select(AgentRun).where(AgentRun.session_id == session_id, AgentRun.status.in_(LIVE_RUNS))
+    return (await session.scalars(query.order_by(AgentRun.id.desc()).limit(1))).first()
+
+
+async def last_message(session: AsyncSession, session_id: str) -> str:
+    """The id of the newest message of a session; empty: there is none."""
+    query = select(Message.id).where(Message.session_id == session_id).order_by(Message.id.desc()).limit(1)
+    return (await session.scalars(query)).first() or ""
+
+
+async def agent_settings(session: AsyncSession, project_id: str | None) -> AgentSettings:
+    project = await session.get(Project, project_id) if project_id is not None else None
+    return ProjectSettings.of(project).agent if project is not None else AgentSettings()
+
+
+def say(tx: Transaction, run: AgentRun, line: str) -> None:
+    """A line to the agent, decided in this transaction. Whoever holds the run delivers it afterwards."""
+    tx.add(AgentInput(run_id=run.id, position=run.sent, line=line))
+    run.sent += len(line)
+
+
+def ask(tx: Transaction, run: AgentRun, method: str, params: Mapping[str, Any]) -> int:
+    """A request to the agent; its number."""
+    number = run.next_request
+    run.next_request = number + 1
+    pending = {**run.options.get(PENDING, {}), str(number): method}
+    run.options = {**run.options, PENDING: pending}
+    say(tx, run, wire.request(number, method, dict(params)))
+    return number
+
+
+def answered(run: AgentRun, number: int) -> str | None:
+    """The method of the request that this number answers; it is no longer pending."""
+    pending = dict(run.options.get(PENDING, {}))
+    method = pending.pop(str(number), None)
+    if method is not None:
+        run.options = {**run.options, PENDING: pending}
+    return method if isinstance(method, str) else None
+
+
+def pending(run: AgentRun) -> set[str]:
+    return set(run.options.get(PENDING, {}).values())

@@ -1,0 +1,347 @@
+"""One life of an agent's process: brought into its sandbox, started, followed through whatever happens, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import BusyError, SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import DatabaseUnavailableError
+from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, Sandbox, Session, Turn
+from sandyard.platform.domain.agents import ending, steps
+from sandyard.platform.domain.agents.channel import Inputs, Outputs, command, input_path
+from sandyard.platform.domain.agents.consuming import Consumer, RunBrokenError, RunGoneError
+from sandyard.platform.domain.agents.errors import CheckoutMissingError
+from sandyard.platform.domain.agents.model import LaunchWish, Profile, RunStatus
+from sandyard.platform.domain.agents.ports import Desk
+from sandyard.platform.domain.agents.rows import AUTH, FOLDER, SERVED, about
+from sandyard.platform.domain.git.model import OperationKind, OperationStatus
+from sandyard.platform.domain.sandboxes.e2b import (
+    CommandSpec,
+    Ended,
+    EndReason,
+    EngineError,
+    SandboxNotFoundError,
+    SandboxNotRunningError,
+    Started,
+)
+from sandyard.platform.domain.sandboxes.model import Status, utc_now
+
+log = get_logger(__name__)
+
+RUN = "run_"
+HOME = "/home/user"
+RETRY_S = 1.0
+AWAKE_S = 30.0
+KILL_S = 20.0
+_BRINGING = (OperationKind.CLONE, OperationKind.RESTORE, OperationKind.BRANCH)
+_ENDS = {
+    EndReason.LOST: "The agent's process was lost: its sandbox was restarted under it.",
+    EndReason.NOT_STARTED: "The agent's process was never started.",
+}
+
+
+async def draft(desk: Desk, session: Session, turn: Turn, profile: Profile) -> AgentRun:
+    """The row of a new run, with the greeting, before anything is done in the sandbox."""
+    assert session.sandbox_id is not None
+    run = AgentRun(
+        id=ordered_id(RUN),
+        session_id=session.id,
+        sandbox_id=session.sandbox_id,
+        agent=profile.name,
+        model=turn.model,
+        status=RunStatus.STARTING,
+        capabilities={},
+        options={AUTH: profile.auth_method},
+        next_request=0,
+        sent=0,
+        consumed=0,
+        started_at=utc_now(),
+    )
+    async with desk.database.transaction() as tx:
+        tx.add(run)
+        await tx.session.flush()
+        steps.greet(tx, run, version("sandyard"))
+        known = await tx.session.get(Turn, turn.id)
+        if known is not None and known.request is None:
+            known.run_id = run.id
+        tx.emit("agent.starting", **about(session), runId=run.id, agent=run.agent, model=run.model, turnId=turn.id)
+    return run
+
+
+class Life:
+    """Of one run, which may have been begun by an earlier process. `run` returns when it has ended and that is written down."""
+
+    def __init__(self, desk: Desk, session: Session, run: AgentRun, changed: Callable[[], None]) -> None:
+        self._desk = desk
+        self._session = session
+        self._changed = changed
+        self.run_id = run.id
+        self.sandbox_id = run.sandbox_id
+        self._row = run
+        self._served = bool(run.options.get(SERVED))
+        self._first = 0
+        self._consumer = Consumer(desk, run.id)
+        self._outputs = Outputs(desk, run.id, run.consumed, self._take)
+        self._inputs = Inputs(desk, run.id, run.sandbox_id)
+        self._awake = asyncio.Event()
+        self.asked = run.consumed > 0 or run.status == RunStatus.READY  # the process may be there
+        self.begun = self.asked
+        self.began_at: float | None = None
+
+    @property
+    def heard(self) -> float:
+        """When it last said something, by the loop's clock; 0: not yet."""
+        return self._outputs.heard
+
+    def deliver(self) -> None:
+        self._inputs.nudge()
+
+    def look(self) -> None:
+        """Its sandbox was woken, or has ended."""
+        self._awake.set()
+
+    async def run(self) -> None:
+        delivering: asyncio.Task[None] | None = None
+        try:
+            await self._outputs.begin()
+            spec = None if self.begun else await self._patiently(self._prepare)
+            if self.begun and self._served:
+                self._desk.tasks.spawn(self._attach())
+            delivering = asyncio.get_running_loop().create_task(self._inputs_when_begun())
+            await self._follow(spec)
+        except RunGoneError:
+            log.info("agent_run_gone", run=self.run_id)
+        except RunBrokenError as error:
+            await self._put_away()
+            await self._over(RunStatus.ENDED, error=error.message, code=error.reason)
+        except SandyardError as error:
+            log.warning("agent_not_started", run=self.run_id, code=error.code, reason=error.message)
+            await self._over(RunStatus.ENDED, error=error.message, code=error.code)
+        finally:
+            if delivering is not None:
+                delivering.cancel()
+                await asyncio.wait((delivering,))
+
+    # starting ----------------------------------------------------------------------------------------------------------
+
+    async def _patiently(self, work: Callable[[], Awaitable[CommandSpec]]) -> CommandSpec:
+        """While the engine or the database is away, wait."""
+        while True:
+            try:
+                return await work()
+            except SandboxNotRunningError:
+                await self._desk.lifecycle.seen_paused(self.sandbox_id)
+            except SandboxNotFoundError:
+                await self._desk.lifecycle.lost(self.sandbox_id)
+            except EngineError as error:
+                if not error.transient:
+                    raise
+                log.info("agent_waits_for_engine", run=self.run_id, reason=error.message)
+                await asyncio.sleep(RETRY_S)
+            except (BusyError, DatabaseUnavailableError) as error:
+                log.info("agent_waits", run=self.run_id, reason=error.message)
+                await asyncio.sleep(RETRY_S)
+
+    async def _prepare(self) -> CommandSpec:
+        desk, engine = self._desk, self._desk.lifecycle.engine
+        sandbox = await desk.lifecycle.rows.get(self.sandbox_id)
+        profile = await desk.agents.profile(self._session.owner_id, self._row.agent)
+        engine_id = await desk.lifecycle.awake(sandbox)
+        folder = await self._folder(sandbox)
+        if profile.install is not None:
+            await desk.install(engine, engine_id, profile, desk.settings, self._progress)
+        endpoint = await desk.models.endpoint(self._session, sandbox, profile, self._row.model)
+        wish = LaunchWish(HOME, folder, self._row.model, self._session.mode, endpoint)
+        launch = profile.launch(wish)
+        if launch.files:
+            await desk.put_files(engine, engine_id, launch)
+        self._served = endpoint is not None
+        if self._served:
+            await self._attach()
+        async with desk.database.transaction() as tx:
+            run = await tx.session.get(AgentRun, self.run_id)
+            if run is None:
+                raise RunGoneError
+            run.options = {**run.options, FOLDER: folder, SERVED: self._served}
+            query = select(AgentInput.line).where(AgentInput.run_id == run.id).order_by(AgentInput.position)
+            first = "".join(await tx.session.scalars(query))
+        self._first = len(first)
+        return CommandSpec(
+            id=self.run_id, command=command(self.run_id, launch.argv, first), cwd=folder, envs=dict(launch.envs)
+        )
+
+    async def _attach(self) -> None:
+        await self._desk.models.attach(self._session, await self._desk.lifecycle.rows.get(self.sandbox_id))
+
+    async def _folder(self, sandbox: Sandbox) -> str:
+        """Where it works: in the checkout, once that is there."""
+        while True:
+            async with self._desk.database.reading() as session:
+                own = select(GitOperation).where(
+                    GitOperation.sandbox_id == sandbox.id, GitOperation.kind.in_(_BRINGING)
+                )
+                last = (await session.scalars(own.order_by(GitOperation.id.desc()).limit(1))).first()
+                checkout = await session.get(Checkout, sandbox.id)
+            if last is not None and not OperationStatus(last.status).over:
+                await self._desk.git.wait(last.id)
+            elif checkout is not None:
+                return checkout.folder
+            elif last is not None and last.status == OperationStatus.FAILED:
+                raise CheckoutMissingError(f"The repository could not be checked out: {last.error}")
+            else:
+                return HOME
+
+    def _progress(self, what: str) -> None:
+        self._desk.tasks.spawn(self._tell(what[:1000]))
+
+    async def _tell(self, what: str) -> None:
+        async with self._desk.database.transaction() as tx:
+            tx.emit("agent.installing", **about(self._session), runId=self.run_id, agent=self._row.agent, what=what)
+
+    # following ---------------------------------------------------------------------------------------------------------
+
+    async def _follow(self, spec: CommandSpec | None) -> None:
+        lifecycle = self._desk.lifecycle
+        while True:
+            row = await lifecycle.rows.get(self.sandbox_id)
+            if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
+                reason = row.error or "The sandbox was destroyed."
+                await self._over(RunStatus.LOST, error=f"The agent's sandbox is gone. {reason}", code="sandbox_lost")
+                return
+            if row.status != Status.RUNNING or row.engine_id is None:
+                if not self.begun:
+                    await self._patiently_awake(row)
+                    continue
+                await self._until_awake()
+                continue
+            ended = await self._read(row, row.engine_id, spec)
+            if ended is not None:
+                await self._ended(ended)
+                self._desk.tasks.spawn(self._forget(row.engine_id))
+                return
+
+    async def _read(self, row: Sandbox, engine_id: str, spec: CommandSpec | None) -> Ended | None:
+        """Until its end, or until it cannot be read for now."""
+        commands = self._desk.lifecycle.engine.commands
+        self.asked = True
+        try:
+            if spec is not None and not self.begun:
+                return await self._outputs.read(commands.start(engine_id, spec), self._started)
+            stream = commands.follow(engine_id, self.run_id, *self._outputs.offsets)
+            return await self._outputs.read(stream, self._started)
+        except (RunBrokenError, RunGoneError):
+            raise
+        except SandboxNotFoundError:
+            await self._desk.lifecycle.lost(row.id)
+        except SandboxNotRunningError:
+            await self._desk.lifecycle.seen_paused(row.id)
+        except SandyardError as error:
+            if not self.begun and error.status < 500:  # it is certain that it does not run
+                raise
+            log.warning("agent_not_followed", run=self.run_id, reason=error.message)
+            await asyncio.sleep(RETRY_S)
+        return None
+
+    async def _forget(self, engine_id: str) -> None:
+        """Its journals in the sandbox are all here."""
+        engine = self._desk.lifecycle.engine
+        with contextlib.suppress(SandyardError):
+            await engine.commands.forget(engine_id, self.run_id)
+            await engine.remove(engine_id, input_path(self.run_id))
+
+    async def _patiently_awake(self, row: Sandbox) -> None:
+        try:
+            await self._desk.lifecycle.awake(row)
+        except EngineError as error:
+            if not error.transient:
+                raise
+            await asyncio.sleep(RETRY_S)
+
+    def _started(self, event: Started) -> None:
+        if not self.begun and event.pid is not None:
+            self._inputs.delivered = self._first
+        self.begun = True
+        self.began_at = asyncio.get_running_loop().time()
+        self._awake.set()
+
+    async def _inputs_when_begun(self) -> None:
+        while not self.begun:
+            self._awake.clear()
+            await self._awake.wait()
+        await self._inputs.run()
+
+    async def _take(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> None:
+        sent = await self._consumer.take(lines, consumed)
+        if self._inputs.delivered is None or sent > self._inputs.delivered:
+            self._inputs.nudge()
+        self._changed()
+
+    async def _until_awake(self) -> None:
+        self._awake.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._awake.wait(), AWAKE_S)
+
+    # ending ------------------------------------------------------------------------------------------------------------
+
+    async def _ended(self, ended: Ended) -> None:
+        status = RunStatus.LOST if ended.reason is EndReason.LOST else RunStatus.ENDED
+        code = ended.code if ended.code is not None else None if ended.signal is None else -ended.signal
+        await self._over(status, exit_code=code, error=_ENDS.get(ended.reason))
+
+    async def _over(
+        self, status: RunStatus, *, exit_code: int | None = None, error: str | None = None, code: str | None = None
+    ) -> None:
+        stderr = self._outputs.tail.decode("utf-8", "replace")
+        while True:
+            try:
+                await self._consumer.over(status=status, exit_code=exit_code, error=error, code=code, stderr=stderr)
+            except SandyardError as failure:
+                log.warning("agent_end_waits", run=self.run_id, reason=failure.message)
+                await asyncio.sleep(RETRY_S)
+            else:
+                break
+        if self._served:
+            self._served = False
+            with contextlib.suppress(SandyardError):
+                await self._desk.models.detach(self.sandbox_id)
+        self._changed()
+
+    async def lose(self, reason: str) -> None:
+        """Nobody will know how it ended."""
+        await self._over(RunStatus.LOST, error=reason, code="sandbox_lost")
+
+    async def _put_away(self) -> bool:
+        """End the process, as far as it can be reached without waking its sandbox. False: it could not be asked."""
+        row = await self._desk.lifecycle.rows.get(self.sandbox_id)
+        if row.status != Status.RUNNING or row.engine_id is None:
+            return row.status in (Status.ERROR, Status.DESTROYED)
+        commands = self._desk.lifecycle.engine.commands
+        try:
+            if not await commands.kill(row.engine_id, self.run_id):
+                await commands.claim(row.engine_id, self.run_id)
+        except SandyardError as error:
+            log.warning("agent_not_ended", run=self.run_id, reason=error.message)
+            return False
+        return True
+
+    async def end(self, task: asyncio.Task[None], *, replaced: bool = False) -> None:
+        """Stop it: SIGTERM to all of its processes, SIGKILL soon after; what it says until then is heard. Returns when it is over."""
+        if replaced:
+            async with self._desk.database.transaction() as tx:
+                run = await tx.session.get(AgentRun, self.run_id)
+                if run is not None:
+                    run.error_code = ending.REPLACED
+        reached = self.asked and await self._put_away()
+        if reached and not task.done():
+            await asyncio.wait((task,), timeout=KILL_S)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+        await self._over(RunStatus.ENDED)

@@ -1,0 +1,193 @@
+"""What is said to an agent, and when: the greeting, its session, mode and model, and the prompt.
+
+Each step is decided in the transaction that saw the reason for it, so that a crash in between decides nothing twice.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import select
+
+from sandyard.kit.text import storable
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import AgentRun, Message, Session, Turn
+from sandyard.platform.domain.agents import summary
+from sandyard.platform.domain.agents.errors import AgentProtocolError
+from sandyard.platform.domain.agents.model import RunStatus
+from sandyard.platform.domain.agents.rows import AUTH, FOLDER, FRESH, about, ask, pending
+from sandyard.platform.domain.agents.transcript import bounded, cut
+from sandyard.platform.domain.sandboxes.model import utc_now
+
+VERSION = 1
+WAKING = "waking"
+"""In the error code of a turn that is being interrupted because it was stuck, to be told to go on."""
+GO_ON = (
+    "You were interrupted, because nothing was heard of you for a long time. Look at what is done already, and go on."
+)
+_NEWEST = "msg_~"  # sorts behind every message
+_MODE, _MODEL = "session/set_mode", "session/set_config_option"
+
+
+class Next(StrEnum):
+    """What the agent has to do now. RESTART: it can get this model only by starting anew."""
+
+    WAIT = "wait"
+    WORK = "work"
+    RESTART = "restart"
+
+
+def greet(tx: Transaction, run: AgentRun, version: str) -> None:
+    """The first line. It acts in its own sandbox: no files and no terminals of ours."""
+    ask(
+        tx,
+        run,
+        "initialize",
+        {
+            "protocolVersion": VERSION,
+            "clientCapabilities": {
+                "fs": {"readTextFile": False, "writeTextFile": False},
+                "terminal": False,
+                "elicitation": {"form": {}},
+            },
+            "clientInfo": {"name": "sandyard", "title": "Sandyard", "version": version},
+        },
+    )
+
+
+async def greeted(tx: Transaction, run: AgentRun, result: dict[str, Any]) -> None:
+    """AgentProtocolError when it speaks another version."""
+    told = result.get("protocolVersion")
+    if told != VERSION:
+        raise AgentProtocolError(
+            f"The agent speaks version {storable(str(told))[:20]} of the Agent Client Protocol, the platform version {VERSION}."
+        )
+    capabilities = result.get("agentCapabilities")
+    run.capabilities = {
+        "agent": bounded(capabilities, 16_000) if isinstance(capabilities, dict) else {},
+        "info": bounded(result.get("agentInfo"), 2_000),
+    }
+    methods = result.get("authMethods")
+    offered = {one.get("id") for one in methods if isinstance(one, dict)} if isinstance(methods, list) else set()
+    wanted = run.options.get(AUTH)
+    if wanted is not None and wanted in offered:
+        ask(tx, run, "authenticate", {"methodId": wanted})
+    else:
+        await open_session(tx, run)
+
+
+async def open_session(tx: Transaction, run: AgentRun, *, anew: bool = False) -> None:
+    """The conversation there was, where the agent can go on with it, else a new one."""
+    place: dict[str, Any] = {"cwd": run.options.get(FOLDER) or "/home/user", "mcpServers": []}
+    capabilities = run.capabilities.get("agent")
+    capabilities = capabilities if isinstance(capabilities, dict) else {}
+    of_sessions = capabilities.get("sessionCapabilities")
+    resumes = isinstance(of_sessions, dict) and of_sessions.get("resume") is not None
+    if not anew and (resumes or capabilities.get("loadSession") is True):
+        query = select(AgentRun.acp_session).where(
+            AgentRun.session_id == run.session_id,
+            AgentRun.agent == run.agent,
+            AgentRun.id != run.id,
+            AgentRun.acp_session.is_not(None),
+        )
+        before = (await tx.session.scalars(query.order_by(AgentRun.id.desc()).limit(1))).first()
+        if before is not None:
+            run.acp_session = before
+            ask(tx, run, "session/resume" if resumes else "session/load", {"sessionId": before, **place})
+            return
+    run.acp_session = None
+    ask(tx, run, "session/new", place)
+
+
+def opened(tx: Transaction, session: Session, run: AgentRun, result: dict[str, Any], *, fresh: bool) -> None:
+    """The agent has its session."""
+    if fresh:
+        run.acp_session = storable(str(result.get("sessionId") or ""))[:300]
+    options = {**run.options, FRESH: fresh, **session_options(result)}
+    run.options = options
+    run.status = RunStatus.READY
+    tx.emit("agent.ready", **about(session), runId=run.id, agent=run.agent, model=run.model, remembers=not fresh)
+
+
+def session_options(result: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    modes = result.get("modes")
+    if isinstance(modes, dict):
+        available = modes.get("availableModes")
+        found["modes"] = [
+            {"id": cut(str(one.get("id")), 100), "name": cut(str(one.get("name") or one.get("id")), 200)}
+            for one in (available if isinstance(available, list) else [])[:50]
+            if isinstance(one, dict)
+        ]
+        found["currentMode"] = cut(str(modes.get("currentModeId") or ""), 100)
+    if isinstance(result.get("configOptions"), list):
+        found["configOptions"] = bounded(result["configOptions"], 64 << 10)
+    return found
+
+
+async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> Next:
+    """The next word of a turn that has none yet, to an agent that is ready for it."""
+    if run.status != RunStatus.READY or turn.request is not None or turn.cancel_at is not None or pending(run):
+        return Next.WAIT
+    if turn.model is not None and turn.model != run.model:
+        choice = _choice(run, "model", turn.model)
+        if choice is None:
+            return Next.RESTART
+        run.model = turn.model
+        if choice[1] is not None:
+            ask(tx, run, _MODEL, {"sessionId": run.acp_session, "configId": choice[0], "value": choice[1]})
+            return Next.WORK
+    if turn.mode is not None and turn.mode != run.options.get("currentMode") and _set_mode(tx, run, turn.mode):
+        return Next.WORK
+    await _prompt(tx, session, run, turn)
+    return Next.WORK
+
+
+def _set_mode(tx: Transaction, run: AgentRun, mode: str) -> bool:
+    """False: it has no such mode, or has it already."""
+    known = run.options.get("modes")
+    if any(one["id"] == mode for one in known or ()):
+        ask(tx, run, _MODE, {"sessionId": run.acp_session, "modeId": mode})
+        run.options = {**run.options, "currentMode": mode}
+        return True
+    choice = _choice(run, "mode", mode)
+    if choice is None or choice[1] is None:
+        return False
+    ask(tx, run, _MODEL, {"sessionId": run.acp_session, "configId": choice[0], "value": choice[1]})
+    run.options = {**run.options, "currentMode": mode}
+    return True
+
+
+def _choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | None] | None:
+    """Which option of the agent's is to be set to what; None in the second place: it is what is wanted already."""
+    options = run.options.get("configOptions")
+    for option in options if isinstance(options, list) else ():
+        if not isinstance(option, dict) or option.get("category") != category or not isinstance(option.get("id"), str):
+            continue
+        given = option.get("options")
+        flat = [two for one in (given if isinstance(given, list) else ()) if isinstance(one, dict)
+                for two in (one["options"] if isinstance(one.get("options"), list) else [one])]  # fmt: skip
+        for one in flat:
+            value = one.get("value") if isinstance(one, dict) else None
+            if isinstance(value, str) and (wanted in (value, one.get("name")) or value.endswith(f"/{wanted}")):
+                return option["id"], None if value == option.get("currentValue") else value
+    return None
+
+
+async def _prompt(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
+    message = await tx.session.get(Message, turn.prompt_id) if turn.prompt_id is not None else None
+    parts: list[Any] = message.parts if message is not None else []
+    blocks = [{"type": "text", "text": part["text"]} for part in parts if part.get("type") == "text"]
+    before = turn.prompt_id or _NEWEST
+    if turn.error_code == WAKING:
+        blocks, before = [{"type": "text", "text": GO_ON}], _NEWEST
+        turn.error_code = None
+    if run.options.get(FRESH):
+        told = await summary.of_session(tx.session, session.id, before)
+        if told is not None:
+            blocks.insert(0, {"type": "text", "text": told})
+            tx.emit("agent.reminded", **about(session), runId=run.id, turnId=turn.id)
+        run.options = {**run.options, FRESH: False}
+    turn.request = ask(tx, run, "session/prompt", {"sessionId": run.acp_session, "prompt": blocks})
+    turn.active_at = utc_now()

@@ -1,0 +1,310 @@
+"""What an agent tells while it works becomes messages of typed parts. Pure: `changes` says what is to be written.
+
+Chunks of text that follow each other are one message, however many there are; a tool call is one message that changes. What an
+agent says that nobody knows here is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandyard.kit.ids import ordered_id
+
+PART_LIMIT = 256 << 10
+"""Letters of a text. What is longer goes on in a new message."""
+VALUE_LIMIT = 64 << 10
+"""Of each piece of a tool call; the rest is cut off, and that is said."""
+CALL_LIMIT = 512 << 10
+"""Of all that is kept of one tool call."""
+PIECES = 200
+EVENT_LIMIT = 4096
+CUT = "… (cut)"
+_TEXTS = {"agent_message_chunk": "text", "agent_thought_chunk": "thought"}
+_KINDS = frozenset(("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other"))
+_STATUSES = frozenset(("pending", "in_progress", "completed", "failed"))
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message of the agent's: one part. `delta` is what its text has grown by since `changes` was last asked."""
+
+    id: str
+    part: dict[str, Any]
+    new: bool = True
+    changed: bool = False
+    delta: str = ""
+    spoken: str | None = None  # the agent's own name for the message this belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is no part of the transcript: `options` of the agent, and its own counting."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+
+def message_id(after: str) -> str:
+    """One that sorts behind `after`, also within a millisecond."""
+    made = ordered_id("msg_")
+    if made > after:
+        return made
+    number = int(after[4:14], 36) + 1
+    digits = ""
+    for _ in range(10):
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return made[:4] + digits + made[14:]
+
+
+class Transcript:
+    """Of one turn. `last` is the id of the newest message of its session; `known` are the turn's own, oldest first."""
+
+    def __init__(self, last: str = "", known: Iterable[tuple[str, dict[str, Any]]] = ()) -> None:
+        self._entries = [Entry(id, part, new=False) for id, part in known]
+        self._calls = {
+            entry.part.get("toolCallId"): entry for entry in self._entries if entry.part.get("type") == "tool_call"
+        }
+        self._plan = next((entry for entry in reversed(self._entries) if entry.part.get("type") == "plan"), None)
+        self._last = max([last, *(entry.id for entry in self._entries)])
+        self._open = self._entries[-1] if self._entries else None
+        self._touched: dict[str, Entry] = {}
+
+    def apply(self, update: dict[str, Any]) -> Facts | None:
+        """One `session/update`. Facts that are not for the transcript are given back."""
+        kind = update.get("sessionUpdate")
+        if kind in _TEXTS:
+            self._chunk(_TEXTS[kind], update)
+        elif kind in ("tool_call", "tool_call_update"):
+            self._call(update)
+        elif kind in ("plan", "plan_update"):
+            self._planned(update)
+        elif kind == "current_mode_update" and isinstance(update.get("currentModeId"), str):
+            return Facts(options={"currentMode": update["currentModeId"][:100]})
+        elif kind == "config_option_update" and isinstance(update.get("configOptions"), list):
+            return Facts(options={"configOptions": bounded(update["configOptions"], VALUE_LIMIT)})
+        elif kind == "available_commands_update" and isinstance(update.get("availableCommands"), list):
+            return Facts(options={"commands": _commands(update["availableCommands"])})
+        elif kind == "usage_update":
+            return Facts(usage=_usage(update))
+        return None
+
+    def call(self, key: Any) -> dict[str, Any]:
+        """What is known of a tool call."""
+        entry = self._calls.get(key[:300]) if isinstance(key, str) else None
+        return {} if entry is None else entry.part
+
+    def changes(self) -> Sequence[Entry]:
+        """Those that are new or have changed since the last call, in their order."""
+        touched, self._touched = list(self._touched.values()), {}
+        return touched
+
+    def settled(self) -> None:
+        """What `changes` gave is written."""
+        for entry in self._entries:
+            entry.new, entry.changed, entry.delta = False, False, ""
+
+    # parts -------------------------------------------------------------------------------------------------------------
+
+    def _chunk(self, type_: str, update: dict[str, Any]) -> None:
+        content = update.get("content")
+        if not isinstance(content, dict):
+            return
+        text, spoken = _text(content), update.get("messageId")
+        if text is None:
+            if content.get("type") in ("image", "audio"):
+                data = content.get("data")
+                size = len(data) * 3 // 4 if isinstance(data, str) else 0
+                part = {"type": "image", "mimeType": cut(str(content.get("mimeType") or ""), 100), "bytes": size}
+                self._add(part)
+            return
+        while text:
+            entry = self._open
+            follows = entry is not None and entry.part["type"] == type_ and spoken in (None, entry.spoken, "")
+            room = PART_LIMIT - len(entry.part["text"]) if follows and entry is not None else 0
+            if entry is None or room <= 0:
+                entry, room = self._add({"type": type_, "text": ""}), PART_LIMIT
+                entry.spoken = spoken if isinstance(spoken, str) else None
+            piece, text = text[:room], text[room:]
+            entry.part = {**entry.part, "text": entry.part["text"] + piece}
+            entry.delta += piece
+            self._touch(entry)
+
+    def _planned(self, update: dict[str, Any]) -> None:
+        plan = update.get("plan") if update.get("sessionUpdate") == "plan_update" else update
+        entries = plan.get("entries") if isinstance(plan, dict) else None
+        if not isinstance(entries, list):
+            return
+        part = {
+            "type": "plan",
+            "entries": [
+                {
+                    "content": cut(str(one.get("content") or ""), 2000),
+                    "priority": cut(str(one.get("priority") or "medium"), 20),
+                    "status": cut(str(one.get("status") or "pending"), 20),
+                }
+                for one in entries[:PIECES]
+                if isinstance(one, dict)
+            ],
+        }
+        if self._plan is None:
+            self._plan = self._add(part)
+        else:
+            self._plan.part = part
+            self._touch(self._plan)
+
+    def _call(self, update: dict[str, Any]) -> None:
+        key = update.get("toolCallId")
+        if not isinstance(key, str) or not key:
+            return
+        key = key[:300]
+        entry = self._calls.get(key)
+        if entry is None:
+            blank: dict[str, Any] = {"type": "tool_call", "toolCallId": key, "title": "", "kind": "other", "status": "pending",
+                     "locations": [], "content": [], "input": None, "output": None}  # fmt: skip
+            entry = self._calls[key] = self._add(blank)
+        part = {**entry.part, **_call_fields(update)}
+        entry.part = _within(part)
+        self._touch(entry)
+
+    def _add(self, part: dict[str, Any]) -> Entry:
+        self._last = message_id(self._last)
+        entry = Entry(self._last, part)
+        self._entries.append(entry)
+        self._open = entry
+        self._touch(entry)
+        return entry
+
+    def _touch(self, entry: Entry) -> None:
+        entry.changed = True
+        self._touched.setdefault(entry.id, entry)
+
+
+def _text(block: Any) -> str | None:
+    if not isinstance(block, dict):
+        return None
+    kind = block.get("type")
+    if kind == "text" and isinstance(block.get("text"), str):
+        return str(block["text"])
+    if kind == "resource_link" and isinstance(block.get("uri"), str):
+        return f"[{block.get('name') or block['uri']}]({block['uri']})"
+    if kind == "resource" and isinstance(block.get("resource"), dict):
+        text = block["resource"].get("text")
+        return text if isinstance(text, str) else None
+    return None
+
+
+def _call_fields(update: dict[str, Any]) -> dict[str, Any]:
+    """Those that this update speaks of: the others stay what they were."""
+    fields: dict[str, Any] = {}
+    if isinstance(update.get("title"), str):
+        fields["title"] = cut(update["title"], 2000)
+    if update.get("kind") in _KINDS:
+        fields["kind"] = update["kind"]
+    if update.get("status") in _STATUSES:
+        fields["status"] = update["status"]
+    if isinstance(update.get("locations"), list):
+        fields["locations"] = [
+            {"path": cut(one["path"], 2000), "line": one.get("line") if isinstance(one.get("line"), int) else None}
+            for one in update["locations"][:PIECES]
+            if isinstance(one, dict) and isinstance(one.get("path"), str)
+        ]
+    if isinstance(update.get("content"), list):
+        fields["content"] = [piece for one in update["content"][:PIECES] if (piece := _content(one)) is not None]
+    for theirs, ours in (("rawInput", "input"), ("rawOutput", "output")):
+        if update.get(theirs) is not None:
+            fields[ours] = bounded(update[theirs], VALUE_LIMIT)
+    return fields
+
+
+def _content(one: Any) -> dict[str, Any] | None:
+    if not isinstance(one, dict):
+        return None
+    kind = one.get("type")
+    if kind == "content":
+        text = _text(one.get("content"))
+        return None if text is None else {"type": "text", "text": cut(text, VALUE_LIMIT)}
+    if kind == "diff" and isinstance(one.get("path"), str) and isinstance(one.get("newText"), str):
+        old = one.get("oldText")
+        return {
+            "type": "diff",
+            "path": cut(one["path"], 2000),
+            "oldText": cut(old, VALUE_LIMIT) if isinstance(old, str) else None,
+            "newText": cut(one["newText"], VALUE_LIMIT),
+        }
+    if kind == "terminal" and isinstance(one.get("terminalId"), str):
+        return {"type": "terminal", "terminalId": cut(one["terminalId"], 300)}
+    return None
+
+
+def _within(part: dict[str, Any]) -> dict[str, Any]:
+    """A part that is too large as a whole loses the least important first."""
+    for name, less in (("output", CUT), ("input", CUT)):
+        if _size(part) <= CALL_LIMIT:
+            return part
+        if part[name] is not None:
+            part = {**part, name: less}
+    while part["content"] and _size(part) > CALL_LIMIT:
+        part = {**part, "content": part["content"][:-1]}
+    return part
+
+
+def _usage(update: dict[str, Any]) -> dict[str, Any]:
+    found = {name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)}
+    cost = update.get("cost")
+    if isinstance(cost, dict) and isinstance(cost.get("amount"), int | float):
+        found["cost"] = {"amount": cost["amount"], "currency": cut(str(cost.get("currency") or "USD"), 10)}
+    return {"context": found} if found else {}
+
+
+def _commands(commands: list[Any]) -> list[dict[str, str]]:
+    return [
+        {"name": cut(one["name"], 100), "description": cut(str(one.get("description") or ""), 500)}
+        for one in commands[:PIECES]
+        if isinstance(one, dict) and isinstance(one.get("name"), str)
+    ]
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False))
+
+
+def cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - len(CUT)] + CUT
+
+
+def bounded(value: Any, limit: int) -> Any:
+    """The value when it is small enough, else the beginning of its JSON."""
+    try:
+        written = json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return CUT
+    return value if len(written) <= limit else cut(written, limit)
+
+
+def shown(part: dict[str, Any]) -> dict[str, Any]:
+    """A part as an event carries it."""
+    if _size(part) <= EVENT_LIMIT:
+        return part
+    small = {**part, "cut": True}
+    for name in ("output", "input"):
+        if name in small:
+            small[name] = None
+    if isinstance(small.get("text"), str):
+        small["text"] = cut(small["text"], EVENT_LIMIT // 4)
+    for name in ("content", "locations", "entries"):
+        while small.get(name) and _size(small) > EVENT_LIMIT:
+            small[name] = small[name][: len(small[name]) // 2]
+    if isinstance(small.get("title"), str):
+        small["title"] = cut(small["title"], 300)
+    return small
+
+
+def deltas(text: str) -> Sequence[str]:
+    """A text in pieces that fit into events."""
+    size = EVENT_LIMIT if text.isascii() else EVENT_LIMIT // 4
+    return [text[at : at + size] for at in range(0, len(text), size)]

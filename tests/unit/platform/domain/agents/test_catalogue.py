@@ -1,0 +1,128 @@
+"""Which agents people see, and what becomes of those they add."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.model import LaunchWish, ModelApi, ModelEndpoint
+from sandyard.platform.domain.agents.profiles import BUILT_IN
+from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
+from sandyard.platform.domain.users.model import NameTakenError
+from tests.unit.platform.world import World, opened
+
+PLAIN = Definition(argv=["my-agent", "acp"])
+WISH = LaunchWish(home="/home/user", folder="/home/user/repo")
+ENDPOINT = ModelEndpoint(ModelApi.OPENAI_CHAT, "http://127.0.0.1:4100/prv_1", Secret("cap_1"), "fallback")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with opened(tmp_path) as made:
+        yield made
+
+
+async def test_people_see_the_platforms_everybodys_and_their_own(world: World) -> None:
+    agents = Agents(world.database)
+    root, ann, bob = [
+        (await world.person(name, role)).principal
+        for name, role in (("ada", "admin"), ("ann", "member"), ("bob", "member"))
+    ]
+    await agents.create(root, "shared", "Shared", PLAIN)
+    await agents.create(ann, "anns", None, PLAIN)
+
+    def names(found: list[Any]) -> list[str]:
+        return [one.profile.name for one in found]
+
+    assert names(await agents.list(ann)) == [*BUILT_IN, "anns", "shared"]
+    assert names(await agents.list(bob)) == [*BUILT_IN, "shared"]
+    assert names(await agents.list(root)) == [*BUILT_IN, "anns", "shared"]
+    assert (await agents.get(ann, "anns")).owner_id == ann.user_id
+    assert (await agents.get(bob, "shared")).owner_id is None
+    assert (await agents.profile(bob.user_id, "shared")).title == "Shared"
+    assert (await agents.profile(bob.user_id, "demo")).demo
+    with pytest.raises(NotFoundError):
+        await agents.get(bob, "anns")
+    with pytest.raises(InvalidInputError, match=r"There are: .*demo, shared\."):
+        await agents.profile(bob.user_id, "anns")
+
+
+async def test_names_are_taken_once_and_changes_are_their_owners(world: World) -> None:
+    agents = Agents(world.database)
+    root, ann = (await world.person("ada", "admin")).principal, (await world.person("ann")).principal
+    await agents.create(root, "shared", None, PLAIN)
+    for name in ("shared", "demo"):
+        with pytest.raises(NameTakenError):
+            await agents.create(ann, name, None, PLAIN)
+    for name in ("", "Upper", "9lives", "a b", "a" * 51, "-x", "x\n"):
+        with pytest.raises(InvalidInputError):
+            await agents.create(ann, name, None, PLAIN)
+    for verb in (agents.update(ann, "shared", None, PLAIN), agents.delete(ann, "shared")):
+        with pytest.raises(ForbiddenError):
+            await verb
+    for verb in (agents.update(root, "demo", None, PLAIN), agents.delete(root, "demo")):
+        with pytest.raises(ConflictError):
+            await verb
+    changed = await agents.update(root, "shared", "New", Definition(argv=["other"]))
+    assert (changed.profile.title, changed.profile.launch(WISH).argv) == ("New", ("other",))
+    await agents.delete(root, "shared")
+    with pytest.raises(NotFoundError):
+        await agents.delete(root, "shared")
+    kinds = [event.kind for event in await world.events() if event.kind.startswith("agent.")]
+    assert kinds == ["agent.created", "agent.updated", "agent.deleted"]
+
+
+def test_a_definition_fills_in_what_it_is_started_with() -> None:
+    definition = Definition(
+        argv=["{home}/bin/it", "--model={model}", "{folder}", "{other}"],
+        envs={"BASE": "{base_url}/v1", "KEY": "{capability}"},
+        apis=[ModelApi.OPENAI_CHAT],
+    )
+    profile = Custom("it", "It", definition)
+    launch = profile.launch(LaunchWish(WISH.home, "/w {model}", model=None, endpoint=ENDPOINT))
+    assert launch.argv == ("/home/user/bin/it", "--model=fallback", "/w {model}", "{other}")
+    assert launch.envs == {"BASE": "http://127.0.0.1:4100/prv_1/v1", "KEY": "cap_1"}
+    assert profile.launch(LaunchWish("/h", "/f", "big", None, ENDPOINT)).argv[1] == "--model=big"
+    with pytest.raises(InvalidInputError, match="name one"):
+        profile.launch(WISH)
+    with pytest.raises(InvalidInputError, match="model provider"):
+        Custom("it", "It", Definition(argv=["x"], envs={"A": "{base_url}"}, apis=[ModelApi.OPENAI])).launch(WISH)
+    assert Definition.model_validate(definition.stored()) == definition
+
+
+def test_the_version_of_an_install_is_made_of_its_text() -> None:
+    def made(script: str) -> Custom:
+        return Custom(
+            "x", "X", Definition.model_validate({"argv": ["x"], "install": {"script": script, "check": "true"}})
+        )
+
+    one, same, other = made("a").install, made("a").install, made("b").install
+    assert one == same
+    assert one is not None
+    assert other is not None
+    assert one.version != other.version
+    assert Custom("x", "X", PLAIN).install is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"argv": []},
+        {"argv": [" "]},
+        {"argv": ["x"], "envs": {"A B": "c"}},
+        {"argv": ["x", "{capability}"]},
+        {"argv": ["x"], "install": {"script": "x"}},
+        {"argv": ["x"], "apis": ["telepathy"]},
+        {"argv": ["x"], "more": 1},
+    ],
+)
+def test_a_definition_is_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Definition.model_validate(wrong)

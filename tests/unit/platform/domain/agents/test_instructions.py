@@ -1,0 +1,54 @@
+"""What the demo agent takes for an instruction, and what for prose."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandyard.platform.domain.agents.demo.instructions import Step, read
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("create a.txt: one\\ntwo\\\\n", Step("create", "one\ntwo\\n", "a.txt")),
+        ("1) Create the file `a b.txt`: x", Step("create", "x", "a b.txt")),
+        ("Append to README.md: hi: you", Step("append", "hi: you", "README.md")),
+        ("* replace 'a b': x -> y", Step("replace", "y", "a b", "x")),
+        ("replace a: x =>", Step("replace", "", "a", "x")),
+        ("- [ ] DELETE old.txt", Step("delete", "", "old.txt")),
+        ("> run: printf 'a\\nb'", Step("run", "printf 'a\\nb'")),
+        ("`run: ls`", Step("run", "ls")),
+        ("Commit: fix: a", Step("commit", "fix: a")),
+        ("sleep: 2 s", Step("sleep", "2 s")),
+        ("Crash.", Step("crash")),
+    ],
+)
+def test_one_line(line: str, step: Step) -> None:
+    assert read(line) == [step]
+    assert read(f"Some prose.\r\n{line}\r\n\r\nMore of it.") == [step]
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "",
+        "Create a login page: it should work.",
+        "Delete the old files",
+        "Crash the system, and hang around",
+        "Plan the work: first this, then that",
+        "Replace all of it",
+        "create something nice",
+    ],
+)
+def test_prose(prose: str) -> None:
+    assert read(prose) == []
+
+
+def test_blocks_belong_to_the_line_above_them() -> None:
+    text = "1. create a.py:\n\n   ```python\n   run: no\n     deeper\n   ```\nappend b\n~~~\nx\n```\n~~~\nsay: end\ncreate c\n```\nopen"
+    assert read(text) == [
+        Step("create", "run: no\n  deeper\n", "a.py"),
+        Step("append", "x\n```\n", "b"),
+        Step("say", "end"),
+        Step("create", "open\n", "c"),
+    ]

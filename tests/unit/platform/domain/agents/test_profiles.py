@@ -1,0 +1,68 @@
+"""How the agents that come with the platform are started."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint, Profile
+from sandyard.platform.domain.agents.profiles import BUILT_IN
+
+HOME, FOLDER = "/home/user", '/home/user/work "space"'
+REAL = [profile for profile in BUILT_IN.values() if not profile.demo]
+PAIRS = [(profile, api) for profile in REAL for api in profile.apis]
+
+
+def started(profile: Profile, api: ModelApi, model: str | None = None, wanted: str | None = None) -> Launch:
+    endpoint = ModelEndpoint(api, "http://127.0.0.1:4100/prv_x", Secret("cap-1"), model)
+    return profile.launch(LaunchWish(HOME, FOLDER, model=wanted, endpoint=endpoint))
+
+
+def words(launch: Launch) -> str:
+    return "\n".join([*launch.argv, *launch.envs.values(), *(data.decode() for data in launch.files.values())])
+
+
+@pytest.mark.parametrize(("profile", "api"), PAIRS, ids=lambda one: getattr(one, "name", one))
+def test_the_way_to_its_model_and_nothing_else(profile: Profile, api: ModelApi) -> None:
+    launch = started(profile, api, "some-model", wanted="house/some-model")
+    assert "http://127.0.0.1:4100/prv_x" in words(launch)
+    assert "some-model" in words(launch)
+    assert "house/" not in words(launch), "the provider's name is the platform's own"
+    assert "cap-1" in launch.envs.values()
+    assert not any(b"cap-1" in data for data in launch.files.values()), "it is in its environment alone"
+    assert launch.argv[0].startswith(f"{HOME}/.sandyard/agents/")
+    assert all(path.startswith(f"{HOME}/.sandyard/agents/") for path in launch.files), "nobody's own files are touched"
+    assert "HOME" not in launch.envs, "commands of the agent find the user's own settings"
+
+
+@pytest.mark.parametrize("profile", REAL, ids=lambda profile: profile.name)
+def test_it_is_pinned_and_starts_without_a_model(profile: Profile) -> None:
+    assert profile.install is not None
+    assert profile.install.version in profile.launch(LaunchWish(HOME, FOLDER)).argv[0]
+    assert started(profile, profile.apis[0]).argv[0] == profile.launch(LaunchWish(HOME, FOLDER)).argv[0]
+
+
+def test_opencode_asks_before_it_changes_anything() -> None:
+    (written,) = started(BUILT_IN["opencode"], ModelApi.ANTHROPIC, "m").files.values()
+    settings = json.loads(written)
+    assert settings["permission"]["edit"] == settings["permission"]["bash"] == "ask"
+    assert settings["enabled_providers"] == ["sandyard"]
+    assert settings["provider"]["sandyard"]["options"]["baseURL"] == "http://127.0.0.1:4100/prv_x/v1"
+
+
+def test_codex_is_told_in_whatever_folder_it_works() -> None:
+    (written,) = started(BUILT_IN["codex"], ModelApi.OPENAI, 'a"b😀').files.values()
+    settings = tomllib.loads(written.decode())
+    assert settings["projects"][FOLDER]["trust_level"] == "trusted"
+    assert (settings["model"], settings["approval_policy"]) == ('a"b😀', "untrusted")
+
+
+@pytest.mark.parametrize(("mode", "policy"), [(None, "untrusted"), ("ask", "untrusted"), ("full-access", "never")])
+def test_codex_leaves_isolation_to_the_sandbox_in_every_mode(mode: str | None, policy: str) -> None:
+    endpoint = ModelEndpoint(ModelApi.OPENAI, "http://127.0.0.1:4100/prv_x", Secret("cap-1"), None)
+    (written,) = BUILT_IN["codex"].launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint)).files.values()
+    settings = tomllib.loads(written.decode())
+    assert (settings["approval_policy"], settings["sandbox_mode"]) == (policy, "danger-full-access")

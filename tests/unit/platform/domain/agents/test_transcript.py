@@ -1,0 +1,153 @@
+"""From updates of an agent to messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sandyard.platform.domain.agents import summary, transcript
+from sandyard.platform.domain.agents.transcript import CALL_LIMIT, EVENT_LIMIT, PART_LIMIT, Transcript
+
+
+def text(words: str, kind: str = "agent_message_chunk", **more: Any) -> dict[str, Any]:
+    return {"sessionUpdate": kind, "content": {"type": "text", "text": words}, **more}
+
+
+def parts(made: Transcript) -> list[dict[str, Any]]:
+    return [entry.part for entry in made.changes()]
+
+
+def test_chunks_that_follow_each_other_are_one_message() -> None:
+    made = Transcript()
+    for update in (text("a"), text("b"), text("c", "agent_thought_chunk"), text("d"), text("e", messageId="2")):
+        made.apply(update)
+    found = made.changes()
+    assert [(entry.part["type"], entry.part["text"], entry.delta) for entry in found] == [
+        ("text", "ab", "ab"),
+        ("thought", "c", "c"),
+        ("text", "d", "d"),
+        ("text", "e", "e"),
+    ]
+    assert [entry.id for entry in found] == sorted(entry.id for entry in found)
+    made.settled()
+    made.apply(text("f", messageId="2"))
+    (entry,) = made.changes()
+    assert (entry.new, entry.part["text"], entry.delta) == (False, "ef", "f")
+
+
+def test_taken_up_it_goes_on_with_the_same_messages() -> None:
+    first = Transcript("msg_0")
+    first.apply({"sessionUpdate": "tool_call", "toolCallId": "t", "title": "make"})
+    first.apply(text("abc"))
+    known = [(entry.id, entry.part) for entry in first.changes()]
+    second = Transcript("", known)
+    second.apply(text("def"))
+    second.apply({"sessionUpdate": "tool_call_update", "toolCallId": "t", "status": "completed"})
+    found = {entry.id: entry for entry in second.changes()}
+    assert set(found) == {id_ for id_, _ in known}
+    assert found[known[1][0]].part["text"] == "abcdef"
+    assert (found[known[0][0]].part["title"], found[known[0][0]].part["status"]) == ("make", "completed")
+
+
+def test_a_tool_call_keeps_what_an_update_does_not_speak_of() -> None:
+    made = Transcript()
+    made.apply(
+        {
+            "sessionUpdate": "tool_call",
+            "toolCallId": "t",
+            "title": "Edit",
+            "kind": "edit",
+            "locations": [{"path": "a.py", "line": 3}, {"no": 1}],
+            "content": [{"type": "diff", "path": "a.py", "oldText": None, "newText": "x"}, {"type": "strange"}],
+            "rawInput": {"a": 1},
+        }
+    )
+    made.apply(
+        {
+            "sessionUpdate": "tool_call_update",
+            "toolCallId": "t",
+            "status": "completed",
+            "kind": None,
+            "content": [
+                {"type": "content", "content": {"type": "text", "text": "done"}},
+                {"type": "terminal", "terminalId": "1"},
+            ],
+        }
+    )
+    (part,) = parts(made)
+    assert part == {
+        "type": "tool_call",
+        "toolCallId": "t",
+        "title": "Edit",
+        "kind": "edit",
+        "status": "completed",
+        "locations": [{"path": "a.py", "line": 3}],
+        "content": [{"type": "text", "text": "done"}, {"type": "terminal", "terminalId": "1"}],
+        "input": {"a": 1},
+        "output": None,
+    }
+
+
+def test_facts_are_no_part_of_it_and_strange_things_are_nothing() -> None:
+    made = Transcript()
+    mode = made.apply({"sessionUpdate": "current_mode_update", "currentModeId": "plan"})
+    assert mode is not None
+    assert mode.options == {"currentMode": "plan"}
+    used = made.apply({"sessionUpdate": "usage_update", "used": 1, "size": 2, "cost": {"amount": 0.5}})
+    assert used is not None
+    assert used.usage == {"context": {"used": 1, "size": 2, "cost": {"amount": 0.5, "currency": "USD"}}}
+    strange: list[dict[str, Any]] = [
+        {},
+        {"sessionUpdate": 3},
+        {"sessionUpdate": "of tomorrow"},
+        {"sessionUpdate": "agent_message_chunk", "content": "text"},
+        {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": 5}},
+        {"sessionUpdate": "tool_call"},
+        {"sessionUpdate": "plan", "entries": "none"},
+        {"sessionUpdate": "usage_update", "used": "many"},
+        {"sessionUpdate": "config_option_update", "configOptions": 1},
+    ]
+    for update in strange:
+        facts = made.apply(update)
+        assert facts is None or not (facts.options or facts.usage)
+    assert parts(made) == []
+
+
+def test_it_stays_within_bounds() -> None:
+    made = Transcript()
+    made.apply(text("x" * (PART_LIMIT + 5)))
+    made.apply(
+        {
+            "sessionUpdate": "tool_call",
+            "toolCallId": "t",
+            "rawInput": {"a": "y" * 10_000_000},
+            "content": [{"type": "content", "content": {"type": "text", "text": "z" * 60_000}}] * 100,
+        }
+    )
+    one, two, call = parts(made)
+    assert (len(one["text"]), len(two["text"])) == (PART_LIMIT, 5)
+    assert len(json.dumps(call)) < CALL_LIMIT * 1.1
+    for part in (one, call):
+        assert len(json.dumps(transcript.shown(part))) <= EVENT_LIMIT * 1.1
+    assert "".join(transcript.deltas("ä" * 5000)) == "ä" * 5000
+
+
+def test_ids_within_a_millisecond_keep_their_order() -> None:
+    last = "msg_00zzzzzzzzaaaaaaaaaa"
+    for _ in range(3):
+        made = transcript.message_id(last)
+        assert made > last
+        assert len(made) == len(last)
+        last = made
+
+
+def test_a_summary_has_the_end_of_what_was_said() -> None:
+    said = [("user", [{"type": "text", "text": f"question {n} " + "x" * 1000}]) for n in range(100)]
+    said.append(("agent", [{"type": "tool_call", "title": "make", "status": "completed"}]))
+    told = summary.write(said)
+    assert told is not None
+    assert len(told) < summary.LIMIT * 1.1
+    assert "question 99" in told
+    assert "question 3 " not in told
+    assert "You did: make (completed)" in told
+    assert summary.write([]) is None
