@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 from sandyard.kit.clock import Clock
 from sandyard.platform.db.database import Database
+from sandyard.platform.domain.agents.asks import Asks
+from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.trial import Trials
+from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.forge.access import Access
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.models.service import Models
+from sandyard.platform.domain.preparing.service import Preparing
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
@@ -22,6 +28,9 @@ from sandyard.platform.domain.sandboxes.terminals import Terminals
 from sandyard.platform.domain.sandboxes.upkeep import Upkeep
 from sandyard.platform.domain.secrets.service import Secrets
 from sandyard.platform.domain.sessions.service import Sessions
+from sandyard.platform.domain.tasks.attempts import Attempts
+from sandyard.platform.domain.tasks.board import Tasks
+from sandyard.platform.domain.tasks.schedules import Schedules
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
 
@@ -36,14 +45,23 @@ class Services:
     audit: Audit
     secrets: Secrets
     projects: Projects
+    agents: Agents
+    trials: Trials
     engine: SandboxEngine
     lifecycle: Lifecycle
     upkeep: Upkeep
     sandboxes: Sandboxes
     commands: Commands
+    preparing: Preparing
     sessions: Sessions
+    turns: Turns
+    attempts: Attempts
+    tasks: Tasks
+    schedules: Schedules
+    asks: Asks
     terminals: Terminals
     credentials: Credentials
+    models: Models
     access: Access
     git: GitService
     pull_requests: PullRequests

@@ -1,4 +1,4 @@
-"""What a webhook's delivery says, read with care: which repository it comes from, and which pull requests it speaks of."""
+"""What a webhook's delivery says, read with care: which repository it comes from, and which pull requests or issue it speaks of."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.platform.db.models import Project
+from sandyard.platform.domain.forge.github_reading import address, login, text, whole
 from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 Payload = dict[str, Any]
+MAX_ISSUE = 50_000
 NAMES, _PLACES = 20, 60
 """Repositories that a delivery may name, and places where it is looked for their names."""
 # as no text in JSON can have it, for there a quotation mark is escaped
@@ -25,11 +27,29 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a delivery speaks of, as far as it helps to find pull requests."""
+    """What a delivery speaks of, as far as it helps to find pull requests, or the issue that is to become a task."""
 
     numbers: frozenset[int] = frozenset()
     commits: frozenset[str] = frozenset()
     branches: frozenset[str] = frozenset()
+    issue: LabelledIssue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledIssue:
+    """An open issue that got a label. Title, body and author are anybody's words."""
+
+    number: int
+    label: str
+    title: str
+    body: str
+    author: str
+    url: str | None
+
+    def is_for(self, project: Project) -> bool:
+        """The label is the one that the project makes tasks of; like on the forge, capitals do not count."""
+        wanted = ProjectSettings.of(project).tasks.issue_label
+        return wanted is not None and wanted.casefold() == self.label.casefold()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +136,28 @@ def _issue_comment(payload: Payload) -> Subject | None:
     return Subject(numbers=_numbers([_at(payload, "issue", "number")]))
 
 
+def _issue(payload: Payload) -> Subject | None:
+    if _at(payload, "action") != "labeled":
+        return None
+    found = labelled_issue(_at(payload, "issue"), text(_at(payload, "label", "name"), 100))
+    return None if found is None else Subject(issue=found)
+
+
+def labelled_issue(said: Any, label: str) -> LabelledIssue | None:
+    """None for what is no open issue; a pull request is none."""
+    number = whole(_at(said, "number"))
+    if number is None or not label or _at(said, "pull_request") is not None or _at(said, "state") == "closed":
+        return None
+    return LabelledIssue(
+        number=number,
+        label=label,
+        title=text(_at(said, "title"), 1000),
+        body=text(_at(said, "body"), MAX_ISSUE),
+        author=login(_at(said, "user")),
+        url=address(_at(said, "html_url")),
+    )
+
+
 def _check(key: str) -> Callable[[Payload], Subject]:
     def read(payload: Payload) -> Subject:
         pulls = _at(payload, key, "pull_requests")
@@ -127,6 +169,7 @@ def _check(key: str) -> Callable[[Payload], Subject]:
 
 _READERS: Mapping[str, Callable[[Payload], Subject | None]] = {
     "ping": lambda payload: Subject(),
+    "issues": _issue,
     "push": _push,
     "pull_request": _pull_request,
     "pull_request_review": _pull_request,

@@ -34,6 +34,8 @@ ROUNDS = 6
 """In the time in which everything is looked at once."""
 HEARD_WITHIN, HEARD_POLL_S = timedelta(hours=1), 600.0
 LONGEST_REST_S = 3600.0
+POLLED = "polled"
+"""The event of what is remembered like a delivery, and was found by asking."""
 UNFINISHED = timedelta(days=1)
 """So long after a merge it is tried to delete the branch."""
 AT_ONCE = 4
@@ -84,7 +86,7 @@ class Follower:
         async with self._database.reading() as session:
             rows = list(await session.scalars(_followed(now)))
             heard_query = select(Delivery.project_id, func.max(Delivery.received_at)).group_by(Delivery.project_id)
-            heard_query = heard_query.where(Delivery.received_at > now - HEARD_WITHIN)
+            heard_query = heard_query.where(Delivery.received_at > now - HEARD_WITHIN, Delivery.event != POLLED)
             heard = {project_id for project_id, _ in (await session.execute(heard_query)).all()}
             ids = {row.project_id for row in rows}
             projects = {row.id: row for row in await session.scalars(select(Project).where(Project.id.in_(ids)))}

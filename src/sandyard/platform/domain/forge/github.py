@@ -107,6 +107,10 @@ class GitHubRepository:
             warnings=tuple(warnings),
         )
 
+    async def issues(self, label: str) -> list[reading.Json]:
+        """The open ones with this label, as GitHub says them; pull requests are among them."""
+        return await self._calls.every("/issues", labels=label, state="open")
+
     async def merge(
         self,
         number: int,

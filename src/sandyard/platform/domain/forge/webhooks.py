@@ -3,7 +3,8 @@ now is asked from the API. Before the signature is known to be right, a body is 
 and hashed: nothing is built of it.
 
 A delivery is written down together with the mark on the pull requests it speaks of (`looked_at` emptied), before anything is done
-about it. A crash after that loses nothing: the follower looks at what is marked.
+about it. A crash after that loses nothing: the follower looks at what is marked. The one thing that is taken from a delivery itself
+is an issue that got a label; what comes of it is written in the same transaction.
 """
 
 from __future__ import annotations
@@ -25,9 +26,17 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
-from sandyard.platform.db.database import Database
+from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Credential, Delivery, Project, PullRequest
-from sandyard.platform.domain.forge.deliveries import Subject, names_in, payload_of, repository_of, slug_of, subject_of
+from sandyard.platform.domain.forge.deliveries import (
+    LabelledIssue,
+    Subject,
+    names_in,
+    payload_of,
+    repository_of,
+    slug_of,
+    subject_of,
+)
 from sandyard.platform.domain.forge.model import ForgeKind
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git.errors import TooMuchError
@@ -68,6 +77,11 @@ class Taken(StrEnum):
     IGNORED = "ignored"
 
 
+def issue_key(number: int) -> str:
+    """Under which it is remembered that an issue has become a task, also when that was deleted since."""
+    return f"issue:{number}"
+
+
 def _signed(secret: str, signature: str, body: bytes) -> bool:
     made = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     return hmac.compare_digest(f"sha256={made}", signature)
@@ -81,8 +95,12 @@ def _about(subject: Subject) -> ColumnElement[bool]:
     )
 
 
+IssueTrigger = Callable[[Transaction, Project, LabelledIssue], Awaitable[None]]
+
+
 class Webhooks:
-    """`on_push` is awaited in the background for each project whose repository was pushed to."""
+    """`on_push` is awaited in the background for each project whose repository was pushed to. `on_issue` is awaited in the transaction that
+    records the delivery, for each project that makes tasks of issues with this label: once for each issue."""
 
     def __init__(
         self,
@@ -92,12 +110,14 @@ class Webhooks:
         clock: Clock,
         *,
         on_push: Callable[[Project], Awaitable[None]],
+        on_issue: IssueTrigger | None = None,
     ) -> None:
         self._database = database
         self._credentials = credentials
         self._pulls = pulls
         self._clock = clock
         self._on_push = on_push
+        self._on_issue = on_issue
         self._tasks = TaskSet("webhooks")
         self._settling: set[str] = set()
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
@@ -126,10 +146,12 @@ class Webhooks:
         if not (_EVENT.fullmatch(event) and _DELIVERY.fullmatch(number)):
             raise InvalidInputError("A delivery has the headers X-GitHub-Event and X-GitHub-Delivery.")
         subject = subject_of(event, payload)
-        if subject is None:
+        if subject is not None and subject.issue is not None:
+            projects = [project for project in projects if self._on_issue and subject.issue.is_for(project)]
+        if subject is None or not projects:
             return Taken.IGNORED
         content = await self._worked(body, lambda: hashlib.sha256(event.encode() + b"\0" + body).hexdigest())
-        keys = (number, f"sha256:{content}")
+        keys = (number, f"sha256:{content}", *([] if subject.issue is None else [issue_key(subject.issue.number)]))
         taken = [project for project in projects if await self._record(project, keys, event, subject)]
         if not taken:
             return Taken.KNOWN
@@ -171,8 +193,9 @@ class Webhooks:
             rows = list(await session.scalars(query.order_by(Project.id)))
         return list(islice((row for row in rows if slug_of(row) in names), MOST))
 
-    async def _record(self, project: Project, keys: tuple[str, str], event: str, subject: Subject) -> bool:
-        """False: it was taken before. `keys`: GitHub's number of it, which a redelivery keeps, and what it says, which a replay keeps."""
+    async def _record(self, project: Project, keys: tuple[str, ...], event: str, subject: Subject) -> bool:
+        """False: it was taken before. `keys`: GitHub's number of it, which a redelivery keeps, what it says, which a replay keeps, and the
+        issue, which can get its label twice."""
         now = instant(self._clock)
         try:
             async with self._database.transaction() as tx:
@@ -182,6 +205,8 @@ class Webhooks:
                 await tx.session.execute(delete(Delivery).where(Delivery.received_at < now - KEPT))
                 for key in set(keys):
                     tx.add(Delivery(project_id=project.id, delivery=key, event=event, received_at=now))
+                if subject.issue is not None and self._on_issue is not None:
+                    await self._on_issue(tx, project, subject.issue)
                 mine = (
                     (PullRequest.project_id == project.id) & (PullRequest.forge == ForgeKind.GITHUB) & _about(subject)
                 )

@@ -1,0 +1,157 @@
+"""Schedules: tasks that are made again and again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field, StringConstraints
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.task_views import PROJECT, TaskView
+from sandyard.platform.api.tasks import TaskInput, Tasks
+from sandyard.platform.api.trail import note
+from sandyard.platform.db import models
+from sandyard.platform.domain.tasks import schedules as service
+from sandyard.platform.domain.tasks.cron import MAX_CRON, MAX_ZONE
+from sandyard.platform.domain.tasks.fields import TaskFields
+from sandyard.platform.domain.tasks.schedules import ScheduledTask
+
+router = APIRouter(tags=["schedules"])
+SCHEDULE = "sch_0mh3k7a1x2abcdefghij"
+Schedules = Annotated[service.Schedules, part("schedules")]
+ScheduleId = Annotated[str, id_in_path("schedule", SCHEDULE)]
+ScheduleName = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
+Cron = Annotated[
+    str,
+    Field(
+        min_length=9,
+        max_length=MAX_CRON,
+        examples=["0 6 * * MON-FRI"],
+        description="Minute, hour, day of the month, month, day of the week.",
+    ),
+]
+Zone = Annotated[str, Field(min_length=1, max_length=MAX_ZONE, examples=["UTC", "Europe/Berlin"])]
+_TASK = {"title": "Update the dependencies", "description": "Run `make update`.", "agent": "demo"}
+
+
+class ScheduleView(Model):
+    model_config = example(
+        id=SCHEDULE, projectId=PROJECT, name="nightly", cron="0 3 * * *", timezone="UTC", enabled=True
+    )
+
+    id: str
+    project_id: str
+    owner_id: str = Field(description="For whom its tasks work.")
+    name: str
+    cron: str
+    timezone: str
+    task: ScheduledTask
+    enabled: bool
+    next_at: Instant | None = Field(description="Null while it is switched off.")
+    last_at: Instant | None
+    last_task_id: str | None
+    last_error: str | None = Field(description="Why the last time made no task; null: it did. It goes on all the same.")
+    created_at: Instant
+    updated_at: Instant
+
+    @classmethod
+    def of(cls, row: models.Schedule, error: str | None) -> ScheduleView:
+        same = {name: getattr(row, name) for name in cls.model_fields if name not in ("task", "last_error")}
+        return cls(**same, task=ScheduledTask.model_validate(row.task), last_error=error)
+
+
+class ScheduledTaskInput(TaskInput):
+    model_config = example(**_TASK)
+
+    start: bool = Field(default=True, description="At once, or as soon as there is room; else it stays in the backlog.")
+
+    def scheduled(self) -> ScheduledTask:
+        return ScheduledTask(start=self.start, **{name: getattr(self, name) for name in TaskFields.model_fields})
+
+
+class NewSchedule(Input):
+    model_config = example(projectId=PROJECT, name="nightly", cron="0 3 * * *", timezone="Europe/Berlin", task=_TASK)
+
+    project_id: str = Field(min_length=1, max_length=40)
+    name: ScheduleName
+    cron: Cron
+    timezone: Zone = "UTC"
+    task: ScheduledTaskInput
+    enabled: bool = True
+
+
+class ScheduleChange(Input):
+    """What is left out stays; `task` is replaced as a whole."""
+
+    model_config = example(cron="30 3 * * *", enabled=True)
+
+    name: ScheduleName | None = None
+    cron: Cron | None = None
+    timezone: Zone | None = None
+    task: ScheduledTaskInput | None = None
+    enabled: bool | None = None
+
+
+@router.get("/schedules", name="schedule.list")
+async def list_(
+    caller: Caller,
+    schedules: Schedules,
+    page: Paging,
+    project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
+) -> Page[ScheduleView]:
+    """Those of projects you may see, newest first."""
+    found = await schedules.list(caller, page, project_id=project_id)
+    failures = await schedules.failures(found.items)
+    return Page[ScheduleView].of(found, lambda row: ScheduleView.of(row, failures.get(row.id)))
+
+
+@router.post("/schedules", name="schedule.create", status_code=201, dependencies=[limited("create")])
+async def create(request: Request, caller: Caller, schedules: Schedules, body: NewSchedule) -> ScheduleView:
+    """Times that were missed while the platform was down are made up for by one task."""
+    given: dict[str, Any] = {name: getattr(body, name) for name in ("name", "cron", "timezone", "enabled")}
+    row = await schedules.create(caller, body.project_id, task=body.task.scheduled(), **given)
+    note(request, target=row.id)
+    return ScheduleView.of(row, None)
+
+
+@router.get("/schedules/{schedule_id}", name="schedule.get")
+async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> ScheduleView:
+    return await _view(schedules, await schedules.get(caller, schedule_id))
+
+
+@router.patch("/schedules/{schedule_id}", name="schedule.update")
+async def update(
+    request: Request, caller: Caller, schedules: Schedules, schedule_id: ScheduleId, body: ScheduleChange
+) -> ScheduleView:
+    """By whoever made it, the project's owner or an administrator."""
+    given = {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
+    note(request, changed=sorted(given))
+    if body.task is not None:
+        given["task"] = body.task.scheduled()
+    return await _view(schedules, await schedules.update(caller, schedule_id, given))
+
+
+@router.delete("/schedules/{schedule_id}", name="schedule.delete", status_code=204)
+async def delete(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> Response:
+    """The tasks it has made stay."""
+    await schedules.delete(caller, schedule_id)
+    return Response(status_code=204)
+
+
+@router.post("/schedules/{schedule_id}/run", name="schedule.run", status_code=201, dependencies=[limited("create")])
+async def run(
+    request: Request, caller: Caller, schedules: Schedules, tasks: Tasks, schedule_id: ScheduleId
+) -> TaskView:
+    """Make its task now, for yourself; its times stay as they are."""
+    row = await schedules.run(caller, schedule_id)
+    note(request, task=row.id)
+    return TaskView.of(await tasks.cards.one(row))
+
+
+async def _view(schedules: service.Schedules, row: models.Schedule) -> ScheduleView:
+    return ScheduleView.of(row, (await schedules.failures([row])).get(row.id))

@@ -1,0 +1,219 @@
+"""What is shown of tasks and attempts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from sandyard.platform.api.schema import Instant, Model, example
+from sandyard.platform.db import models
+from sandyard.platform.domain.forge.model import Checks, ForgeKind, PullState, Review
+from sandyard.platform.domain.projects.model import BudgetSettings
+from sandyard.platform.domain.tasks.cards import AttemptCard, Card
+from sandyard.platform.domain.tasks.fields import WantedAttempt
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+
+TASK, PROJECT = "tsk_0mh3k7a1x2abcdefghij", "prj_0mh3k7a1x2abcdefghij"
+ATTEMPT, SESSION = "att_0mh3k7a1x2abcdefghij", "ses_0mh3k7a1x2abcdefghij"
+
+
+class PullSummary(Model):
+    id: str
+    forge: ForgeKind
+    number: int | None
+    url: str
+    title: str
+    state: PullState
+    draft: bool
+    head_branch: str
+    base_branch: str
+    review: Review
+    checks: Checks
+    mergeable: bool | None
+
+
+class SpentView(Model):
+    """On models, as counted at the platform's proxy."""
+
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    cost_usd: float | None = Field(description="Null: nobody knows what its models cost.")
+    unpriced: int = Field(description="Answers whose cost is not known and not in the sum.")
+
+
+class DiffStat(Model):
+    files: int = 0
+    added: int = 0
+    removed: int = 0
+
+
+class StepView(Model):
+    round: int
+    number: int
+    name: str
+    status: str = Field(description="running, completed or failed")
+    tries: int = Field(description="More than one: it was begun again after a crash.")
+    detail: dict[str, Any]
+    error: str | None
+    started_at: Instant
+    finished_at: Instant | None
+
+
+class AttemptView(Model):
+    model_config = example(
+        id=ATTEMPT, taskId=TASK, number=1, sessionId=SESSION, agent="demo", status="running", step="verify", round=1
+    )
+
+    id: str
+    task_id: str
+    number: int
+    owner_id: str = Field(description="For whom it works.")
+    session_id: str = Field(description="Of the session it works in, which may not be there yet.")
+    sandbox_id: str | None
+    agent: str
+    model: str | None
+    status: AttemptStatus
+    step: str | None = Field(description="What it does now.")
+    round: int = Field(
+        description="The first is the task itself, each later one is a piece of feedback or another try."
+    )
+    queue_position: int | None = Field(description="1 is the next to start.")
+    stopping: bool = Field(description="Somebody asked for its end.")
+    verified: bool | None = Field(description="Whether the project's check succeeded; null: there was none yet.")
+    verification: dict[str, Any] | None = Field(
+        description="`ok`, `command`, `exitCode`, `seconds`, `at` of that check."
+    )
+    diff: DiffStat | None
+    branch: str | None
+    head: str | None = Field(description="The newest commit of its branch.")
+    spent: SpentView
+    seconds: float | None = Field(description="Since it began to work, or until its end.")
+    pull_request: PullSummary | None
+    error: str | None
+    error_code: str | None
+    steps: list[StepView] | None = Field(description="Null in lists of tasks.")
+    queued_at: Instant
+    started_at: Instant | None
+    finished_at: Instant | None
+
+    @classmethod
+    def of(cls, card: AttemptCard) -> AttemptView:
+        row, detail = card.attempt, card.attempt.detail or {}
+        verified = detail.get("verified")
+        verified = verified if isinstance(verified, dict) else None
+        return cls(
+            **{name: getattr(row, name) for name in _OF_ATTEMPT},
+            sandbox_id=card.sandbox_id,
+            queue_position=card.queue_position,
+            stopping=row.cancel_at is not None and not AttemptStatus(row.status).over,
+            verified=None if verified is None else bool(verified.get("ok")),
+            verification=verified,
+            diff=DiffStat.model_validate(detail["diff"]) if detail.get("diff") else None,
+            branch=detail.get("branch"),
+            head=detail.get("head"),
+            spent=SpentView.model_validate(card.spent),
+            seconds=card.seconds,
+            pull_request=_pull(card.pull_request),
+            steps=None if card.steps is None else [StepView.model_validate(step) for step in card.steps],
+        )
+
+
+class TaskView(Model):
+    model_config = example(
+        id=TASK, projectId=PROJECT, title="Fix the login", status="in_progress", position=0, agent="demo", attempts=[]
+    )
+
+    id: str
+    project_id: str
+    created_by: str | None
+    title: str
+    description: str
+    status: Column
+    position: int = Field(description="Its place in its column, from 0.")
+    priority: int
+    base_branch: str | None
+    agent: str | None
+    model: str | None
+    wanted: list[WantedAttempt] = Field(description="The attempts it is to have; empty: one.")
+    budget: BudgetSettings
+    source: dict[str, Any] = Field(description="What made it: `kind` is person, issue or schedule.")
+    start_when_ready: bool = Field(description="It starts by itself, as soon as it is not blocked and there is room.")
+    needs: list[str]
+    blocked_by: list[str] = Field(description="Those of its needs that are not done.")
+    queue_position: int | None = Field(description="Of the first of its attempts that waits.")
+    attempts: list[AttemptView]
+    pull_request: PullSummary | None = Field(description="The newest.")
+    error: str | None
+    created_at: Instant
+    updated_at: Instant
+    started_at: Instant | None
+    finished_at: Instant | None
+
+    @classmethod
+    def of(cls, card: Card) -> TaskView:
+        row = card.task
+        return cls(
+            **{name: getattr(row, name) for name in _OF_TASK},
+            position=card.position,
+            wanted=[WantedAttempt.model_validate(one) for one in row.attempts or []],
+            budget=BudgetSettings.model_validate(row.budget or {}),
+            source={name: value for name, value in (row.source or {}).items() if name != "startsFor"},
+            start_when_ready="startsFor" in (row.source or {}),
+            needs=list(card.needs),
+            blocked_by=list(card.blocked_by),
+            queue_position=card.queue_position,
+            attempts=[AttemptView.of(one) for one in card.attempts],
+            pull_request=_pull(card.pull_request),
+        )
+
+
+class AttemptList(Model):
+    items: list[AttemptView]
+
+    @classmethod
+    def of(cls, card: Card) -> AttemptList:
+        return cls(items=[AttemptView.of(one) for one in card.attempts])
+
+
+class Waiting(Model):
+    model_config = example(position=1, taskId=TASK, attemptId=ATTEMPT, number=1, title="Fix the login")
+
+    position: int
+    task_id: str
+    attempt_id: str
+    project_id: str
+    number: int
+    title: str
+    agent: str
+    model: str | None
+    round: int
+    reason: str
+    queued_at: Instant
+
+    @classmethod
+    def of(cls, row: models.Attempt, title: str, place: int, why: str) -> Waiting:
+        same = {name: getattr(row, name) for name in _OF_WAITING}
+        return cls(**same, attempt_id=row.id, title=title, position=place, reason=why)
+
+
+class QueueView(Model):
+    items: list[Waiting]
+
+
+_OF_WAITING = ("task_id", "project_id", "number", "agent", "model", "round", "queued_at")
+_OF_ATTEMPT = (
+    *("id", "task_id", "number", "owner_id", "session_id", "agent", "model", "status", "step", "round"),
+    *("error", "error_code", "queued_at", "started_at", "finished_at"),
+)
+_OF_TASK = (
+    *("id", "project_id", "created_by", "title", "description", "status", "priority", "base_branch", "agent", "model"),
+    *("error", "created_at", "updated_at", "started_at", "finished_at"),
+)
+
+
+def _pull(row: models.PullRequest | None) -> PullSummary | None:
+    return None if row is None else PullSummary.model_validate(row)

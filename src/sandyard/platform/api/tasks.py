@@ -1,0 +1,206 @@
+"""Tasks: cards on a project's board, and the attempts at them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.schema import Input, example, id_in_path
+from sandyard.platform.api.task_views import ATTEMPT, PROJECT, TASK, AttemptList, QueueView, TaskView, Waiting
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.projects.model import BudgetSettings
+from sandyard.platform.domain.tasks import attempts as attempt_service
+from sandyard.platform.domain.tasks import board
+from sandyard.platform.domain.tasks.fields import (
+    MAX_ATTEMPTS,
+    MAX_FEEDBACK,
+    MAX_NEEDS,
+    AgentName,
+    Branch,
+    Description,
+    ModelName,
+    Priority,
+    TaskFields,
+    Title,
+    WantedAttempt,
+)
+from sandyard.platform.domain.tasks.model import Column
+
+router = APIRouter(tags=["tasks"])
+Tasks = Annotated[board.Tasks, part("tasks")]
+Attempts = Annotated[attempt_service.Attempts, part("attempts")]
+TaskId = Annotated[str, id_in_path("task", TASK)]
+Need = Annotated[str, Field(min_length=1, max_length=40, examples=[TASK])]
+Needs = Annotated[
+    list[Need], Field(max_length=MAX_NEEDS, description="Ids of tasks of the same project that must be done first.")
+]
+Wanted = Annotated[
+    list[WantedAttempt],
+    Field(max_length=MAX_ATTEMPTS, description="One session each, side by side, to pick one from; empty: one."),
+]
+_ALWAYS_SOMETHING = frozenset(("title", "description", "attempts", "priority", "budget"))
+"""What a task cannot be without: null there means the same as leaving it out."""
+
+
+class TaskInput(Input):
+    """What a task can be made with, by a person or by a schedule."""
+
+    title: Title
+    description: Description = Field(default="", description="What the agent is to do, in full.")
+    agent: AgentName | None = Field(default=None, description="Null: the project's.", examples=["demo"])
+    model: ModelName | None = Field(default=None, description="Null: the project's, else the agent's own.")
+    attempts: Wanted = Field(default_factory=list)
+    base_branch: Branch | None = Field(default=None, description="Null: the project's.")
+    priority: Priority = 0
+    budget: BudgetSettings = Field(default_factory=BudgetSettings, description="Null limits: as the project says.")
+
+    def fields(self) -> TaskFields:
+        return TaskFields(**{name: getattr(self, name) for name in TaskFields.model_fields})
+
+
+class NewTask(TaskInput):
+    model_config = example(
+        projectId=PROJECT,
+        title="Fix the login",
+        description="Upper-case names cannot sign in.",
+        agent="demo",
+        start=True,
+    )
+
+    project_id: str = Field(min_length=1, max_length=40)
+    needs: Needs = Field(default_factory=list)
+    start: bool = Field(
+        default=False, description="At once, or as soon as all that it needs is done and its column has room."
+    )
+
+
+class TaskChange(Input):
+    """What is left out stays. Attempts that were begun go on as they were asked to."""
+
+    model_config = example(title="Fix the login for good", priority=5)
+
+    title: Title | None = None
+    description: Description | None = None
+    agent: AgentName | None = None
+    model: ModelName | None = None
+    attempts: Wanted | None = None
+    base_branch: Branch | None = None
+    priority: Priority | None = None
+    budget: BudgetSettings | None = None
+    needs: Needs | None = None
+    start: bool | None = Field(default=None, description="Whether it is to start by itself as soon as it can.")
+
+
+class Move(Input):
+    model_config = example(status="in_progress", position=0)
+
+    status: Column
+    position: int | None = Field(
+        default=None, ge=0, le=1_000_000, description="Its place in the column, from 0; left out: where new ones go."
+    )
+    feedback: str | None = Field(
+        default=None, max_length=MAX_FEEDBACK, description="From review to in progress: what the agent gets to read."
+    )
+
+
+class Pick(Input):
+    model_config = example(attemptId=ATTEMPT)
+
+    attempt_id: str = Field(min_length=1, max_length=40, description="Its id or its number.")
+
+
+@router.post("/tasks", name="task.create", status_code=201, dependencies=[limited("create")])
+async def create(request: Request, caller: Caller, tasks: Tasks, body: NewTask) -> TaskView:
+    """Make a card in the backlog, and start it if that is wanted."""
+    row = await tasks.create(caller, body.project_id, body.fields(), needs=body.needs, start=body.start)
+    note(request, target=row.id)
+    return TaskView.of(await tasks.cards.one(row))
+
+
+@router.get("/tasks", name="task.list")
+async def list_(
+    caller: Caller,
+    tasks: Tasks,
+    page: Paging,
+    project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
+    status: Column | None = None,
+    q: Annotated[str | None, Query(max_length=200, description="In the title or the description.")] = None,
+) -> Page[TaskView]:
+    """Column by column, in each as on the board. `steps` of attempts are left out."""
+    found = await tasks.list(caller, page, project_id=project_id, status=status, q=q)
+    cards = await tasks.cards.of(found.items)
+    return Page(items=[TaskView.of(card) for card in cards], next_cursor=found.next_cursor)
+
+
+@router.get("/tasks/{task_id}", name="task.get")
+async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
+    return TaskView.of(await tasks.cards.one(await tasks.get(caller, task_id)))
+
+
+@router.patch("/tasks/{task_id}", name="task.update")
+async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: TaskChange) -> TaskView:
+    given: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
+    note(request, changed=sorted(given))
+    needs, start = given.pop("needs", None), given.pop("start", None)
+    changes = {name: value for name, value in given.items() if value is not None or name not in _ALWAYS_SOMETHING}
+    row = await tasks.update(caller, task_id, changes, needs=needs, start=start)
+    return TaskView.of(await tasks.cards.one(row))
+
+
+@router.delete("/tasks/{task_id}", name="task.delete", status_code=204)
+async def delete(caller: Caller, tasks: Tasks, task_id: TaskId) -> Response:
+    """By whoever made it, the project's owner or an administrator. What works on it is stopped; its sessions stay."""
+    await tasks.delete(caller, task_id)
+    return Response(status_code=204)
+
+
+@router.post("/tasks/{task_id}/move", name="task.move", dependencies=[limited("execute")])
+async def move(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: Move) -> TaskView:
+    """To another column, or to another place in its own. To in progress it starts; from there to the backlog or to cancelled it is
+    stopped; from review back to in progress it needs feedback."""
+    note(request, to=body.status)
+    row = await tasks.move(caller, task_id, body.status, position=body.position, feedback=body.feedback)
+    return TaskView.of(await tasks.cards.one(row))
+
+
+@router.post("/tasks/{task_id}/stop", name="task.stop", dependencies=[limited("execute")])
+async def stop(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
+    """Cancel it, with all that works on it. Again: the same."""
+    return TaskView.of(await tasks.cards.one(await tasks.stop(caller, task_id)))
+
+
+@router.post("/tasks/{task_id}/retry", name="task.retry", dependencies=[limited("execute")])
+async def retry(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
+    """Once more: what has failed or was stopped goes on with the work it has done; what is done starts over."""
+    return TaskView.of(await tasks.cards.one(await tasks.retry(caller, task_id)))
+
+
+@router.get("/tasks/{task_id}/attempts", name="task.attempts")
+async def attempts_of(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
+    """Side by side: what they changed, whether it was verified, what it cost and how long it took."""
+    return AttemptList.of(await tasks.cards.one(await tasks.get(caller, task_id)))
+
+
+@router.post("/tasks/{task_id}/pick", name="task.pick", dependencies=[limited("execute")])
+async def pick(
+    request: Request, caller: Caller, tasks: Tasks, attempts: Attempts, task_id: TaskId, body: Pick
+) -> TaskView:
+    """The one of several attempts that becomes the pull request; the others are archived."""
+    task = await tasks.get(caller, task_id)
+    row = await attempts.pick(caller, task_id, body.attempt_id)
+    note(request, attempt=row.id)
+    return TaskView.of(await tasks.cards.one(task))
+
+
+@router.get("/queue", name="task.queue")
+async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
+    """Attempts that wait, in order, with what they wait for. Places count those of others, too."""
+    waiting = await attempts.queue(caller)
+    titles = await tasks.cards.titles([row.task_id for row, _, _ in waiting])
+    return QueueView(items=[Waiting.of(row, titles.get(row.task_id, ""), place, why) for row, place, why in waiting])

@@ -1,0 +1,417 @@
+"""Attempts: who may run, who waits for whom, and every change of an attempt's row.
+
+Rounds wait in rows, are let in by priority and age as far as the limits allow, and then are durable workflows (`rounds.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sqlalchemy import func, select
+
+from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+from sandyard.kit.text import storable
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import Attempt, Project, Session, Step, Task
+from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
+from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column, RoundKind
+from sandyard.platform.domain.tasks.moving import held
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+
+log = get_logger(__name__)
+
+LOOK_S = 5.0
+"""How often waiting attempts are looked at without anybody having said that something has changed."""
+WORDS = 100_000
+_RESTS = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
+
+
+class Executor(Protocol):
+    """What runs rounds: `durable.Durable`."""
+
+    async def begin(self, attempt_id: str, number: int) -> None: ...
+    async def state(self, attempt_id: str, number: int) -> str | None: ...
+
+
+class Turns(Protocol):
+    """What attempts want of `agents.turns.Turns`."""
+
+    async def cancel_all(self, session_id: str) -> None: ...
+    async def end_agent(self, session_id: str) -> None: ...
+
+
+class Attempts:
+    def __init__(
+        self,
+        database: Database,
+        projects: Projects,
+        lifecycle: Lifecycle,
+        turns: Turns,
+        settings: PlatformSettings,
+    ) -> None:
+        self._database = database
+        self._projects = projects
+        self._lifecycle = lifecycle
+        self._turns = turns
+        self._settings = settings
+        self._tasks = TaskSet("attempts")
+        self._news = asyncio.Event()
+        self._executor: Executor | None = None
+
+    # for the board ---------------------------------------------------------------------------------------------------------
+
+    async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]:
+        """Those that the task wants, in the transaction that starts it; then `nudge`."""
+        after = await tx.session.scalar(select(func.max(Attempt.number)).where(Attempt.task_id == task.id)) or 0
+        project = await tx.session.get(Project, task.project_id)
+        usual = ProjectSettings.of(project).agent if project is not None else AgentSettings()
+        wanted: Sequence[dict[str, Any]] = task.attempts or [{}]
+        now = utc_now()
+        made = []
+        for number, one in enumerate(wanted, after + 1):
+            agent = one.get("agent") or task.agent or usual.default or self._settings.default_agent
+            model = one.get("model") or task.model or (usual.model if agent == usual.default else None)
+            attempt = Attempt(
+                id=ordered_id("att_"),
+                task_id=task.id,
+                project_id=task.project_id,
+                owner_id=owner_id,
+                number=number,
+                session_id=ordered_id("ses_"),
+                agent=agent,
+                model=model,
+                status=AttemptStatus.QUEUED,
+                round=1,
+                work={"kind": RoundKind.TASK, "solo": len(wanted) == 1},
+                detail={},
+                queued_at=now,
+                updated_at=now,
+            )
+            tx.add(attempt)
+            emit(tx, attempt, "attempt.queued", agent=attempt.agent, model=attempt.model)
+            made.append(attempt)
+        return made
+
+    def send_back(
+        self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str, *, automatic: bool = False
+    ) -> None:
+        """The next round, with these words as its prompt; then `nudge`. While a round runs they wait for its end."""
+        log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
+        said = {"words": storable(words)[:WORDS], "by": by, "automatic": automatic}
+        if attempt.status in (AttemptStatus.QUEUED, AttemptStatus.RUNNING):
+            attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
+        else:
+            self._next(tx, attempt, RoundKind.FEEDBACK, said=[said])
+
+    def _next(self, tx: Transaction, attempt: Attempt, kind: RoundKind, **work: Any) -> None:
+        attempt.round += 1
+        attempt.work = {"kind": kind, "solo": attempt.work.get("solo", True), **work}
+        attempt.status, attempt.step, attempt.queued_at = AttemptStatus.QUEUED, None, utc_now()
+        attempt.error = attempt.error_code = attempt.cancel_at = attempt.finished_at = None
+        attempt.updated_at = attempt.queued_at
+        emit(tx, attempt, "attempt.queued", round=attempt.round, work=kind)
+
+    def nudge(self) -> None:
+        """Something has changed: look who may run."""
+        self._news.set()
+
+    async def cancel(self, task_id: str) -> None:
+        """End all that is under way, and what waits never begins. Work is kept. Idempotent."""
+        async with self._database.transaction() as tx:
+            await tx.session.get(Task, task_id, with_for_update=True)
+            query = select(Attempt).where(Attempt.task_id == task_id, Attempt.status.in_(OPEN_ATTEMPTS))
+            rows = list((await tx.session.scalars(query.with_for_update())).all())
+            for row in rows:
+                row.cancel_at = row.cancel_at or utc_now()
+                if row.status != AttemptStatus.RUNNING:
+                    settle(tx, row, AttemptStatus.CANCELLED)
+        for row in rows:
+            await self._turns.cancel_all(row.session_id)
+            if row.status != AttemptStatus.RUNNING:
+                self.leave(row.session_id, row.project_id)
+        self.nudge()
+
+    async def retry(self, caller: Principal, task_id: str) -> list[Attempt]:
+        """Once more what has failed or was cancelled, with the work it has done so far."""
+        task = await self._task(caller, task_id)
+        async with self._database.transaction() as tx:
+            known = await tx.session.get(Task, task.id, with_for_update=True)
+            wanted = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
+            query = (
+                select(Attempt).where(Attempt.task_id == task.id, Attempt.status.in_(wanted)).order_by(Attempt.number)
+            )
+            rows = list((await tx.session.scalars(query.with_for_update())).all())
+            if not rows:
+                raise ConflictError("Nothing of this task has failed or was stopped, so there is nothing to retry.")
+            for row in rows:
+                ended = row.error
+                self._next(tx, row, RoundKind.RETRY, ended=ended)
+            if known is not None:
+                known.error, known.finished_at = None, None
+        self.nudge()
+        return rows
+
+    async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:
+        """The one of several that becomes the pull request; the others are archived, with all that was said."""
+        await self._task(caller, task_id)
+        async with self._database.transaction() as tx:
+            await tx.session.get(Task, task_id, with_for_update=True)
+            query = select(Attempt).where(Attempt.task_id == task_id).order_by(Attempt.number).with_for_update()
+            rows = list((await tx.session.scalars(query)).all())
+            picked = next((row for row in rows if attempt_id in (row.id, str(row.number))), None)
+            if picked is None:
+                raise NotFoundError(f"Task {task_id} has no attempt {attempt_id[:60]!r}.")
+            if picked.status != AttemptStatus.READY:
+                raise ConflictError(
+                    f"Attempt {picked.number} is {picked.status}; only one that is ready can be picked."
+                )
+            if busy := [row for row in rows if row.status in (AttemptStatus.QUEUED, AttemptStatus.RUNNING)]:
+                numbers = ", ".join(str(row.number) for row in busy)
+                raise ConflictError(f"Attempt {numbers} is still at work. Wait for it, or stop the task.")
+            others = [row for row in rows if row is not picked and row.status != AttemptStatus.ARCHIVED]
+            for row in others:
+                settle(tx, row, AttemptStatus.ARCHIVED)
+            self._next(tx, picked, RoundKind.PUBLISH)
+        for row in others:
+            self.leave(row.session_id, row.project_id, archive=True)
+        self.nudge()
+        return picked
+
+    # looking ---------------------------------------------------------------------------------------------------------------
+
+    async def of_task(self, caller: Principal, task_id: str) -> list[Attempt]:
+        await self._task(caller, task_id)
+        return (await self.of_tasks([task_id])).get(task_id, [])
+
+    async def of_tasks(self, task_ids: Sequence[str]) -> dict[str, list[Attempt]]:
+        """By task. The caller was checked to see the tasks."""
+        found: dict[str, list[Attempt]] = {}
+        async with self._database.reading() as session:
+            query = select(Attempt).where(Attempt.task_id.in_(task_ids)).order_by(Attempt.number)
+            for row in (await session.scalars(query)).all():
+                found.setdefault(row.task_id, []).append(row)
+        return found
+
+    async def steps(self, attempt_id: str) -> list[Step]:
+        async with self._database.reading() as session:
+            query = select(Step).where(Step.attempt_id == attempt_id).order_by(Step.round, Step.number)
+            return list((await session.scalars(query)).all())
+
+    async def positions(self) -> dict[str, int]:
+        """Of all that wait, by id; the next one is 1."""
+        return {row.id: place for place, row in enumerate(await self._waiting(), 1)}
+
+    async def queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
+        """Those that wait and that the caller may see, with their place and what they wait for."""
+        waiting, counts = await self._waiting(), await self._counts()
+        seen: list[tuple[Attempt, int, str]] = []
+        for place, row in enumerate(waiting, 1):
+            with contextlib.suppress(NotFoundError):
+                project = await self._projects.get(caller, row.project_id)
+                seen.append((row, place, self._obstacle(row, project, counts) or "It is about to start."))
+        return seen
+
+    async def _task(self, caller: Principal, task_id: str) -> Task:
+        async with self._database.reading() as session:
+            task = await session.get(Task, task_id)
+        if task is not None:
+            with contextlib.suppress(NotFoundError):
+                await self._projects.get(caller, task.project_id)
+                return task
+        raise NotFoundError(f"There is no task {task_id[:60]!r}.")
+
+    # letting in ------------------------------------------------------------------------------------------------------------
+
+    def start(self, executor: Executor) -> None:
+        self._executor = executor
+        self._tasks.spawn(self._dispatch())
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+
+    async def _dispatch(self) -> None:
+        reconciled = False
+        while True:
+            self._news.clear()
+            try:
+                if not reconciled:
+                    await self._reconcile()
+                    reconciled = True
+                await self._admit()
+            except SandyardError as error:
+                log.warning("attempts_not_started", reason=error.message)
+            except Exception as error:
+                log.error("attempts_crashed", exc=error)  # noqa: TRY400
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._news.wait()
+
+    async def _reconcile(self) -> None:
+        """What an earlier process has let in and not begun is begun; what is broken is said to be."""
+        assert self._executor is not None
+        async with self._database.reading() as session:
+            query = select(Attempt).where(Attempt.status == AttemptStatus.RUNNING)
+            rows = list((await session.scalars(query)).all())
+        for row in rows:
+            state = await self._executor.state(row.id, row.round)
+            if state is None:
+                await self._executor.begin(row.id, row.round)
+            elif state == "broken":
+                await self.fail(
+                    row.id, "internal", "The platform failed while it worked on this. Try again: `task retry`."
+                )
+
+    async def _admit(self) -> None:
+        assert self._executor is not None
+        counts = await self._counts()
+        for row in await self._waiting():
+            async with self._database.reading() as session:
+                project = await session.get(Project, row.project_id)
+            if project is None or self._obstacle(row, project, counts) is not None:
+                continue
+            async with self._database.transaction() as tx:
+                known = await tx.session.get(Attempt, row.id, with_for_update=True)
+                if known is None or known.status != AttemptStatus.QUEUED:
+                    continue
+                known.status, known.updated_at = AttemptStatus.RUNNING, utc_now()
+                known.started_at = known.started_at or known.updated_at
+                emit(tx, known, "attempt.started", round=known.round)
+            counts.update(_places(known))
+            await self._executor.begin(known.id, known.round)
+
+    async def _waiting(self) -> list[Attempt]:
+        async with self._database.reading() as session:
+            query = select(Attempt).join(Task, Task.id == Attempt.task_id).where(Attempt.status == AttemptStatus.QUEUED)
+            order = (Task.priority.desc(), Attempt.queued_at, Attempt.id)
+            return list((await session.scalars(query.order_by(*order))).all())
+
+    async def _counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        async with self._database.reading() as session:
+            query = select(Attempt).where(Attempt.status == AttemptStatus.RUNNING)
+            for row in (await session.scalars(query)).all():
+                counts.update(_places(row))
+        return counts
+
+    def _obstacle(self, row: Attempt, project: Project, counts: Counter[str]) -> str | None:
+        """Why it may not run now."""
+        parallel = ProjectSettings.of(project).tasks.parallel
+        if counts["machine"] >= self._settings.parallel_attempts:
+            return f"This machine runs {self._settings.parallel_attempts} at once (SANDYARD_PARALLEL_ATTEMPTS)."
+        if counts[row.project_id] >= parallel:
+            return f"Project {project.name!r} runs {parallel} at once (its setting tasks.parallel)."
+        if counts[row.owner_id] >= self._settings.parallel_attempts_per_user:
+            return f"One person runs {self._settings.parallel_attempts_per_user} at once (SANDYARD_PARALLEL_ATTEMPTS_PER_USER)."
+        return None
+
+    # for rounds ------------------------------------------------------------------------------------------------------------
+
+    async def fail(self, attempt_id: str, code: str, sentence: str) -> None:
+        """An honest failure. The task says so too, when nothing else of it is under way. Idempotent."""
+        async with self._database.transaction() as tx:
+            found = await locked(tx, attempt_id)
+            if found is None or found[1].status != AttemptStatus.RUNNING:
+                return
+            task, row = found
+            cancelled = row.cancel_at is not None
+            if cancelled:
+                settle(tx, row, AttemptStatus.CANCELLED)
+            else:
+                settle(tx, row, AttemptStatus.FAILED, error=storable(sentence)[:WORDS], error_code=code)
+            if not cancelled and task.status == Column.IN_PROGRESS and not await self._others(tx, row):
+                task.error, task.updated_at = row.error, utc_now()
+                emit(tx, row, "task.updated", title=task.title, status=task.status, error=(task.error or "")[:1000])
+        if cancelled:
+            self.leave(row.session_id, row.project_id)
+        self.nudge()
+
+    async def _others(self, tx: Transaction, row: Attempt) -> bool:
+        query = select(func.count()).where(
+            Attempt.task_id == row.task_id, Attempt.id != row.id, Attempt.status.in_(OPEN_ATTEMPTS)
+        )
+        return bool(await tx.session.scalar(query))
+
+    def rest(self, tx: Transaction, row: Attempt, status: AttemptStatus, **detail: Any) -> bool:
+        """The round is over, and it is ready or in review. True: words that came meanwhile have begun the next one."""
+        row.detail = {**row.detail, **detail}
+        pending = row.detail.get("pending", [])
+        settle(tx, row, status)
+        if pending:
+            row.detail = {name: value for name, value in row.detail.items() if name != "pending"}
+            self._next(tx, row, RoundKind.FEEDBACK, said=pending)
+        return bool(pending)
+
+    def leave(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
+        """Nobody works in its sandbox any more: in the background it goes, or sleeps, as the project wants. Branch and transcript stay."""
+        self._tasks.spawn(self._leave(session_id, project_id, archive))
+
+    async def _leave(self, session_id: str, project_id: str, archive: bool) -> None:
+        try:
+            await self._turns.end_agent(session_id)
+            async with self._database.transaction() as tx:
+                session = await tx.session.get(Session, session_id)
+                project = await tx.session.get(Project, project_id)
+                if session is None or session.sandbox_id is None:
+                    return
+                if archive and session.archived_at is None:
+                    session.archived_at = session.updated_at = utc_now()
+            row = await self._lifecycle.rows.get(session.sandbox_id)
+            if row.status not in LIVE:
+                return
+            if project is not None and ProjectSettings.of(project).tasks.finished == "pause":
+                await self._lifecycle.pause(row)
+            else:
+                await self._lifecycle.destroy(row)
+        except SandyardError as error:  # it sleeps when it is idle, and is cleared away when nobody comes back
+            log.warning("sandbox_not_left", session=session_id, reason=error.message)
+
+
+async def locked(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | None:
+    """An attempt and its task, which nobody else changes meanwhile: the board first, as all who move cards do."""
+    found = await tx.session.get(Attempt, attempt_id)
+    if found is None:
+        return None
+    await held(tx, found.project_id)
+    task = await tx.session.get(Task, found.task_id, with_for_update=True, populate_existing=True)
+    attempt = await tx.session.get(Attempt, attempt_id, with_for_update=True, populate_existing=True)
+    return None if task is None or attempt is None else (task, attempt)
+
+
+def settle(
+    tx: Transaction, row: Attempt, status: AttemptStatus, *, error: str | None = None, error_code: str | None = None
+) -> None:
+    """It is over, or rests, in this way."""
+    now = utc_now()
+    row.status, row.error, row.error_code, row.updated_at = status, error, error_code, now
+    row.finished_at = now
+    if status not in _RESTS:
+        row.step = None
+    emit(tx, row, f"attempt.{status}", round=row.round, error=None if error is None else error[:1000], code=error_code)
+
+
+def emit(tx: Transaction, row: Attempt, kind: str, **data: Any) -> None:
+    tx.emit(
+        kind,
+        owner_id=row.owner_id,
+        project_id=row.project_id,
+        task_id=row.task_id,
+        session_id=row.session_id,
+        attemptId=row.id,
+        number=row.number,
+        **data,
+    )
+
+
+def _places(row: Attempt) -> tuple[str, ...]:
+    return ("machine", row.project_id, row.owner_id)

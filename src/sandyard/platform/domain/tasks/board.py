@@ -1,0 +1,329 @@
+"""Cards on a project's board: made, found and changed by whoever sees the project, moved by people and by the platform.
+
+A person's move is refused when the column is full, when the task needs what is not done, or when no task goes that way. The
+platform's own moves (`advance`) follow work that was done already, so they are never refused: a column of review can hold more
+than its limit.
+
+What is asked to start and cannot yet stays in the backlog and starts by itself, as soon as all that it needs is done and there is
+room. `source.startsFor` says for whom.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, case, or_, select
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import Attempt, Project, Task
+from sandyard.platform.domain.paging import Listing, PageRequest
+from sandyard.platform.domain.projects.service import Projects, visible_to
+from sandyard.platform.domain.tasks import moving
+from sandyard.platform.domain.tasks.cards import Cards
+from sandyard.platform.domain.tasks.fields import TaskFields
+from sandyard.platform.domain.tasks.model import Column
+from sandyard.platform.domain.tasks.moving import Agents, Attempts, held
+from sandyard.platform.domain.tasks.needs import replace_needs
+from sandyard.platform.domain.tasks.placing import index_of, place
+from sandyard.platform.domain.tasks.releasing import Releases
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+
+_AT_WORK = (Column.IN_PROGRESS, Column.IN_REVIEW)
+_column_order: ColumnElement[int] = case(
+    {column.value: number for number, column in enumerate(Column)}, value=Task.status, else_=len(Column)
+)
+_CURSOR = re.compile(r"([0-9])_(-?[0-9]{1,10})_([A-Za-z0-9_]{1,40})")
+
+
+class Tasks:
+    """NotFoundError for what the caller may not see."""
+
+    def __init__(
+        self, database: Database, projects: Projects, attempts: Attempts, agents: Agents | None, clock: Clock
+    ) -> None:
+        self._database = database
+        self._projects = projects
+        self._attempts = attempts
+        self._agents = agents
+        self._clock = clock
+        self._tasks = TaskSet("tasks")
+        self._moves = moving.Moves(attempts, clock)
+        self.cards = Cards(database, attempts, clock)
+        self._releases = Releases(database, self._moves, self._tasks, attempts)
+
+    async def recover(self) -> None:
+        """Start what has become ready, and stop what was to be stopped, while nobody was there to do it."""
+        await self._releases.recover()
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+
+    # making ------------------------------------------------------------------------------------------------------------
+
+    async def create(
+        self, caller: Principal, project_id: str, fields: TaskFields, *, needs: Sequence[str] = (), start: bool = False
+    ) -> Task:
+        """`start`: at once, or as soon as all that it needs is done and there is room. ColumnFullError when the backlog is full."""
+        await self._projects.get(caller, project_id)
+        await self.check_agents(caller.user_id, fields)
+        async with self._database.transaction() as tx:
+            project = await held(tx, project_id)
+            await self._moves.require_room(tx, project, Column.BACKLOG)
+            return await self.add(
+                tx,
+                project,
+                fields,
+                created_by=caller.user_id,
+                source={"kind": "person"},
+                needs=needs,
+                start_for=caller.user_id if start else None,
+            )
+
+    async def add(
+        self,
+        tx: Transaction,
+        project: Project,
+        fields: TaskFields,
+        *,
+        created_by: str,
+        source: dict[str, Any],
+        source_key: str | None = None,
+        needs: Sequence[str] = (),
+        start_for: str | None = None,
+    ) -> Task:
+        """In a transaction that holds the board (`held`). The same `source_key` again: the task it has made. What makes tasks by itself
+        is not stopped by a full backlog."""
+        if source_key is not None:
+            known = await tx.session.scalar(select(Task).where(Task.source_key == source_key))
+            if known is not None:
+                return known
+        if project.archived_at is not None:
+            raise ConflictError(f"Project {project.id} is archived, so it gets no new tasks.")
+        now = instant(self._clock)
+        task = Task(
+            id=ordered_id("tsk_"),
+            project_id=project.id,
+            created_by=created_by,
+            status=Column.BACKLOG,
+            source=source,
+            source_key=source_key,
+            created_at=now,
+            updated_at=now,
+            **fields.stored(),
+        )
+        task.position = await place(tx.session, task, Column.BACKLOG)
+        tx.add(task)
+        await tx.session.flush()
+        if needs:
+            await replace_needs(tx.session, task, needs)
+        tx.emit(
+            "task.created",
+            **moving.about(task, project),
+            title=task.title,
+            to=task.status,
+            position=await index_of(tx.session, task),
+            priority=task.priority,
+            source=source.get("kind"),
+        )
+        if start_for is not None:
+            await self._moves.start_when_ready(tx, project, task, start_for)
+        return task
+
+    async def check_agents(self, owner_id: str, fields: TaskFields) -> None:
+        """InvalidInputError names the agents there are."""
+        if self._agents is not None:
+            for name in sorted(fields.agents):
+                await self._agents.profile(owner_id, name)
+
+    # looking -----------------------------------------------------------------------------------------------------------
+
+    async def get(self, caller: Principal, task_id: str) -> Task:
+        async with self._database.reading() as session:
+            found = await session.scalar(select(Task).where(Task.id == task_id, tasks_visible_to(caller)))
+        if found is None:
+            raise _unknown(task_id)
+        return found
+
+    async def list(
+        self,
+        caller: Principal,
+        page: PageRequest,
+        *,
+        project_id: str | None = None,
+        status: Column | None = None,
+        q: str | None = None,
+    ) -> Listing[Task]:
+        """Column by column, in each as on the board. `q`: words in the title or the description."""
+        query = select(Task).where(tasks_visible_to(caller))
+        if project_id is not None:
+            query = query.where(Task.project_id == project_id)
+        if status is not None:
+            query = query.where(Task.status == status)
+        if q:
+            query = query.where(
+                or_(Task.title.icontains(q, autoescape=True), Task.description.icontains(q, autoescape=True))
+            )
+        async with self._database.reading() as session:
+            rows = list(await session.scalars(_after(query, page.cursor).limit(page.limit + 1)))
+        items = rows[: page.limit]
+        return Listing(items, _cursor(items[-1]) if len(rows) > page.limit else None)
+
+    # changing ----------------------------------------------------------------------------------------------------------
+
+    async def update(
+        self,
+        caller: Principal,
+        task_id: str,
+        changes: dict[str, Any],
+        *,
+        needs: Sequence[str] | None = None,
+        start: bool | None = None,
+    ) -> Task:
+        """`changes`: of TaskFields, by name. Attempts that were begun already go on as they were asked to. `start`: whether a task in the
+        backlog is to start as soon as it can."""
+        before = await self.get(caller, task_id)
+        fields = TaskFields.model_validate({**_fields_of(before), **changes})
+        if changes.keys() & {"agent", "attempts"}:
+            await self.check_agents(caller.user_id, fields)
+        async with self._database.transaction() as tx:
+            project, task = await self._hold(tx, caller, task_id)
+            for name, value in TaskFields.model_validate({**_fields_of(task), **changes}).stored().items():
+                setattr(task, name, value)
+            if needs is not None:
+                await replace_needs(tx.session, task, needs)
+            task.updated_at = instant(self._clock)
+            changed = sorted([*changes, *(["needs"] if needs is not None else [])])
+            tx.emit("task.updated", **moving.about(task, project), title=task.title, changed=changed)
+            if start is not None and task.status == Column.BACKLOG:
+                moving.starts_for(task, None)
+                if start:
+                    await self._moves.start_when_ready(tx, project, task, caller.user_id)
+        return task
+
+    async def delete(self, caller: Principal, task_id: str) -> None:
+        """By whoever made it, the project's owner or an administrator. Its sessions stay. ConflictError while it is being stopped."""
+        task = await self.get(caller, task_id)
+        project = await self._projects.get(caller, task.project_id)
+        if not (caller.is_admin or caller.user_id in (task.created_by, project.owner_id)):
+            raise ForbiddenError("Only who made the task, the project's owner or an administrator may delete it.")
+        if task.status in _AT_WORK:
+            await self.move(caller, task_id, Column.CANCELLED)
+        async with self._database.transaction() as tx:
+            project, task = await self._hold(tx, caller, task_id)
+            await moving.require_still(tx, task)
+            await tx.session.delete(task)
+            tx.emit("task.deleted", **moving.about(task, project), title=task.title, **{"from": task.status})
+
+    # moving ------------------------------------------------------------------------------------------------------------
+
+    async def move(
+        self,
+        caller: Principal,
+        task_id: str,
+        status: Column,
+        *,
+        position: int | None = None,
+        feedback: str | None = None,
+    ) -> Task:
+        """To the `position`-th place of the column, or to where new ones go; within its own column only the place changes. To in progress it
+        starts: TaskBlockedError, ColumnFullError. From review to in progress: FeedbackNeededError without words for the agent. Out of
+        in progress its attempts are stopped. MoveRefusedError for a way that no task goes."""
+        async with self._database.transaction() as tx:
+            project, task = await self._hold(tx, caller, task_id)
+            before = Column(task.status)
+            if before == status:
+                await self._moves.reorder(tx, project, task, position)
+            else:
+                await self._moves.move(
+                    tx, project, task, status, by=caller.user_id, position=position, feedback=feedback
+                )
+        if before in _AT_WORK and status in moving.STOPS:
+            await self._tasks.finish(self._attempts.cancel(task_id))
+        return task
+
+    async def advance(self, tx: Transaction, task: Task, status: Column, **data: Any) -> None:
+        """The platform's own move, in the transaction that has made it true, whatever the limits say. `data` goes into its event.
+        Nothing when it is there already."""
+        project = await tx.session.get(Project, task.project_id)
+        if project is not None and task.status != status:
+            await self._moves.put(tx, project, task, status, **data)
+
+    async def released(self, task_id: str) -> None:
+        """Look now for what can start in the task's project. It happens by itself after each move, too."""
+        async with self._database.reading() as session:
+            project_id = await session.scalar(select(Task.project_id).where(Task.id == task_id))
+        if project_id is not None:
+            await self._releases.release(project_id)
+
+    async def stop(self, caller: Principal, task_id: str) -> Task:
+        """Cancelled, with all that works on it. Idempotent."""
+        task = await self.get(caller, task_id)
+        return task if task.status == Column.CANCELLED else await self.move(caller, task_id, Column.CANCELLED)
+
+    async def retry(self, caller: Principal, task_id: str) -> Task:
+        """Once more. What has failed or was stopped goes on with the work it has done; a task that is done starts over, one that was never
+        begun starts. Raises like `move`."""
+        async with self._database.transaction() as tx:
+            project, task = await self._hold(tx, caller, task_id)
+            begun = await tx.session.scalar(select(Attempt.id).where(Attempt.task_id == task.id).limit(1)) is not None
+            if task.status == Column.CANCELLED and begun:
+                await self._moves.require_startable(tx, project, task)
+                await self._moves.put(tx, project, task, Column.IN_PROGRESS)
+            elif task.status not in _AT_WORK:
+                if task.status != Column.BACKLOG:
+                    await self._moves.put(tx, project, task, Column.BACKLOG)
+                await self._moves.start(tx, project, task, caller.user_id)
+                return task
+        await self._attempts.retry(caller, task_id)
+        async with self._database.transaction() as tx:
+            project, task = await self._hold(tx, caller, task_id)
+            await self.advance(tx, task, Column.IN_PROGRESS)
+        return task
+
+    async def _hold(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:
+        """The task and its board, which nobody else moves until the end of the transaction."""
+        seen = select(Task.project_id).where(Task.id == task_id, tasks_visible_to(caller))
+        project_id = await tx.session.scalar(seen)
+        if project_id is None:
+            raise _unknown(task_id)
+        project = await held(tx, project_id)
+        task = await tx.session.scalar(select(Task).where(Task.id == task_id).with_for_update())
+        if task is None:
+            raise _unknown(task_id)
+        return project, task
+
+
+def tasks_visible_to(caller: Principal) -> ColumnElement[bool]:
+    """The condition for tasks this person may see: those of their projects."""
+    return Task.project_id.in_(select(Project.id).where(visible_to(caller)))
+
+
+def _fields_of(task: Task) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in TaskFields.model_fields}
+
+
+def _after(query: Select[Task], cursor: str | None) -> Select[Task]:
+    query = query.order_by(_column_order, Task.position, Task.id)
+    if cursor is None:
+        return query
+    match = _CURSOR.fullmatch(cursor)
+    if match is None or abs(int(match[2])) >= 1 << 31:
+        raise InvalidInputError("The cursor is not one of a list of tasks.")
+    column, position, task_id = int(match[1]), int(match[2]), match[3]
+    later = or_(Task.position > position, and_(Task.position == position, Task.id > task_id))
+    return query.where(or_(_column_order > column, and_(_column_order == column, later)))
+
+
+def _cursor(task: Task) -> str:
+    return f"{list(Column).index(Column(task.status))}_{task.position}_{task.id}"
+
+
+def _unknown(task_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no task {task_id[:60]!r}.")

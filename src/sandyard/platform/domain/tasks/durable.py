@@ -1,0 +1,195 @@
+"""Durable execution: DBOS, on a thread and an event loop of its own.
+
+A workflow's course runs there and is recorded step by step; what a step does runs on the platform's loop, where all services live.
+DBOS takes its loop's default executor and blocks while it launches, so it does not get ours. A step that was cut off, by a crash or
+because the platform stops, is not recorded and is begun again: every step is idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from dbos import DBOS, DBOSConfig, SetWorkflowID, WorkflowSerializationFormat
+from sqlalchemy.engine import make_url
+
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+VERSION = "1"
+"""Of the course below. Another one would strand workflows under way: a changed course must still replay what older ones recorded."""
+Result = dict[str, Any]
+StepOf = Callable[..., Coroutine[Any, Any, Result]]
+Course = Callable[[StepOf, str, int], Coroutine[Any, Any, None]]
+"""Given a way to do steps, an attempt and a round. It decides by what steps gave and by nothing else."""
+_FINAL = ("ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+_current: Durable | None = None
+
+
+@DBOS.workflow(
+    name="attempt_round", max_recovery_attempts=None, serialization_type=WorkflowSerializationFormat.PORTABLE
+)
+async def _workflow(attempt_id: str, number: int) -> None:
+    assert _current is not None
+    await _current.run(attempt_id, number)
+
+
+class Durable:
+    """One at a time in a process, because DBOS is. It opens when it is first asked for something, and then continues whatever an earlier
+    process has left."""
+
+    def __init__(self, database_url: str, executor: str, course: Course) -> None:
+        self._url = database_url
+        self._executor = executor
+        self._course = course
+        self._main = asyncio.get_running_loop()
+        self._opening = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._engine: sa.Engine | None = None
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if self._thread is None:
+                await self._start()
+
+    async def _start(self) -> None:
+        global _current  # noqa: PLW0603 - a recovered workflow has nothing else to find its services by
+        if _current is not None:
+            raise RuntimeError("there is one durable executor in a process")
+        _current = self
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._live, args=(ready,), name="workflows", daemon=True)
+        self._thread.start()
+        try:
+            await asyncio.wrap_future(ready)
+        except BaseException:
+            _current = self._thread = None
+            raise
+
+    async def begin(self, attempt_id: str, number: int) -> None:
+        """The round of an attempt, unless it was begun before."""
+        await self._there(self._begin(attempt_id, number))
+
+    async def state(self, attempt_id: str, number: int) -> str | None:
+        """`running`, `done` or `broken`; None: it was never begun."""
+        return await self._there(self._state(attempt_id, number))
+
+    async def close(self) -> None:
+        """What is under way stops where it is, and goes on when a platform opens again."""
+        global _current  # noqa: PLW0603
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._thread.join)
+            _current = self._thread = None
+
+    async def run(self, attempt_id: str, number: int) -> None:
+        """On the loop of DBOS."""
+        await self._course(self._step, attempt_id, number)
+
+    async def _step(self, name: str, verb: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
+        async def work() -> Result:
+            return await self._here(verb(*arguments))
+
+        return await DBOS.run_step_async({"name": name}, work)
+
+    async def _begin(self, attempt_id: str, number: int) -> None:
+        name = f"{attempt_id}-{number}"
+        if await DBOS.get_workflow_status_async(name) is not None:
+            return
+        with SetWorkflowID(name):
+            await DBOS.start_workflow_async(_workflow, attempt_id, number)
+
+    async def _state(self, attempt_id: str, number: int) -> str | None:
+        known = await DBOS.get_workflow_status_async(f"{attempt_id}-{number}")
+        if known is None:
+            return None
+        if known.status == "SUCCESS":
+            return "done"
+        return "broken" if known.status in _FINAL else "running"
+
+    # two loops -----------------------------------------------------------------------------------------------------------
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """On the loop of DBOS, waited for on ours."""
+        try:
+            await self._open()
+        except BaseException:
+            work.close()
+            raise
+        assert self._loop is not None
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _here(self, work: Awaitable[Result]) -> Result:
+        """On our loop, waited for on that of DBOS. Who waits may be cut off, and then the work is."""
+
+        async def run() -> Result:
+            return await work
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._main))
+
+    def _live(self, ready: Future[None]) -> None:
+        """The thread: launch, serve, end."""
+        loop = self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(self._launch())
+        except BaseException as error:
+            ready.set_exception(error)
+            self._end(loop)
+            return
+        ready.set_result(None)
+        loop.run_forever()
+        self._end(loop)
+
+    async def _launch(self) -> None:
+        logger = logging.getLogger("dbos")  # with a handler there, it brings none of its own
+        logger.handlers, logger.propagate = [logging.NullHandler()], True
+        config: DBOSConfig = {
+            "name": "sandyard",
+            "application_version": VERSION,
+            "executor_id": self._executor,
+            "log_level": "WARNING",
+            "use_listen_notify": False,
+            "enable_otlp": False,
+            **self._storage(),
+        }
+        DBOS(config=config)
+        DBOS.launch()  # on this thread, so that its coroutines come to this loop
+
+    def _storage(self) -> DBOSConfig:
+        url = make_url(self._url)
+        if url.get_backend_name() == "sqlite":
+            self._engine = sa.create_engine(url.set(drivername="sqlite"), connect_args={"check_same_thread": False})
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+            return {"system_database_engine": self._engine, "system_database_url": str(url)}
+        psycopg = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return {"system_database_url": psycopg, "sys_db_pool_size": 5}
+
+    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(Exception):
+            left = [task for task in asyncio.all_tasks(loop) if not task.done()]
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left, timeout=5))
+        for ending in (DBOS.destroy, loop.close, self._engine.dispose if self._engine else None):
+            try:
+                if ending is not None:
+                    ending()
+            except Exception as error:
+                log.warning("workflows_not_closed", reason=str(error))
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = "IMMEDIATE"
+    for pragma in ("busy_timeout=30000", "foreign_keys=ON", "journal_mode=WAL", "synchronous=NORMAL"):
+        connection.execute(f"PRAGMA {pragma}")

@@ -1,0 +1,63 @@
+"""What somebody says of a task, checked before it is stored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from sandyard.platform.domain.git.names import MAX_NAME, fault
+from sandyard.platform.domain.projects.model import BudgetSettings
+
+MAX_TITLE, MAX_DESCRIPTION, MAX_ATTEMPTS, MAX_NEEDS, MAX_FEEDBACK = 300, 100_000, 8, 50, 50_000
+PRIORITIES = (-100, 100)
+
+
+def _branch(name: str) -> str:
+    if (wrong := fault(name)) is not None:
+        raise ValueError(wrong)
+    return name
+
+
+AgentName = Annotated[str, Field(min_length=1, max_length=100)]
+ModelName = Annotated[str, Field(min_length=1, max_length=200)]
+Title = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TITLE, strip_whitespace=True)]
+Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
+Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_branch)]
+Priority = Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[1], description="Higher ones start first.")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+class WantedAttempt(_Part):
+    agent: AgentName | None = Field(default=None, description="Null: the task's, else the project's.")
+    model: ModelName | None = Field(default=None, description="Null: the task's, else the project's.")
+
+
+class TaskFields(_Part):
+    """All of a task that a person may say, but for what it needs."""
+
+    title: Title
+    description: Description = ""
+    agent: AgentName | None = None
+    model: ModelName | None = None
+    attempts: Annotated[list[WantedAttempt], Field(max_length=MAX_ATTEMPTS)] = Field(
+        default_factory=list, description="One session each, side by side; empty: one."
+    )
+    base_branch: Branch | None = None
+    priority: Priority = 0
+    budget: BudgetSettings = Field(default_factory=BudgetSettings)
+
+    def stored(self) -> dict[str, Any]:
+        """By the names of the columns."""
+        values = self.model_dump(exclude={"attempts", "budget"})
+        attempts = [one.model_dump(by_alias=True) for one in self.attempts]
+        return {**values, "attempts": attempts, "budget": self.budget.model_dump(by_alias=True, exclude_none=True)}
+
+    @property
+    def agents(self) -> set[str]:
+        """Every agent that is named."""
+        return {name for name in (self.agent, *(one.agent for one in self.attempts)) if name is not None}

@@ -1,0 +1,215 @@
+"""The moves of a card, each inside a transaction that holds its board."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+from sqlalchemy import func, select
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import Attempt, Project, Task
+from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.tasks.errors import (
+    ColumnFullError,
+    FeedbackNeededError,
+    MoveRefusedError,
+    NothingInReviewError,
+    TaskBlockedError,
+)
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.needs import blockers
+from sandyard.platform.domain.tasks.placing import index_of, place
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+
+ALLOWED: Mapping[Column, tuple[Column, ...]] = {
+    Column.BACKLOG: (Column.IN_PROGRESS, Column.DONE, Column.CANCELLED),
+    Column.IN_PROGRESS: (Column.BACKLOG, Column.CANCELLED),
+    Column.IN_REVIEW: (Column.IN_PROGRESS, Column.DONE, Column.CANCELLED),
+    Column.DONE: (Column.BACKLOG,),
+    Column.CANCELLED: (Column.BACKLOG,),
+}
+"""By people, from column to column."""
+OVER = (Column.DONE, Column.CANCELLED)
+STOPS = (Column.BACKLOG, Column.CANCELLED)
+"""Where nothing works on a task."""
+AT_WORK = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
+
+
+class Attempts(Protocol):
+    """What the board wants of those who work on its cards."""
+
+    async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]: ...
+    def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None: ...
+    def nudge(self) -> None: ...
+    async def cancel(self, task_id: str) -> None: ...
+    async def retry(self, caller: Principal, task_id: str) -> list[Attempt]: ...
+    async def positions(self) -> dict[str, int]: ...
+
+
+class Agents(Protocol):
+    async def profile(self, owner_id: str, name: str) -> Profile: ...
+
+
+async def held(tx: Transaction, project_id: str) -> Project:
+    """The project, whose board nobody else changes until the end of the transaction. NotFoundError."""
+    query = select(Project).where(Project.id == project_id).with_for_update(key_share=True)
+    project = await tx.session.scalar(query)
+    if project is None:
+        raise NotFoundError(f"There is no project {project_id[:60]}.")
+    return project
+
+
+def about(task: Task, project: Project) -> dict[str, Any]:
+    """Whom an event of a task concerns: whoever sees the project."""
+    return {"owner_id": project.owner_id, "project_id": project.id, "task_id": task.id}
+
+
+def starts_for(task: Task, user_id: str | None) -> None:
+    """Whether a task of the backlog starts by itself, and for whom."""
+    source = {key: value for key, value in task.source.items() if key != "startsFor"}
+    task.source = source if user_id is None else {**source, "startsFor": user_id}
+
+
+async def require_still(tx: Transaction, task: Task) -> None:
+    """ConflictError while something works on it."""
+    working = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_(AT_WORK))
+    if await tx.session.scalar(working.limit(1)) is not None:
+        raise ConflictError(f"Task {task.id} is still being stopped; try again in a moment.")
+
+
+class Moves:
+    def __init__(self, attempts: Attempts, clock: Clock) -> None:
+        self._attempts = attempts
+        self._clock = clock
+
+    async def put(
+        self, tx: Transaction, project: Project, task: Task, status: Column, position: int | None = None, **data: Any
+    ) -> None:
+        """Into a column, whatever it holds, with the event by which a board moves its card."""
+        before, now = task.status, instant(self._clock)
+        number = await place(tx.session, task, status, position)
+        task.status, task.position, task.updated_at = status, number, now
+        starts_for(task, None)
+        if status in OVER:
+            task.finished_at = now
+        elif status == Column.BACKLOG:
+            task.started_at = task.finished_at = task.error = None
+        elif status == Column.IN_PROGRESS:
+            task.started_at, task.finished_at, task.error = task.started_at or now, None, None
+        await tx.session.flush()
+        index = await index_of(tx.session, task)
+        tx.emit(
+            "task.moved",
+            **about(task, project),
+            title=task.title,
+            **{"from": before},
+            to=status,
+            position=index,
+            **data,
+        )
+
+    async def reorder(self, tx: Transaction, project: Project, task: Task, position: int | None) -> None:
+        if position is not None:
+            task.position = await place(tx.session, task, Column(task.status), position)
+            await tx.session.flush()
+            index = await index_of(tx.session, task)
+            way = {"from": task.status, "to": task.status}
+            tx.emit("task.moved", **about(task, project), title=task.title, **way, position=index)
+
+    async def move(
+        self,
+        tx: Transaction,
+        project: Project,
+        task: Task,
+        status: Column,
+        *,
+        by: str,
+        position: int | None,
+        feedback: str | None,
+    ) -> None:
+        """A person's."""
+        before = Column(task.status)
+        if status not in ALLOWED[before]:
+            raise MoveRefusedError(_refusal(before, status))
+        if status == Column.IN_PROGRESS and before == Column.BACKLOG:
+            await self.start(tx, project, task, by, position)
+            return
+        if status == Column.IN_PROGRESS and not (feedback or "").strip():
+            raise FeedbackNeededError
+        await self.require_room(tx, project, status)
+        if status == Column.IN_PROGRESS:
+            assert feedback is not None
+            attempt = await _reviewed(tx, task)
+            await self.put(tx, project, task, status, position)
+            self._attempts.send_back(tx, task, attempt, feedback.strip(), by)
+        else:
+            await self.put(tx, project, task, status, position)
+
+    async def start(self, tx: Transaction, project: Project, task: Task, by: str, position: int | None = None) -> None:
+        """With new attempts. Raises like `require_startable`, before anything is changed."""
+        await self.require_startable(tx, project, task)
+        await self.put(tx, project, task, Column.IN_PROGRESS, position)
+        await _archive_earlier(tx, task, instant(self._clock))
+        await self._attempts.draft(tx, task, by)
+
+    async def require_startable(self, tx: Transaction, project: Project, task: Task) -> None:
+        """TaskBlockedError, ColumnFullError, or ConflictError for what is archived or not quite stopped."""
+        if project.archived_at is not None:
+            raise ConflictError(f"Project {project.id} is archived, so nothing starts in it.")
+        await require_still(tx, task)
+        if waits_for := await blockers(tx.session, task.id):
+            raise TaskBlockedError(waits_for)
+        await self.require_room(tx, project, Column.IN_PROGRESS)
+
+    async def start_when_ready(self, tx: Transaction, project: Project, task: Task, by: str) -> None:
+        """Now, or later by itself; then an event says why not now."""
+        try:
+            await self.start(tx, project, task, by)
+        except (TaskBlockedError, ColumnFullError) as reason:
+            starts_for(task, by)
+            tx.emit("task.waiting", **about(task, project), title=task.title, code=reason.code, reason=reason.message)
+
+    async def require_room(self, tx: Transaction, project: Project, column: Column) -> None:
+        """ColumnFullError."""
+        limits = ProjectSettings.of(project).tasks.wip_limits
+        limit = next((most for name, most in limits.items() if name == column), None)
+        if limit is not None:
+            held = select(func.count()).select_from(Task).where(Task.project_id == project.id, Task.status == column)
+            count = await tx.session.scalar(held) or 0
+            if count >= limit:
+                raise ColumnFullError(column, limit, count)
+
+
+async def _reviewed(tx: Transaction, task: Task) -> Attempt:
+    """The one that was picked, or the only one there is to review. NothingInReviewError, or ConflictError for one of several."""
+    query = select(Attempt).where(Attempt.task_id == task.id).order_by(Attempt.number)
+    rows = list(await tx.session.scalars(query.with_for_update()))
+    for status in (AttemptStatus.IN_REVIEW, AttemptStatus.READY):
+        found = [row for row in rows if row.status == status]
+        if len(found) > 1:
+            raise ConflictError("Several attempts at this task are ready. Pick one; the feedback goes to it.")
+        if found:
+            return found[0]
+    raise NothingInReviewError
+
+
+async def _archive_earlier(tx: Transaction, task: Task, now: datetime) -> None:
+    """Attempts of an earlier start that came to nothing: a retry is not for them any more."""
+    nothing = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
+    for row in list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id, nothing))):
+        row.status, row.updated_at = AttemptStatus.ARCHIVED, now
+        where = {"project_id": row.project_id, "task_id": row.task_id, "session_id": row.session_id}
+        tx.emit("attempt.archived", owner_id=row.owner_id, **where, attemptId=row.id, number=row.number)
+
+
+def _refusal(before: Column, status: Column) -> str:
+    if status == Column.IN_REVIEW:
+        return "A task comes to review by itself, when the work on it is done."
+    ways = " or ".join(ALLOWED[before])
+    return f"A task goes from {before} to {ways}, not to {status}."

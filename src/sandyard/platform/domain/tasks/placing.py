@@ -1,0 +1,76 @@
+"""Where in its column a card is. Cards have numbers with gaps between them, so that most moves write one row."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, ScalarSelect, and_, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from sandyard.platform.db.models import Task
+from sandyard.platform.domain.tasks.model import Column
+
+GAP = 1 << 10
+LARGEST = (1 << 31) - 1
+NEWEST_FIRST = (Column.DONE, Column.CANCELLED)
+"""There a card comes to the top, in the others to the end."""
+
+
+async def place(session: AsyncSession, task: Task, column: Column, index: int | None = None) -> int:
+    """The number for the task as the `index`-th card of the column, without itself; None: where new ones go. The index of it is at most
+    the column's length. Others may get new numbers, in the same order."""
+    others = _others(task, column)
+    if index is None:
+        index = 0 if column in NEWEST_FIRST else LARGEST
+    before, after = await _neighbours(session, others, index)
+    number = _between(before, after)
+    if number is None:
+        rows = list(await session.scalars(select(Task).where(others).order_by(Task.position, Task.id)))
+        for count, row in enumerate(rows):
+            row.position = (count if count < index else count + 1) * GAP
+        number = min(index, len(rows)) * GAP
+    return number
+
+
+async def index_of(session: AsyncSession, task: Task) -> int:
+    """How many cards are before it in its column, as it is stored."""
+    return int(await session.scalar(select(index_in_column()).where(Task.id == task.id)) or 0)
+
+
+def index_in_column() -> ScalarSelect[int]:
+    """For a query of tasks."""
+    other = aliased(Task)
+    before = or_(other.position < Task.position, and_(other.position == Task.position, other.id < Task.id))
+    same = and_(other.project_id == Task.project_id, other.status == Task.status)
+    return select(func.count()).select_from(other).where(same, before).correlate(Task).scalar_subquery()
+
+
+def _others(task: Task, column: Column) -> ColumnElement[bool]:
+    return and_(Task.project_id == task.project_id, Task.status == column, Task.id != task.id)
+
+
+async def _neighbours(session: AsyncSession, others: ColumnElement[bool], index: int) -> tuple[int | None, int | None]:
+    if index >= LARGEST:
+        return await session.scalar(select(func.max(Task.position)).where(others)), None
+    query = select(Task.position).where(others).order_by(Task.position, Task.id)
+    found = list(await session.scalars(query.offset(max(index - 1, 0)).limit(2 if index else 1)))
+    if index == 0:
+        return None, found[0] if found else None
+    if not found:  # beyond the end
+        return await session.scalar(select(func.max(Task.position)).where(others)), None
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def _between(before: int | None, after: int | None) -> int | None:
+    """None when there is no room."""
+    if before is None and after is None:
+        return 0
+    if before is None:
+        assert after is not None
+        number = after - GAP
+    elif after is None:
+        number = before + GAP
+    else:
+        number = (before + after) // 2
+        if number in (before, after):
+            return None
+    return number if -LARGEST <= number <= LARGEST else None

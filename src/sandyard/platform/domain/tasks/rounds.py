@@ -1,0 +1,224 @@
+"""A round of an attempt, step by step: setup → provision → checkout → agent → verify → commit → push → pull request.
+
+The course decides by what its steps gave and by nothing else, because it is replayed after a crash. Each step may be begun again, and
+does nothing twice: sessions have their id before they are there, turns a key, commands are found again, branches and pull requests are
+looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import ForbiddenError, NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Attempt, Project, Session, Step, Task, User
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.commands import StoppingError
+from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.tasks import prompts
+from sandyard.platform.domain.tasks.attempts import Attempts, emit, locked
+from sandyard.platform.domain.tasks.board import Tasks
+from sandyard.platform.domain.tasks.durable import StepOf
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column, RoundKind, StepName
+from sandyard.platform.domain.tasks.steps import CancelledStep, Place, Result, Steps, Work
+from sandyard.platform.domain.users.model import Principal
+
+log = get_logger(__name__)
+Verb = Callable[..., Awaitable[Result]]
+_INTERNAL = {
+    "code": "internal",
+    "message": "The platform failed in this step; its log says why. Try again: `task retry`.",
+}
+_CANCELLED: Result = {"failed": {"code": "cancelled", "message": "It was stopped."}}
+
+
+class Rounds:
+    def __init__(self, database: Database, attempts: Attempts, tasks: Tasks, steps: Steps) -> None:
+        self._database = database
+        self._attempts = attempts
+        self._tasks = tasks
+        self._steps = steps
+
+    # the course ------------------------------------------------------------------------------------------------------------
+
+    async def course(self, step: StepOf, attempt_id: str, number: int) -> None:
+        """Every failure comes as a result, so that it is recorded like one."""
+        count = 0
+
+        async def do(name: StepName, verb: Verb, **arguments: Any) -> Result:
+            nonlocal count
+            count += 1
+            result = await step(name, self._recorded, attempt_id, number, count, name, verb, arguments)
+            if "failed" in result:
+                raise _Stop(result["failed"])
+            return result
+
+        try:
+            plan = await step("begin", self._begin, attempt_id, number)
+            if plan["kind"] != RoundKind.PUBLISH:
+                await self._work(do, plan, number)
+            if plan["kind"] == RoundKind.PUBLISH or plan["solo"]:
+                await self._publish(do, plan, number)
+                await step("rest", self._rest, attempt_id, AttemptStatus.IN_REVIEW)
+            else:
+                await step("rest", self._rest, attempt_id, AttemptStatus.READY)
+        except _Stop as stop:
+            await step("fail", self._fail, attempt_id, stop.failure)
+        except Exception as error:  # in a step that does not even say how it failed
+            log.error("round_crashed", attempt=attempt_id, exc=error)  # noqa: TRY400
+            await step("fail", self._fail, attempt_id, _INTERNAL)
+
+    async def _work(self, do: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
+        prepared = {}
+        if plan["fresh"]:
+            prepared = await do(StepName.SETUP, self._steps.setup)
+        await do(StepName.PROVISION, self._steps.provision, preparation=prepared.get("preparation"))
+        await do(StepName.CHECKOUT, self._steps.checkout)
+        await do(StepName.AGENT, self._steps.agent, turn="agent", words=None)
+        for fix in range(plan["fixes"] + 1):
+            verified = await do(StepName.VERIFY, self._steps.verify)
+            if verified["ok"]:
+                break
+            if fix == plan["fixes"]:
+                raise _Stop({"code": "verify_failed", "message": verified["message"]})
+            await do(StepName.AGENT, self._steps.agent, turn=f"verify-{fix + 1}", words=verified["words"])
+        await do(StepName.COMMIT, self._steps.commit)
+
+    async def _publish(self, do: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
+        """Commits that the project's convention does not take go back to the agent."""
+        if plan["kind"] == RoundKind.PUBLISH:
+            await do(StepName.PROVISION, self._steps.provision, preparation=None)
+        for fix in range(plan["fixes"] + 1):
+            pushed = await do(StepName.PUSH, self._steps.push)
+            if pushed["ok"]:
+                break
+            if fix == plan["fixes"]:
+                raise _Stop({"code": "commit_message", "message": pushed["message"]})
+            await do(
+                StepName.AGENT, self._steps.agent, turn=f"reword-{fix + 1}", words=prompts.of_refusal(pushed["message"])
+            )
+        await do(StepName.PULL_REQUEST, self._steps.pull_request)
+
+    # what every step has -----------------------------------------------------------------------------------------------------
+
+    async def _recorded(  # noqa: PLR0917 - called by name through the workflow
+        self, attempt_id: str, number: int, count: int, name: StepName, verb: Verb, arguments: Mapping[str, Any]
+    ) -> Result:
+        """Do a step, and let people see it."""
+        place = (attempt_id, number, count)
+        try:
+            work = await self._load(attempt_id)
+            before = await self._note_begun(place, name, work)
+            result = _CANCELLED if work.attempt.cancel_at else await verb(work, place, before, **arguments)
+        except StoppingError:
+            raise asyncio.CancelledError from None  # the next process does it again
+        except CancelledStep:
+            result = _CANCELLED
+        except SandyardError as error:
+            log.info("step_failed", attempt=attempt_id, step=name, code=error.code, reason=error.message)
+            result = {"failed": {"code": error.code, "message": error.message}}
+        except Exception as error:
+            log.error("step_crashed", attempt=attempt_id, step=name, exc=error)  # noqa: TRY400
+            result = {"failed": _INTERNAL}
+        await self._note_over(place, result)
+        return result
+
+    async def _note_begun(self, place: Place, name: StepName, work: Work) -> dict[str, Any]:
+        """What an earlier try has left to know."""
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Step, place, with_for_update=True)
+            if row is None:
+                row = Step(
+                    attempt_id=place[0], round=place[1], number=place[2], name=name, status="running", started_at=utc_now(),
+                    tries=1, detail={},
+                )  # fmt: skip
+                tx.add(row)
+            else:
+                row.tries, row.status = row.tries + 1, "running"
+            attempt = await tx.session.get(Attempt, place[0])
+            if attempt is not None:
+                attempt.step, attempt.updated_at = name, utc_now()
+            emit(tx, work.attempt, "attempt.step", round=place[1], step=name, status="running", tries=row.tries)
+        return dict(row.detail)
+
+    async def _note_over(self, place: Place, result: Result) -> None:
+        failure = result.get("failed")
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Step, place, with_for_update=True)
+            attempt = await tx.session.get(Attempt, place[0])
+            if row is None or attempt is None:
+                return
+            row.status, row.finished_at = "failed" if failure else "completed", utc_now()
+            row.error = failure["message"] if failure else None
+            row.detail = {**row.detail, **result.get("shown", {})}
+            emit(
+                tx, attempt, "attempt.step", round=place[1], step=row.name, status=row.status, tries=row.tries,
+                error=None if row.error is None else row.error[:1000], detail=result.get("shown", {}),
+            )  # fmt: skip
+
+    async def _load(self, attempt_id: str) -> Work:
+        async with self._database.reading() as session:
+            attempt = await session.get(Attempt, attempt_id)
+            task = await session.get(Task, attempt.task_id) if attempt is not None else None
+            project = await session.get(Project, attempt.project_id) if attempt is not None else None
+            user = await session.get(User, attempt.owner_id) if attempt is not None else None
+        if attempt is None or task is None or project is None or user is None:
+            raise NotFoundError("The task is no longer there.")
+        if user.disabled_at is not None:
+            raise ForbiddenError(
+                f"{user.name}, for whom this task works, may no longer sign in. Start it as somebody else."
+            )
+        return Work(attempt, task, project, Principal(user.id, user.name, user.role, f"task:{task.id}"))
+
+    async def _begin(self, attempt_id: str, number: int) -> Result:
+        async with self._database.reading() as session:
+            attempt = await session.get(Attempt, attempt_id)
+            project = await session.get(Project, attempt.project_id) if attempt is not None else None
+            there = await session.get(Session, attempt.session_id) if attempt is not None else None
+        if attempt is None or project is None:
+            return {"kind": RoundKind.PUBLISH, "solo": True, "fresh": False, "fixes": 0}
+        return {
+            "kind": attempt.work["kind"],
+            "solo": attempt.work.get("solo", True),
+            "fresh": there is None,
+            "fixes": ProjectSettings.of(project).verify.fixes,
+        }
+
+    # the end -----------------------------------------------------------------------------------------------------------------
+
+    async def _rest(self, attempt_id: str, status: AttemptStatus) -> Result:
+        """In review, with a pull request; or ready, to be picked."""
+        async with self._database.transaction() as tx:
+            found = await locked(tx, attempt_id)
+            if found is None or found[1].status != AttemptStatus.RUNNING:
+                return {}
+            task, row = found
+            again = self._attempts.rest(tx, row, status)
+            if task.status == Column.IN_PROGRESS and not again:
+                others = select(Attempt.id).where(
+                    Attempt.task_id == row.task_id,
+                    Attempt.id != row.id,
+                    Attempt.status.in_((AttemptStatus.QUEUED, AttemptStatus.RUNNING)),
+                )
+                if (await tx.session.scalars(others.limit(1))).first() is None:
+                    task.error = None
+                    await self._tasks.advance(tx, task, Column.IN_REVIEW)
+        self._attempts.nudge()
+        return {}
+
+    async def _fail(self, attempt_id: str, failure: Mapping[str, str]) -> Result:
+        await self._attempts.fail(attempt_id, failure["code"], failure["message"])
+        return {}
+
+
+class _Stop(Exception):  # noqa: N818 - a way out of the course, no error
+    """A step has failed for good."""
+
+    def __init__(self, failure: Mapping[str, str]) -> None:
+        super().__init__(failure["message"])
+        self.failure = failure

@@ -1,0 +1,262 @@
+"""Schedules: tasks that are made again and again, at times that cron says.
+
+Each time makes one task, however many platforms look and whenever they die: whoever moves `next_at` on makes the task in the same
+transaction. Times that were missed while no platform ran are made up for by one task, not by one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import Field, ValidationError
+from sqlalchemy import func, select, update
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+from sandyard.kit.times import rfc3339
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import Event, Project, Schedule, Task, User
+from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects.service import Projects, visible_to
+from sandyard.platform.domain.tasks.board import Tasks
+from sandyard.platform.domain.tasks.cron import next_time
+from sandyard.platform.domain.tasks.fields import TaskFields
+from sandyard.platform.domain.tasks.moving import held
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+
+log = get_logger(__name__)
+LOOK_S = 5.0
+AGAIN = timedelta(hours=1)
+"""When one whose next time cannot be told, because its time zone is gone from this machine, is looked at again."""
+_OUTCOMES = ("schedule.fired", "schedule.failed")
+
+
+class ScheduledTask(TaskFields):
+    """What each time makes."""
+
+    start: bool = Field(default=True, description="At once, or as soon as there is room; else it stays in the backlog.")
+
+    def kept(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+    def fields(self) -> TaskFields:
+        return TaskFields(**{name: getattr(self, name) for name in TaskFields.model_fields})
+
+
+class Schedules:
+    """NotFoundError for what the caller may not see. Members of a project see its schedules and make new ones; who has made one, the
+    project's owner and administrators change it. It works for whoever has made it."""
+
+    def __init__(self, database: Database, projects: Projects, tasks: Tasks, clock: Clock) -> None:
+        self._database = database
+        self._projects = projects
+        self._board = tasks
+        self._clock = clock
+        self._tasks = TaskSet("schedules")
+
+    def start(self) -> None:
+        self._tasks.spawn(self._run())
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+
+    async def create(
+        self,
+        caller: Principal,
+        project_id: str,
+        *,
+        name: str,
+        cron: str,
+        timezone: str,
+        task: ScheduledTask,
+        enabled: bool = True,
+    ) -> Schedule:
+        """InvalidInputError for times that never come, and for an agent that is not there."""
+        project = await self._projects.get(caller, project_id)
+        await self._board.check_agents(caller.user_id, task)
+        now = instant(self._clock)
+        row = Schedule(
+            id=ordered_id("sch_"),
+            project_id=project.id,
+            owner_id=caller.user_id,
+            name=name,
+            cron=cron,
+            timezone=timezone,
+            task=task.kept(),
+            enabled=enabled,
+            next_at=next_time(cron, timezone, now),
+            created_at=now,
+            updated_at=now,
+        )
+        if not enabled:
+            row.next_at = None
+        async with self._database.transaction() as tx:
+            tx.add(row)
+            _emit(tx, "schedule.created", row, project)
+        return row
+
+    async def get(self, caller: Principal, schedule_id: str) -> Schedule:
+        query = select(Schedule).join(Project).where(Schedule.id == schedule_id, visible_to(caller))
+        async with self._database.reading() as session:
+            found = await session.scalar(query)
+        if found is None:
+            raise NotFoundError(f"There is no schedule {schedule_id[:60]!r}.")
+        return found
+
+    async def list(self, caller: Principal, page: PageRequest, *, project_id: str | None = None) -> Listing[Schedule]:
+        query = select(Schedule).join(Project).where(visible_to(caller))
+        if project_id is not None:
+            query = query.where(Schedule.project_id == project_id)
+        async with self._database.reading() as session:
+            return await newest_first(session, query, Schedule.id, page)
+
+    async def failures(self, rows: Sequence[Schedule]) -> dict[str, str]:
+        """Why the last time of each came to nothing, by id, as far as events are kept; those that went well are left out."""
+        about = Event.data["scheduleId"].as_string()
+        projects = {row.project_id for row in rows}
+        newest = select(func.max(Event.seq)).where(Event.project_id.in_(projects), Event.kind.in_(_OUTCOMES))
+        newest = newest.where(about.in_([row.id for row in rows])).group_by(about)
+        async with self._database.reading() as session:
+            last = list(await session.scalars(select(Event).where(Event.seq.in_(newest))))
+        return {event.data["scheduleId"]: event.data["error"] for event in last if event.kind == "schedule.failed"}
+
+    async def update(self, caller: Principal, schedule_id: str, changes: dict[str, Any]) -> Schedule:
+        """`changes`: name, cron, timezone, task, enabled. Switched on again it begins with the next time from now."""
+        row = await self._require_change(caller, schedule_id)
+        if "task" in changes:
+            await self._board.check_agents(row.owner_id, changes["task"])
+        async with self._database.transaction() as tx:
+            project = await held(tx, row.project_id)
+            known = await tx.session.get(Schedule, schedule_id, with_for_update=True)
+            if known is None:
+                raise NotFoundError(f"There is no schedule {schedule_id[:60]!r}.")
+            for name, value in changes.items():
+                setattr(known, name, value.kept() if isinstance(value, ScheduledTask) else value)
+            now = instant(self._clock)
+            if changes.keys() & {"cron", "timezone", "enabled"}:
+                coming = next_time(known.cron, known.timezone, now)
+                known.next_at = coming if known.enabled else None
+            known.updated_at = now
+            _emit(tx, "schedule.updated", known, project, enabled=known.enabled)
+        return known
+
+    async def delete(self, caller: Principal, schedule_id: str) -> None:
+        """The tasks it has made stay."""
+        row = await self._require_change(caller, schedule_id)
+        async with self._database.transaction() as tx:
+            known = await tx.session.get(Schedule, row.id)
+            project = await tx.session.get(Project, row.project_id)
+            if known is not None and project is not None:
+                await tx.session.delete(known)
+                _emit(tx, "schedule.deleted", known, project)
+
+    async def run(self, caller: Principal, schedule_id: str) -> Task:
+        """Make its task now, for the caller; its times stay as they are."""
+        row = await self.get(caller, schedule_id)
+        wanted = _wanted(row)
+        await self._board.check_agents(caller.user_id, wanted)
+        async with self._database.transaction() as tx:
+            return await self._make(tx, row, wanted, caller.user_id, None)
+
+    async def _require_change(self, caller: Principal, schedule_id: str) -> Schedule:
+        row = await self.get(caller, schedule_id)
+        project = await self._projects.get(caller, row.project_id)
+        if not (caller.is_admin or caller.user_id in (row.owner_id, project.owner_id)):
+            raise ForbiddenError("Only who made the schedule, the project's owner or an administrator may change it.")
+        return row
+
+    # firing ------------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.tick()
+            except SandyardError as error:
+                log.warning("schedules_failed", reason=error.message)
+            except Exception as error:
+                log.error("schedules_crashed", exc=error)  # noqa: TRY400
+            await self._clock.sleep(LOOK_S)
+
+    async def tick(self) -> None:
+        """Make the tasks of all that are due now."""
+        now = instant(self._clock)
+        async with self._database.reading() as session:
+            query = select(Schedule).where(Schedule.enabled, Schedule.next_at <= now).order_by(Schedule.next_at)
+            due = list(await session.scalars(query))
+        for row in due:
+            try:
+                await self._fire(row, now)
+            except SandyardError as error:
+                log.warning("schedule_failed", schedule=row.id, reason=error.message)
+            except Exception as error:
+                log.error("schedule_crashed", schedule=row.id, exc=error)  # noqa: TRY400
+
+    async def _fire(self, row: Schedule, now: datetime) -> None:
+        assert row.next_at is not None
+        coming = now + AGAIN
+        try:
+            coming = next_time(row.cron, row.timezone, now)
+            wanted = await self._checked(row)
+            async with self._database.transaction() as tx:
+                await held(tx, row.project_id)
+                if await self._claim(tx, row, coming, now):
+                    await self._make(tx, row, wanted, row.owner_id, row.next_at)
+        except SandyardError as error:
+            if error.status >= 500:  # it is not the schedule's fault: once more at the next look
+                raise
+            async with self._database.transaction() as tx:
+                project = await tx.session.get(Project, row.project_id)
+                if project is not None and await self._claim(tx, row, coming, now):
+                    _emit(tx, "schedule.failed", row, project, error=error.message[:1000], code=error.code)
+            log.warning("schedule_failed", schedule=row.id, reason=error.message)
+
+    async def _checked(self, row: Schedule) -> ScheduledTask:
+        """InvalidInputError or NotFoundError when it cannot be what it was."""
+        async with self._database.reading() as session:
+            owner = await session.get(User, row.owner_id)
+        if owner is None or owner.disabled_at is not None:
+            raise NotFoundError("Whoever made this schedule is not here any more. Make a new one.")
+        await self._projects.get(Principal(owner.id, owner.name, owner.role, f"schedule:{row.id}"), row.project_id)
+        wanted = _wanted(row)
+        await self._board.check_agents(row.owner_id, wanted)
+        return wanted
+
+    async def _claim(self, tx: Transaction, row: Schedule, coming: datetime, now: datetime) -> bool:
+        """False: somebody else has it, or it was changed since."""
+        mine = update(Schedule).where(Schedule.id == row.id, Schedule.enabled, Schedule.next_at == row.next_at)
+        moved = await tx.session.execute(mine.values(next_at=coming, last_at=now).returning(Schedule.id))
+        return moved.first() is not None
+
+    async def _make(
+        self, tx: Transaction, row: Schedule, wanted: ScheduledTask, for_whom: str, at: datetime | None
+    ) -> Task:
+        project = await held(tx, row.project_id)
+        task = await self._board.add(
+            tx,
+            project,
+            wanted.fields(),
+            created_by=for_whom,
+            source={"kind": "schedule", "scheduleId": row.id, "name": row.name},
+            source_key=None if at is None else f"schedule:{row.id}:{rfc3339(at)}",
+            start_for=for_whom if wanted.start else None,
+        )
+        await tx.session.execute(update(Schedule).where(Schedule.id == row.id).values(last_task_id=task.id))
+        _emit(tx, "schedule.fired", row, project, taskId=task.id)
+        return task
+
+
+def _wanted(row: Schedule) -> ScheduledTask:
+    try:
+        return ScheduledTask.model_validate(row.task)
+    except ValidationError:
+        raise InvalidInputError("The task of this schedule is not valid any more. Give it a new one.") from None
+
+
+def _emit(tx: Transaction, kind: str, row: Schedule, project: Project, **data: Any) -> None:
+    tx.emit(kind, owner_id=project.owner_id, project_id=project.id, scheduleId=row.id, name=row.name, **data)

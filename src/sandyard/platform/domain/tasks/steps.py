@@ -1,0 +1,358 @@
+"""The steps of a round. Each may be begun again after a crash, and does nothing twice: sessions have their id before they are there, turns a
+key, commands are found again, branches and pull requests are looked up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import ConflictError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.kit.times import rfc3339
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Attempt, Command, Preparation, Project, Step, Task, Turn
+from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.model import Origin, TurnStatus
+from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.forge.service import PullRequests
+from sandyard.platform.domain.git import messages
+from sandyard.platform.domain.git.errors import CommitMessageError
+from sandyard.platform.domain.git.model import FOLDER, OperationKind, OperationStatus
+from sandyard.platform.domain.git.operations import OPEN
+from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.commands import Commands
+from sandyard.platform.domain.sandboxes.e2b import EngineError
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, Status, utc_now
+from sandyard.platform.domain.sessions.service import Sessions
+from sandyard.platform.domain.tasks import prompts
+from sandyard.platform.domain.tasks.model import RoundKind
+from sandyard.platform.domain.users.model import Principal
+
+log = get_logger(__name__)
+T = TypeVar("T")
+Result = dict[str, Any]
+Place = tuple[str, int, int]
+"""Attempt, round and number of a step: the key of its row."""
+
+PATIENCE_S = 900.0
+"""How long the engine may be away before a step gives up."""
+LOOK_S = 1.0
+"""How soon a long step sees that it is to end."""
+_FAILED_TURNS = {
+    TurnStatus.CANCELLED: ("cancelled", "It was stopped."),
+    TurnStatus.OVER_BUDGET: ("over_budget", "Its budget is spent."),
+}
+
+
+class CancelledStep(Exception):  # noqa: N818 - no error: somebody asked for it
+    """Somebody asked for the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step works on, and for whom."""
+
+    attempt: Attempt
+    task: Task
+    project: Project
+    caller: Principal
+
+    @property
+    def settings(self) -> ProjectSettings:
+        return ProjectSettings.of(self.project)
+
+
+class Steps:
+    """Every step gets its work, its place, and what an earlier try of it has noted. What people should see of its result is in `shown`."""
+
+    def __init__(  # noqa: PLR0917 - the parts it stands on
+        self,
+        database: Database,
+        sessions: Sessions,
+        lifecycle: Lifecycle,
+        commands: Commands,
+        turns: Turns,
+        agents: Agents,
+        preparing: Preparing,
+        git: GitService,
+        pull_requests: PullRequests,
+    ) -> None:
+        self._database = database
+        self._sessions = sessions
+        self._lifecycle = lifecycle
+        self._commands = commands
+        self._turns = turns
+        self._agents = agents
+        self._preparing = preparing
+        self._git = git
+        self._pulls = pull_requests
+
+    async def setup(self, work: Work, place: Place, before: Result) -> Result:
+        """A checkout in which the project's setup has run, kept as a snapshot."""
+        if work.project.repository is None:
+            raise ConflictError(f"Project {work.project.name!r} has no repository. Give it one first.")
+        profile = await self._agents.profile(work.attempt.owner_id, work.attempt.agent)
+        prepared = await self._unless_cancelled(
+            work.attempt.id,
+            self._patiently(
+                lambda: self._preparing.prepare(
+                    work.caller, work.project, base_branch=work.task.base_branch, profile=profile
+                )
+            ),
+        )
+        return {"preparation": prepared.id, "shown": {"preparationId": prepared.id}}
+
+    async def provision(self, work: Work, place: Place, before: Result, *, preparation: str | None) -> Result:
+        """A session with a sandbox that can be used: a new one, or the one it has, or one in the place of what was lost."""
+        attempt = work.attempt
+        async with self._database.reading() as session:
+            prepared = await session.get(Preparation, preparation) if preparation is not None else None
+        row, sandbox = await self._sessions.create(
+            work.caller,
+            title=work.task.title,
+            project_id=work.project.id,
+            agent=attempt.agent,
+            model=attempt.model,
+            session_id=attempt.session_id,
+            task_id=work.task.id,
+            base_branch=work.task.base_branch,
+            preparation=prepared,
+        )
+        begun = time.monotonic()
+        while True:
+            try:
+                sandbox = await self._lifecycle.provisioned(sandbox.id)
+            except SandyardError as error:  # its row says so too
+                log.info("provisioning_failed", attempt=attempt.id, reason=error.message)
+                sandbox = await self._lifecycle.rows.get(sandbox.id)
+            if sandbox.status not in (Status.ERROR, Status.DESTROYED):
+                return {"shown": {"sessionId": row.id, "sandboxId": sandbox.id}}
+            if sandbox.status == Status.ERROR and time.monotonic() - begun > PATIENCE_S:
+                raise ConflictError(f"There is no sandbox to be had: {sandbox.error}")
+            if sandbox.status == Status.ERROR:
+                await asyncio.sleep(2.0)
+            await self._not_cancelled(attempt.id)
+            row, sandbox = await self._sessions.provision(work.caller, row.id)
+
+    async def checkout(self, work: Work, place: Place, before: Result) -> Result:
+        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
+        await self._settled(work, sandbox.id)
+        page = await self._git.operations(work.caller, PageRequest(limit=20), sandbox_id=sandbox.id)
+        for operation in page.items:
+            if operation.kind in (OperationKind.CLONE, OperationKind.RESTORE):
+                self._git.raise_failure(operation)
+                break
+        row = await self._git.checkout(work.caller, sandbox.id)
+        return {"shown": {"branch": row.branch, "baseBranch": row.base_branch, "commit": row.base_commit}}
+
+    async def agent(self, work: Work, place: Place, before: Result, *, turn: str, words: str | None) -> Result:
+        """A turn of the agent, with these words, or with those of the round."""
+        attempt = work.attempt
+        origin, texts = await self._prompt(work, words)
+        parts = [{"type": "text", "text": text} for text in texts]
+        row = await self._turns.prompt(
+            work.caller,
+            attempt.session_id,
+            parts,
+            key=f"{attempt.id}/{attempt.round}/{turn}",
+            origin=origin,
+            model=attempt.model,
+        )
+        await self._note(place, turnId=row.id)
+        row = await self._turns.wait(row.id)
+        if row.status != TurnStatus.COMPLETED:
+            await self._not_cancelled(attempt.id)
+            code, sentence = _FAILED_TURNS.get(TurnStatus(row.status), ("turn_failed", "The agent has failed."))
+            return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
+        if row.stop_reason == "refusal":
+            return {"failed": {"code": "refused", "message": "The agent has refused to do this."}}
+        return {"shown": {"turnId": row.id, "stopReason": row.stop_reason}}
+
+    async def _prompt(self, work: Work, words: str | None) -> tuple[Origin, list[str]]:
+        attempt = work.attempt
+        if words is not None:
+            return Origin.VERIFY, [words]
+        if attempt.work["kind"] == RoundKind.FEEDBACK:
+            return Origin.FEEDBACK, [prompts.of_feedback(attempt.work["said"])]
+        if attempt.work["kind"] == RoundKind.RETRY and await self._has_worked(attempt.session_id):
+            return Origin.TASK, [prompts.of_retry(attempt.work.get("ended"))]
+        profile = await self._agents.profile(attempt.owner_id, attempt.agent)
+        sandbox = await self._sessions.sandbox(work.caller, attempt.session_id)
+        row = await self._git.checkout(work.caller, sandbox.id)
+        async with self._database.reading() as session:
+            query = select(Preparation.detail).where(
+                Preparation.project_id == work.project.id, Preparation.base_commit == row.base_commit
+            )
+            detail = (await session.scalars(query.limit(1))).first() or {}
+        texts = prompts.of_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
+        return Origin.TASK, texts[:1] if profile.demo else texts
+
+    async def _has_worked(self, session_id: str) -> bool:
+        """Its agent has been told the task before, and has done something."""
+        async with self._database.reading() as session:
+            query = select(Turn.id).where(Turn.session_id == session_id, Turn.started_at.is_not(None))
+            return (await session.scalars(query.limit(1))).first() is not None
+
+    async def verify(self, work: Work, place: Place, before: Result) -> Result:
+        """The project's own check, in the checkout."""
+        verify = work.settings.verify
+        if verify.command is None:
+            return {"ok": True}
+        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
+        command_id = before.get("commandId")
+        if command_id is None:
+            new = NewCommand(command=verify.command, timeout_s=verify.timeout_seconds, cwd=FOLDER, envs={"CI": "true"})
+            command_id = (await self._patiently(lambda: self._commands.execute(work.caller, sandbox.id, new))).id
+            await self._note(place, commandId=command_id)
+        command = await self._watched(work, command_id)
+        ok = command.status == CommandStatus.EXITED and command.exit_code == 0
+        verified = {
+            "ok": ok,
+            "command": verify.command,
+            "commandId": command.id,
+            "exitCode": command.exit_code,
+            "seconds": command.duration_s,
+            "at": rfc3339(command.finished_at or utc_now()),
+        }
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
+            if row is not None:
+                row.detail = {**row.detail, "verified": verified}
+        shown = {"commandId": command.id, "exitCode": command.exit_code, "ok": ok}
+        if ok:
+            return {"ok": True, "shown": shown}
+        await self._not_cancelled(work.attempt.id)
+        if command.status in (CommandStatus.LOST, CommandStatus.NOT_STARTED):
+            raise ConflictError(f"The check `{verify.command}` could not be run. {command.error or ''}".strip())
+        output = await self._tail(command.id, command.stdout_bytes, command.stderr_bytes)
+        words = prompts.of_failure(verify.command, command.exit_code, output)
+        message = (
+            f"`{verify.command}` still fails (exit code {command.exit_code}) after {verify.fixes} attempts to mend it."
+        )
+        return {"ok": False, "words": words, "message": message, "shown": shown}
+
+    async def _watched(self, work: Work, command_id: str) -> Command:
+        try:
+            return await self._unless_cancelled(work.attempt.id, self._commands.wait(command_id))
+        except CancelledStep:
+            await self._commands.kill(work.caller, command_id)
+            raise
+
+    async def _tail(self, command_id: str, out: int, err: int) -> str:
+        texts = []
+        for stream, size in (("stdout", out), ("stderr", err)):
+            start = max(0, size - prompts.OUTPUT)
+            texts.append(
+                (await self._commands.files.read(command_id, stream, start, size - start)).decode(errors="replace")
+            )
+        return "\n".join(text for text in texts if text.strip())
+
+    async def commit(self, work: Work, place: Place, before: Result) -> Result:
+        """What the agent has left uncommitted. No commit at all is a failure, but for an answer to feedback."""
+        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
+        await self._settled(work, sandbox.id)
+        await self._awake(sandbox.id)
+        status = await self._patiently(lambda: self._git.status(work.caller, sandbox.id))
+        if not status.clean:
+            subject = messages.suggest(work.task.title)
+            wanted = await self._git.commit(work.caller, sandbox.id, message=subject)
+            done = await self._git.wait(wanted.id)
+            if done.status == OperationStatus.FAILED and (await self._git.status(work.caller, sandbox.id)).entries:
+                self._git.raise_failure(done)
+        diff = await self._patiently(lambda: self._git.diff(work.caller, sandbox.id, patches=False))
+        commits = await self._patiently(lambda: self._git.history(work.caller, sandbox.id, limit=1))
+        if not commits:
+            raise ConflictError(
+                "The agent has changed nothing, so there is nothing to open a pull request with. Its last words say more."
+            )
+        counted = {"files": len(diff.files), "added": diff.added, "removed": diff.removed}
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
+            if row is not None:
+                row.detail = {**row.detail, "diff": counted, "head": commits[0].id}
+        return {"shown": {"head": commits[0].id, **counted}}
+
+    async def _settled(self, work: Work, sandbox_id: str) -> None:
+        """No operation is under way in it, such as one that was asked for before a crash."""
+        page = await self._git.operations(work.caller, PageRequest(limit=50), sandbox_id=sandbox_id)
+        for operation in reversed(page.items):
+            if operation.status in OPEN:
+                await self._unless_cancelled(work.attempt.id, self._git.wait(operation.id))
+
+    async def _awake(self, sandbox_id: str) -> None:
+        row = await self._lifecycle.rows.get(sandbox_id)
+        await self._patiently(lambda: self._lifecycle.awake(row))
+
+    async def push(self, work: Work, place: Place, before: Result) -> Result:
+        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
+        operation = await self._git.wait((await self._git.push(work.caller, sandbox.id)).id)
+        if operation.error_code == CommitMessageError.code:
+            return {"ok": False, "message": operation.error}
+        self._git.raise_failure(operation)
+        row = await self._git.checkout(work.caller, sandbox.id)
+        return {"ok": True, "shown": {"branch": row.branch, "commit": row.pushed}}
+
+    async def pull_request(self, work: Work, place: Place, before: Result) -> Result:
+        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
+        pull, _ = await self._pulls.open(work.caller, sandbox.id)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
+            if row is not None:
+                row.detail = {
+                    **row.detail,
+                    "pullRequestId": pull.id,
+                    "branch": pull.head_branch,
+                    "head": pull.head_commit,
+                }
+        return {"shown": {"pullRequestId": pull.id, "number": pull.number, "url": pull.url}}
+
+    # what they share ---------------------------------------------------------------------------------------------------------
+
+    async def _note(self, place: Place, **detail: Any) -> None:
+        """For a try after a crash, and for people who look meanwhile."""
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Step, place, with_for_update=True)
+            if row is not None:
+                row.detail = {**row.detail, **detail}
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Once more while the engine is away for a while."""
+        begun, pause = time.monotonic(), 0.5
+        while True:
+            try:
+                return await work()
+            except EngineError as error:
+                if not error.transient or time.monotonic() - begun > PATIENCE_S:
+                    raise
+                log.info("engine_awaited", code=error.code, reason=error.message)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 5.0)
+
+    async def _not_cancelled(self, attempt_id: str) -> None:
+        async with self._database.reading() as session:
+            row = await session.get(Attempt, attempt_id)
+        if row is None or row.cancel_at is not None:
+            raise CancelledStep
+
+    async def _unless_cancelled(self, attempt_id: str, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for it, but no longer than somebody wants."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                await asyncio.wait((task,), timeout=LOOK_S)
+                if not task.done():
+                    await self._not_cancelled(attempt_id)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))

@@ -1,0 +1,270 @@
+"""What the platform is made of: every part with those it stands on, opened in order and closed in the opposite one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+from sandyard.kit.clock import SystemClock
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.ids import random_id
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db import migrate
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Setting
+from sandyard.platform.domain.agents.asks import Asks
+from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.installing import ensure_installed
+from sandyard.platform.domain.agents.launching import put_files
+from sandyard.platform.domain.agents.trial import Trials
+from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.audit.service import Audit
+from sandyard.platform.domain.events.feed import Feed
+from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.follow import Follower
+from sandyard.platform.domain.forge.issues import IssueFollower
+from sandyard.platform.domain.forge.service import PullRequests
+from sandyard.platform.domain.forge.webhooks import Webhooks
+from sandyard.platform.domain.git.ground import Ground
+from sandyard.platform.domain.git.host import Git
+from sandyard.platform.domain.git.mirror import Mirrors
+from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.models.service import Models
+from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.projects.credentials import Credentials
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.commands import Commands
+from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.output import OutputFiles
+from sandyard.platform.domain.sandboxes.service import Sandboxes
+from sandyard.platform.domain.sandboxes.terminals import Terminals
+from sandyard.platform.domain.sandboxes.upkeep import Upkeep
+from sandyard.platform.domain.secrets.service import Secrets
+from sandyard.platform.domain.secrets.vault import Vault
+from sandyard.platform.domain.services import Services
+from sandyard.platform.domain.sessions.service import Sessions
+from sandyard.platform.domain.tasks.attempts import Attempts
+from sandyard.platform.domain.tasks.board import Tasks
+from sandyard.platform.domain.tasks.durable import Durable
+from sandyard.platform.domain.tasks.reviews import Reviews
+from sandyard.platform.domain.tasks.rounds import Rounds
+from sandyard.platform.domain.tasks.schedules import Schedules
+from sandyard.platform.domain.tasks.steps import Steps
+from sandyard.platform.domain.tasks.triggers import IssueTasks
+from sandyard.platform.domain.users.service import Users
+from sandyard.platform.settings import PlatformSettings
+
+log = get_logger(__name__)
+
+TIDY_SECONDS = 600
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: PlatformSettings) -> AsyncIterator[Services]:
+    """Everything behind the API. Commands, agents and sandboxes go on without us."""
+    async with contextlib.AsyncExitStack() as stack:
+        database = Database(settings.database)
+        await database.open()
+        stack.push_async_callback(database.close)
+        await migrate.upgrade(database)
+        instance = await _instance(database)
+        services = _made(settings, database, instance, stack)
+        await _started(services, instance, stack)
+        yield services
+
+
+def _made(settings: PlatformSettings, database: Database, instance: str, stack: contextlib.AsyncExitStack) -> Services:
+    clock = SystemClock()
+    engine = SandboxEngine(_engine_config(settings), clock)
+    stack.push_async_callback(engine.close)
+    vault = Vault(settings.data_dir / "secret.key")
+    projects = Projects(database, clock)
+    agents = Agents(database)
+    lifecycle = Lifecycle(
+        database,
+        engine,
+        vault,
+        Activity(clock),
+        instance=instance,
+        idle_margin_s=settings.idle_margin_s,
+    )
+    stack.push_async_callback(lifecycle.close)
+    files = OutputFiles(settings.data_dir / "output")
+    feed = Feed(database, backlog=settings.reader_backlog, clock=clock)
+    commands = Commands(
+        database,
+        lifecycle,
+        files,
+        max_timeout_s=settings.max_command_timeout_s,
+        output_kept=settings.output_kept,
+    )
+    models = Models(database, lifecycle, projects, vault, settings=settings, clock=clock)
+    stack.push_async_callback(models.close)
+    credentials = Credentials(database, projects, vault, clock)
+    mirrors = Mirrors(Git(settings.git_dir, timeout_s=settings.git_timeout_s), settings)
+    access = Access(credentials, projects, mirrors, clock)
+    stack.push_async_callback(access.close)
+    git = GitService(Ground(database, lifecycle, mirrors, access.credential, settings), projects)
+    stack.push_async_callback(git.close)
+    preparing = Preparing(
+        database,
+        lifecycle,
+        commands,
+        projects=projects,
+        git=git,
+        settings=settings,
+        install=ensure_installed,
+    )
+    stack.push_async_callback(preparing.close)
+    pull_requests = PullRequests(database, git, access, mirrors, projects, settings, clock)
+    turns = Turns(
+        database,
+        lifecycle,
+        files=files,
+        git=git,
+        agents=agents,
+        models=models,
+        settings=settings,
+        clock=clock,
+        install=ensure_installed,
+        put_files=put_files,
+    )
+    stack.push_async_callback(turns.close)
+    models.over_budget.append(turns.over_budget)
+    sessions = Sessions(database, lifecycle, commands, projects=projects, git=git, settings=settings)
+    trials = Trials(database, feed, agents, sessions, turns)
+    stack.push_async_callback(trials.close)
+    attempts = Attempts(database, projects, lifecycle, turns, settings)
+    stack.push_async_callback(attempts.close)
+    tasks = Tasks(database, projects, attempts, agents, clock)
+    stack.push_async_callback(tasks.close)
+    schedules = Schedules(database, projects, tasks, clock)
+    stack.push_async_callback(schedules.close)
+    webhooks = Webhooks(
+        database, credentials, pull_requests, clock, on_push=git.refresh, on_issue=IssueTasks(tasks).labelled
+    )
+    stack.push_async_callback(webhooks.close)
+    return Services(
+        settings=settings,
+        clock=clock,
+        database=database,
+        events=feed,
+        users=Users(settings, database, clock),
+        audit=Audit(database, clock),
+        secrets=Secrets(database, projects, vault, clock),
+        projects=projects,
+        agents=agents,
+        trials=trials,
+        engine=engine,
+        lifecycle=lifecycle,
+        upkeep=Upkeep(database, lifecycle, settings, clock),
+        sandboxes=Sandboxes(database, lifecycle, projects, settings),
+        commands=commands,
+        preparing=preparing,
+        sessions=sessions,
+        attempts=attempts,
+        tasks=tasks,
+        schedules=schedules,
+        turns=turns,
+        asks=Asks(database, turns),
+        terminals=Terminals(database, lifecycle),
+        credentials=credentials,
+        models=models,
+        access=access,
+        git=git,
+        pull_requests=pull_requests,
+        webhooks=webhooks,
+    )
+
+
+async def _started(services: Services, instance: str, stack: contextlib.AsyncExitStack) -> None:
+    """What an earlier process has left is taken up, and what goes on by itself begins."""
+    stack.push_async_callback(services.users.close)
+    stack.push_async_callback(services.audit.close)
+    await services.events.open()
+    stack.push_async_callback(services.events.close)
+    await services.commands.recover()
+    await services.git.recover()
+    await services.preparing.recover()
+    await services.turns.recover()
+    services.turns.start()
+    await services.trials.recover()
+    steps = Steps(
+        services.database,
+        services.sessions,
+        services.lifecycle,
+        services.commands,
+        services.turns,
+        services.agents,
+        services.preparing,
+        services.git,
+        services.pull_requests,
+    )
+    durable = Durable(
+        services.settings.durable_database,
+        instance,
+        Rounds(services.database, services.attempts, services.tasks, steps).course,
+    )
+    stack.push_async_callback(durable.close)
+    services.attempts.start(durable)
+    await services.tasks.recover()
+    reviews = Reviews(services.database, services.events, services.attempts, services.tasks)
+    reviews.start()
+    stack.push_async_callback(reviews.close)
+    services.schedules.start()
+    if services.engine.configured:
+        services.upkeep.start()
+    follower = Follower(services.database, services.pull_requests, services.access, services.settings, services.clock)
+    follower.start()
+    stack.push_async_callback(follower.close)
+    issues = IssueFollower(
+        services.database,
+        services.access,
+        services.settings,
+        services.clock,
+        on_issue=IssueTasks(services.tasks).labelled,
+    )
+    issues.start()
+    stack.push_async_callback(issues.close)
+    services.lifecycle.tasks.spawn(_tidy(services))
+
+
+async def _tidy(services: Services) -> None:
+    """Forget what is too old to be of use, now and then."""
+    while True:
+        try:
+            await services.users.sweep()
+            kept = timedelta(days=services.settings.events_kept_days)
+            await services.events.trim(kept)
+            await services.commands.trim(kept)
+            await services.turns.tidy(kept)
+            await services.git.tidy(timedelta(days=services.settings.git_operations_kept_days))
+            await services.preparing.tidy(timedelta(days=services.settings.preparations_kept_days))
+        except SandyardError as error:
+            log.warning("tidying_failed", reason=error.message)
+        except Exception as error:
+            log.error("tidying_crashed", exc=error)  # noqa: TRY400
+        await services.clock.sleep(TIDY_SECONDS)
+
+
+async def _instance(database: Database) -> str:
+    """The name under which this installation's sandboxes are known to an engine that others may use too."""
+    async with database.transaction() as tx:
+        known = await tx.session.get(Setting, "instance")
+        if known is None:
+            known = Setting(name="instance", value=random_id("in-", 16))
+            tx.add(known)
+        return known.value
+
+
+def _engine_config(settings: PlatformSettings) -> EngineConfig:
+    return EngineConfig(
+        api_key=settings.e2b_api_key,
+        api_url=settings.e2b_api_url,
+        sandbox_url=settings.e2b_sandbox_url,
+        domain=settings.e2b_domain,
+        create_timeout_s=settings.create_timeout_s,
+    )

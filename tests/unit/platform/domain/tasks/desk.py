@@ -1,0 +1,167 @@
+"""A board with people on a real database. Attempts are rows that nobody works on: what runs them has its own tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select, update
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import Attempt, Event, Project, Task
+from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.tasks.board import Tasks
+from sandyard.platform.domain.tasks.fields import TaskFields
+from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+from tests.unit.platform.world import Person, World, opened
+
+
+class StillAttempts:
+    """Drafts and ends rows as the real ones do, and runs nothing."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.nudges = 0
+        self.said: list[tuple[str, str, str]] = []
+
+    async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]:
+        now = instant(self._world.clock)
+        after = await tx.session.scalar(select(func.max(Attempt.number)).where(Attempt.task_id == task.id)) or 0
+        wanted: list[dict[str, Any]] = task.attempts or [{"agent": task.agent, "model": task.model}]
+        made = [
+            Attempt(
+                id=ordered_id("att_"),
+                task_id=task.id,
+                project_id=task.project_id,
+                owner_id=owner_id,
+                number=number,
+                session_id=ordered_id("ses_"),
+                agent=one.get("agent") or "demo",
+                model=one.get("model"),
+                status=AttemptStatus.QUEUED,
+                round=1,
+                queued_at=now,
+                updated_at=now,
+            )
+            for number, one in enumerate(wanted, after + 1)
+        ]
+        tx.add(*made)
+        return made
+
+    def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None:
+        attempt.status, attempt.round = AttemptStatus.QUEUED, attempt.round + 1
+        self.said.append((attempt.id, words, by))
+
+    def nudge(self) -> None:
+        self.nudges += 1
+
+    async def cancel(self, task_id: str) -> None:
+        async with self._world.database.transaction() as tx:
+            ending = update(Attempt).where(Attempt.task_id == task_id, Attempt.status.in_(OPEN_ATTEMPTS))
+            await tx.session.execute(ending.values(status=AttemptStatus.CANCELLED))
+
+    async def retry(self, caller: Principal, task_id: str) -> list[Attempt]:
+        async with self._world.database.transaction() as tx:
+            over = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
+            rows = list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task_id)))
+            again = [row for row in rows if row.status in over]
+            for row in again:
+                row.status = AttemptStatus.QUEUED
+        return again
+
+    async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:
+        raise NotImplementedError
+
+    async def positions(self) -> dict[str, int]:
+        async with self._world.database.reading() as session:
+            query = select(Attempt.id).where(Attempt.status == AttemptStatus.QUEUED).order_by(Attempt.id)
+            return {row: place for place, row in enumerate(await session.scalars(query), 1)}
+
+    async def queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
+        async with self._world.database.reading() as session:
+            query = select(Attempt).where(Attempt.status == AttemptStatus.QUEUED).order_by(Attempt.id)
+            return [(row, place, "It is about to start.") for place, row in enumerate(await session.scalars(query), 1)]
+
+
+class FewAgents:
+    async def profile(self, owner_id: str, name: str) -> Profile:
+        if name not in ("demo", "opencode"):
+            raise InvalidInputError(f"There is no agent {name!r}; there are demo and opencode.")
+        return None  # type: ignore[return-value] - the board only asks whether it is there
+
+
+@dataclass
+class Desk:
+    world: World
+    owner: Person
+    member: Person
+    project: Project
+    attempts: StillAttempts
+    tasks: Tasks
+    made: list[Task] = field(default_factory=list)
+
+    @property
+    def me(self) -> Principal:
+        return self.owner.principal
+
+    async def card(self, title: str = "Fix the login", *, needs: list[Task] | None = None, start: bool = False) -> Task:
+        needed = [task.id for task in needs or []]
+        return await self.tasks.create(self.me, self.project.id, TaskFields(title=title), needs=needed, start=start)
+
+    async def configure(self, **tasks: Any) -> None:
+        settings = ProjectSettings.model_validate({"tasks": tasks})
+        self.project = await self.world.projects.update(self.me, self.project.id, settings=settings)
+
+    async def titles(self, column: Column) -> list[str]:
+        page = await self.tasks.list(self.me, PageRequest(200), project_id=self.project.id, status=column)
+        return [task.title for task in page.items]
+
+    async def status(self, task: Task) -> Column:
+        return Column((await self.tasks.get(self.me, task.id)).status)
+
+    async def attempts_of(self, task: Task) -> list[Attempt]:
+        async with self.world.database.reading() as session:
+            query = select(Attempt).where(Attempt.task_id == task.id).order_by(Attempt.number)
+            return list(await session.scalars(query))
+
+    async def becomes(self, task: Task, attempt: AttemptStatus, status: Column) -> None:
+        """As if the work on it had come so far."""
+        async with self.world.database.transaction() as tx:
+            await tx.session.execute(update(Attempt).where(Attempt.task_id == task.id).values(status=attempt))
+            row = await tx.session.get(Task, task.id)
+            assert row is not None
+            await self.tasks.advance(tx, row, status)
+
+    async def settle(self) -> None:
+        """Until nothing is left to start by itself."""
+        while len(self.tasks._tasks):
+            assert await self.tasks._tasks.wait(20)
+
+    async def told(self, *kinds: str) -> list[Event]:
+        return [event for event in await self.world.events() if event.kind in kinds]
+
+
+@asynccontextmanager
+async def opened_desk(world: World) -> AsyncIterator[Desk]:
+    owner, member = await world.person("olga"), await world.person("mo")
+    project = await world.projects.create(owner.principal, "website")
+    await world.projects.add_member(owner.principal, project.id, member.principal.user_id)
+    attempts = StillAttempts(world)
+    tasks = Tasks(world.database, world.projects, attempts, FewAgents(), world.clock)
+    yield Desk(world, owner, member, project, attempts, tasks)
+    await tasks.close()
+
+
+@asynccontextmanager
+async def desk_in(folder: Path) -> AsyncIterator[Desk]:
+    async with opened(folder) as world, opened_desk(world) as made:
+        yield made

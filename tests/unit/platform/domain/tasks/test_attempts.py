@@ -1,0 +1,130 @@
+"""Who may run, in which order, and what becomes of those that are stopped, retried and picked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.platform.db.models import Attempt, Task
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from tests.unit.platform.domain.tasks.yard import Board
+
+
+async def test_limits_and_order(board: Board) -> None:
+    """Of the project, the person and the machine; by priority, then by age."""
+    other_owner = await board.person("other")
+    narrow = await board.make(other_owner, tasks={"parallel": 1})
+    first = await board.task("first", project=narrow)
+    second = await board.task("second", project=narrow)
+    urgent = await board.task("urgent", project=narrow, priority=5)
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    assert board.executor.begun == [((await board.attempt(urgent)).id, 1)]
+    waiting = await board.attempts.queue(other_owner)
+    assert [(row.task_id, place) for row, place, _ in waiting] == [(first.id, 1), (second.id, 2)]
+    assert "tasks.parallel" in waiting[0][2]
+    assert await board.attempts.queue(board.owner) == [], "nobody else sees them"
+
+    await board.let(await board.attempt(urgent), AttemptStatus.IN_REVIEW)
+    await board.until(lambda: len(board.executor.begun) == 2)
+    assert board.executor.begun[1][0] == (await board.attempt(first)).id
+
+    mine = [await board.task(f"mine {number}") for number in range(4)]
+    await board.until(lambda: len(board.executor.begun) == 4)
+    started = {attempt for attempt, _ in board.executor.begun[2:]}
+    assert started == {(await board.attempt(task)).id for task in mine[:2]}
+    assert "SANDYARD_PARALLEL_ATTEMPTS" in (await board.attempts.queue(board.owner))[0][2]
+    assert sorted((await board.attempts.positions()).values()) == [1, 2, 3]
+
+
+async def test_a_restart_begins_what_was_let_in(board: Board) -> None:
+    task, broken = await board.task(), await board.task()
+    attempt, lost = await board.attempt(task), await board.attempt(broken)
+    async with board.database.transaction() as tx:
+        for one in (attempt, lost):
+            row = await tx.session.get(Attempt, one.id)
+            assert row is not None
+            row.status = AttemptStatus.RUNNING
+    board.executor.states[lost.id] = "broken"
+    board.attempts.start(board.executor)
+    await board.until(lambda: bool(board.executor.begun))
+    assert board.executor.begun == [(attempt.id, 1)]
+    async with asyncio.timeout(20):
+        while (await board.attempt(broken)).status == AttemptStatus.RUNNING:
+            await asyncio.sleep(0.01)
+    assert (await board.attempt(broken)).status == AttemptStatus.FAILED
+    async with board.database.reading() as session:
+        said = await session.get(Task, broken.id)
+    assert said is not None
+    assert "retry" in (said.error or "")
+
+
+async def test_stopped(board: Board) -> None:
+    """One that waits never begins; one that runs is asked to end, and its end is a cancellation, not a failure."""
+    task = await board.task(attempts=[{"agent": "demo"}, {"agent": "demo"}])
+    running = await board.attempt(task)
+    async with board.database.transaction() as tx:
+        row = await tx.session.get(Attempt, running.id)
+        assert row is not None
+        row.status = AttemptStatus.RUNNING
+    await board.tasks.move(board.owner, task.id, Column.CANCELLED)
+    one, two = (await board.attempts.of_task(board.owner, task.id))[:2]
+    assert (one.status, two.status) == (AttemptStatus.RUNNING, AttemptStatus.CANCELLED)
+    assert set(board.turns.cancelled) == {one.session_id, two.session_id}
+    await board.attempts.fail(one.id, "turn_failed", "whatever")
+    assert (await board.attempt(task)).status == AttemptStatus.CANCELLED
+    await board.until(lambda: one.session_id in board.turns.ended)
+
+
+async def test_once_more(board: Board) -> None:
+    task = await board.task()
+    with pytest.raises(ConflictError, match="nothing to retry"):
+        await board.attempts.retry(board.owner, task.id)
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    attempt = await board.attempt(task)
+    await board.attempts.fail(attempt.id, "verify_failed", "It still fails.")
+    await board.attempts.retry(board.owner, task.id)
+    await board.until(lambda: len(board.executor.begun) == 2)
+    again = await board.attempt(task)
+    assert board.executor.begun[1] == (attempt.id, 2)
+    assert (again.work["kind"], again.work["ended"]) == ("retry", "It still fails.")
+    assert (again.session_id, again.error) == (attempt.session_id, None)
+
+
+async def test_words_while_it_works_begin_the_next_round(board: Board) -> None:
+    task = await board.task()
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    async with board.database.transaction() as tx:
+        row = await tx.session.get(Attempt, (await board.attempt(task)).id)
+        assert row is not None
+        board.attempts.send_back(tx, task, row, "also this", "grace")
+        board.attempts.send_back(tx, task, row, "and that", "grace")
+    assert len(board.executor.begun) == 1
+    await board.let(await board.attempt(task), AttemptStatus.IN_REVIEW)
+    await board.until(lambda: len(board.executor.begun) == 2)
+    again = await board.attempt(task)
+    assert [said["words"] for said in again.work["said"]] == ["also this", "and that"]
+    assert "pending" not in again.detail
+
+
+async def test_one_is_picked(board: Board) -> None:
+    task = await board.task(attempts=[{"agent": "demo"}] * 3)
+    ids = [(await board.attempt(task, number)).id for number in (1, 2, 3)]
+    with pytest.raises(ConflictError, match="only one that is ready"):
+        await board.attempts.pick(board.owner, task.id, ids[0])
+    for number in (1, 2, 3):
+        await board.let(await board.attempt(task, number), AttemptStatus.READY)
+    with pytest.raises(NotFoundError):
+        await board.attempts.pick(await board.person("stranger"), task.id, ids[0])
+    with pytest.raises(NotFoundError):
+        await board.attempts.pick(board.owner, task.id, "att_unknown")
+    picked = await board.attempts.pick(board.owner, task.id, ids[1])
+    assert (picked.status, picked.work["kind"]) == (AttemptStatus.QUEUED, "publish")
+    statuses = [row.status for row in await board.attempts.of_task(board.owner, task.id)]
+    assert statuses == [AttemptStatus.ARCHIVED, AttemptStatus.QUEUED, AttemptStatus.ARCHIVED]
+    assert ProjectSettings.of(board.project).tasks.parallel == 4

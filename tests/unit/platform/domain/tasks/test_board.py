@@ -1,0 +1,275 @@
+"""Cards: who sees them, where they may go, in which order they stand, and what starts by itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.tasks import placing
+from sandyard.platform.domain.tasks.errors import (
+    ColumnFullError,
+    FeedbackNeededError,
+    MoveRefusedError,
+    NeedsCycleError,
+    NothingInReviewError,
+    TaskBlockedError,
+)
+from sandyard.platform.domain.tasks.fields import TaskFields
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from tests.unit.platform.domain.tasks.desk import Desk
+
+BACKLOG, IN_PROGRESS, IN_REVIEW, DONE, CANCELLED = Column
+
+
+async def test_a_card_is_of_its_project(desk: Desk) -> None:
+    task, stranger = await desk.card(), (await desk.world.person("eve")).principal
+    mo = desk.member.principal
+    assert (await desk.tasks.get(mo, task.id)).title == "Fix the login"
+    await desk.tasks.update(mo, task.id, {"title": "Mend the login", "priority": 3})
+    for seen in (
+        desk.tasks.get(stranger, task.id),
+        desk.tasks.move(stranger, task.id, DONE),
+        desk.tasks.update(stranger, task.id, {}),
+        desk.tasks.delete(stranger, task.id),
+        desk.tasks.create(stranger, desk.project.id, TaskFields(title="x")),
+    ):
+        with pytest.raises(NotFoundError):
+            await seen
+    assert (await desk.tasks.list(stranger, PageRequest())).items == []
+    with pytest.raises(ForbiddenError):
+        await desk.tasks.delete(mo, task.id)
+    await desk.tasks.delete(desk.me, task.id)
+    kinds = [event.kind for event in await desk.told("task.created", "task.updated", "task.deleted")]
+    assert kinds == ["task.created", "task.updated", "task.deleted"]
+
+
+async def test_agents_are_checked_and_the_wanted_attempts_kept(desk: Desk) -> None:
+    fields = TaskFields.model_validate({"title": "x", "attempts": [{"agent": "demo"}, {"agent": "nobody"}]})
+    with pytest.raises(InvalidInputError, match="there are demo and opencode"):
+        await desk.tasks.create(desk.me, desk.project.id, fields)
+    fields = TaskFields.model_validate({"title": "x", "attempts": [{"agent": "demo"}, {"agent": "opencode"}]})
+    task = await desk.tasks.create(desk.member.principal, desk.project.id, fields, start=True)
+    made = await desk.attempts_of(task)
+    assert [row.agent for row in made] == ["demo", "opencode"]
+    assert {row.owner_id for row in made} == {desk.member.principal.user_id}
+    assert desk.attempts.nudges
+
+
+async def test_the_order_in_a_column(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "GAP", 4)  # so that it runs out of room
+    cards = [await desk.card(name) for name in "abcde"]
+    expected = list("abcde")
+    for name, index in (("e", 0), ("d", 1), ("c", 1), ("b", 1), ("a", 1), ("e", 4), ("c", 99), ("d", 2), ("a", 2)):
+        await desk.tasks.move(desk.me, cards["abcde".index(name)].id, BACKLOG, position=index)
+        expected.remove(name)
+        expected.insert(index, name)
+        assert await desk.titles(BACKLOG) == expected
+        moved = (await desk.told("task.moved"))[-1]
+        assert moved.data["position"] == expected.index(name)
+        assert (moved.data["from"], moved.data["to"]) == ("backlog", "backlog")
+
+
+async def test_moves_at_the_same_time_keep_an_order(desk_anywhere: Desk) -> None:
+    desk = desk_anywhere
+    cards = [await desk.card(str(number)) for number in range(8)]
+    await asyncio.gather(*(desk.tasks.move(desk.me, card.id, BACKLOG, position=0) for card in cards))
+    moves = await desk.told("task.moved")
+    newest_first = [event.data["title"] for event in reversed(moves)]
+    assert await desk.titles(BACKLOG) == newest_first
+
+
+async def test_lists_are_paged_by_column_and_place(desk_anywhere: Desk) -> None:
+    desk = desk_anywhere
+    cards = [await desk.card(name) for name in "abcdef"]
+    await desk.tasks.move(desk.me, cards[0].id, DONE)
+    await desk.tasks.move(desk.me, cards[3].id, DONE)
+    await desk.tasks.move(desk.me, cards[1].id, IN_PROGRESS)
+    found, cursor = "", None
+    while True:
+        page = await desk.tasks.list(desk.me, PageRequest(2, cursor))
+        found += "".join(task.title for task in page.items)
+        if (cursor := page.next_cursor) is None:
+            break
+    assert found == "cefbda"  # what was done last comes first
+    assert [task.title for task in (await desk.tasks.list(desk.me, PageRequest(), q="E")).items] == ["e"]
+    with pytest.raises(InvalidInputError):
+        await desk.tasks.list(desk.me, PageRequest(2, "tsk_0000"))
+
+
+async def test_the_ways_of_a_card(desk: Desk) -> None:
+    task = await desk.card()
+    with pytest.raises(MoveRefusedError, match="comes to review by itself"):
+        await desk.tasks.move(desk.me, task.id, IN_REVIEW)
+    await desk.tasks.move(desk.me, task.id, IN_PROGRESS)
+    with pytest.raises(MoveRefusedError, match="backlog or cancelled"):
+        await desk.tasks.move(desk.me, task.id, DONE)
+    (attempt,) = await desk.attempts_of(task)
+    await desk.becomes(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
+    for words in (None, "  \n"):
+        with pytest.raises(FeedbackNeededError):
+            await desk.tasks.move(desk.me, task.id, IN_PROGRESS, feedback=words)
+    await desk.tasks.move(desk.member.principal, task.id, IN_PROGRESS, feedback=" Use a set. ")
+    assert desk.attempts.said == [(attempt.id, "Use a set.", desk.member.principal.user_id)]
+    assert len(await desk.attempts_of(task)) == 1
+    await desk.becomes(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
+    await desk.tasks.move(desk.me, task.id, DONE)
+    done = await desk.tasks.get(desk.me, task.id)
+    assert done.finished_at is not None
+    await desk.tasks.move(desk.me, task.id, BACKLOG)
+    await desk.tasks.move(desk.me, task.id, IN_PROGRESS)
+    assert [(row.number, row.status) for row in await desk.attempts_of(task)] == [(1, "in_review"), (2, "queued")]
+    ways = [(event.data["from"], event.data["to"]) for event in await desk.told("task.moved")]
+    assert ways == [
+        (BACKLOG, IN_PROGRESS),
+        (IN_PROGRESS, IN_REVIEW),
+        (IN_REVIEW, IN_PROGRESS),
+        (IN_PROGRESS, IN_REVIEW),
+        (IN_REVIEW, DONE),
+        (DONE, BACKLOG),
+        (BACKLOG, IN_PROGRESS),
+    ]
+
+
+async def test_feedback_needs_one_who_gets_it(desk: Desk) -> None:
+    fields = TaskFields.model_validate({"title": "x", "attempts": [{"agent": "demo"}, {"agent": "demo"}]})
+    task = await desk.tasks.create(desk.me, desk.project.id, fields, start=True)
+    await desk.becomes(task, AttemptStatus.READY, IN_REVIEW)
+    with pytest.raises(ConflictError, match="Pick one"):
+        await desk.tasks.move(desk.me, task.id, IN_PROGRESS, feedback="x")
+    await desk.becomes(task, AttemptStatus.FAILED, IN_REVIEW)
+    with pytest.raises(NothingInReviewError):
+        await desk.tasks.move(desk.me, task.id, IN_PROGRESS, feedback="x")
+    assert await desk.status(task) == IN_REVIEW
+
+
+async def test_stopping_and_once_more(desk: Desk) -> None:
+    task = await desk.card(start=True)
+    await desk.tasks.stop(desk.me, task.id)
+    await desk.tasks.stop(desk.me, task.id)
+    assert [row.status for row in await desk.attempts_of(task)] == ["cancelled"]
+    await desk.tasks.retry(desk.me, task.id)
+    assert await desk.status(task) == IN_PROGRESS
+    assert [row.status for row in await desk.attempts_of(task)] == ["queued"]
+    await desk.tasks.move(desk.me, task.id, BACKLOG)
+    assert [row.status for row in await desk.attempts_of(task)] == ["cancelled"]
+    await desk.tasks.retry(desk.me, task.id)
+    assert [row.status for row in await desk.attempts_of(task)] == ["archived", "queued"]
+    await desk.tasks.delete(desk.me, task.id)
+    with pytest.raises(NotFoundError):
+        await desk.tasks.get(desk.me, task.id)
+
+
+async def test_nothing_starts_while_it_is_being_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(task_id: str) -> None:
+        return None
+
+    task = await desk.card(start=True)
+    monkeypatch.setattr(desk.attempts, "cancel", slow)
+    await desk.tasks.move(desk.me, task.id, BACKLOG)
+    for again in (desk.tasks.move(desk.me, task.id, IN_PROGRESS), desk.tasks.delete(desk.me, task.id)):
+        with pytest.raises(ConflictError, match="still being stopped"):
+            await again
+    monkeypatch.undo()
+    await desk.tasks.recover()
+    await desk.settle()
+    assert [row.status for row in await desk.attempts_of(task)] == ["cancelled"]
+
+
+async def test_a_full_column_says_so_and_the_platform_is_not_stopped_by_it(desk: Desk) -> None:
+    await desk.configure(wipLimits={"backlog": 3, "in_progress": 1, "in_review": 1})
+    one, two, three = [await desk.card(name) for name in ("one", "two", "three")]
+    with pytest.raises(ColumnFullError):
+        await desk.card("four")
+    await desk.tasks.move(desk.me, one.id, IN_PROGRESS)
+    with pytest.raises(ColumnFullError, match="may hold 1 and has 1") as refused:
+        await desk.tasks.move(desk.me, two.id, IN_PROGRESS)
+    assert refused.value.extra == {"column": "in_progress", "limit": 1, "count": 1}
+    for task in (one, two, three):
+        if task is not one:
+            await desk.tasks.move(desk.me, task.id, IN_PROGRESS)
+        await desk.becomes(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
+    assert await desk.titles(IN_REVIEW) == ["one", "two", "three"]
+
+
+async def test_only_one_of_two_gets_the_last_place(desk_anywhere: Desk) -> None:
+    desk = desk_anywhere
+    await desk.configure(wipLimits={"in_progress": 1})
+    cards = [await desk.card(str(number)) for number in range(4)]
+    moves = [desk.tasks.move(desk.me, card.id, IN_PROGRESS) for card in cards]
+    outcomes = await asyncio.gather(*moves, return_exceptions=True)
+    assert sum(isinstance(one, ColumnFullError) for one in outcomes) == 3
+    assert len(await desk.titles(IN_PROGRESS)) == 1
+
+
+async def test_needs_are_of_the_project_and_no_circle(desk: Desk) -> None:
+    one = await desk.card("one")
+    two = await desk.card("two", needs=[one])
+    three = await desk.card("three", needs=[two])
+    with pytest.raises(NeedsCycleError, match=f"{one.id} needs {three.id} needs {two.id} needs {one.id}"):
+        await desk.tasks.update(desk.me, one.id, {}, needs=[three.id])
+    with pytest.raises(NeedsCycleError, match=f"{one.id} needs {one.id}"):
+        await desk.tasks.update(desk.me, one.id, {}, needs=[one.id])
+    other = await desk.world.projects.create(desk.me, "other")
+    foreign = await desk.tasks.create(desk.me, other.id, TaskFields(title="x"))
+    with pytest.raises(InvalidInputError, match="in this project"):
+        await desk.tasks.update(desk.me, one.id, {}, needs=[foreign.id])
+    with pytest.raises(TaskBlockedError, match="'two', backlog") as blocked:
+        await desk.tasks.move(desk.me, three.id, IN_PROGRESS)
+    assert blocked.value.extra == {"blockedBy": [two.id]}
+
+
+async def test_what_waits_starts_when_the_last_need_is_done(desk: Desk) -> None:
+    one, two = await desk.card("one"), await desk.card("two", start=True)
+    waiting = await desk.card("waiting", needs=[one, two], start=True)
+    unasked = await desk.card("unasked", needs=[one])
+    (event,) = await desk.told("task.waiting")
+    assert event.task_id == waiting.id
+    assert event.data["code"] == "task_blocked"
+    await desk.tasks.move(desk.me, one.id, DONE)
+    await desk.settle()
+    assert await desk.status(waiting) == BACKLOG
+    await desk.becomes(two, AttemptStatus.MERGED, DONE)
+    await desk.settle()
+    assert await desk.status(waiting) == IN_PROGRESS
+    assert await desk.status(unasked) == BACKLOG
+    assert "startsFor" not in (await desk.tasks.get(desk.me, waiting.id)).source
+
+
+async def test_what_waits_for_room_starts_by_priority(desk_anywhere: Desk) -> None:
+    desk = desk_anywhere
+    await desk.configure(wipLimits={"in_progress": 1})
+    first = await desk.card("first", start=True)
+    low, high = await desk.card("low", start=True), await desk.card("high", start=True)
+    await desk.tasks.update(desk.me, high.id, {"priority": 5})
+    await desk.becomes(first, AttemptStatus.IN_REVIEW, IN_REVIEW)
+    await desk.settle()
+    assert await desk.titles(IN_PROGRESS) == ["high"]
+    await desk.tasks.update(desk.me, low.id, {}, start=False)
+    await desk.tasks.stop(desk.me, high.id)
+    await desk.settle()
+    assert await desk.titles(IN_PROGRESS) == []
+    await desk.world.projects.remove_member(desk.me, desk.project.id, desk.member.principal.user_id)
+    await desk.tasks.update(desk.me, low.id, {}, start=True)
+    assert await desk.titles(IN_PROGRESS) == ["low"]
+
+
+async def test_who_has_left_is_replaced_by_the_owner(desk: Desk) -> None:
+    mo, first = desk.member.principal, await desk.card("first")
+    fields = TaskFields(title="later")
+    later = await desk.tasks.create(mo, desk.project.id, fields, needs=[first.id], start=True)
+    await desk.world.projects.remove_member(desk.me, desk.project.id, mo.user_id)
+    await desk.tasks.move(desk.me, first.id, DONE)
+    await desk.settle()
+    assert [row.owner_id for row in await desk.attempts_of(later)] == [desk.me.user_id]
+
+
+async def test_an_archived_project_starts_nothing(desk: Desk) -> None:
+    task = await desk.card()
+    await desk.world.projects.update(desk.me, desk.project.id, archived=True)
+    with pytest.raises(ConflictError, match="archived"):
+        await desk.tasks.move(desk.me, task.id, IN_PROGRESS)
+    with pytest.raises(ConflictError, match="archived"):
+        await desk.card()

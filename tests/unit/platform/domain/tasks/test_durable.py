@@ -1,0 +1,140 @@
+"""Courses that are cut off go on where they were, and no step that was recorded is done again."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandyard.platform.domain.tasks.durable import Course, Durable, Result, StepOf
+from tests.protocol.engine import ROOT
+
+Make = Callable[[Course], Durable]
+
+
+@pytest.fixture
+async def make(database_url: str) -> AsyncIterator[Make]:
+    made: list[Durable] = []
+
+    def build(course: Course) -> Durable:
+        made.append(Durable(database_url.replace("platform.db", "workflows.db"), "test", course))
+        return made[-1]
+
+    yield build
+    for one in made:
+        await one.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(40):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+def done(durable: Durable, attempt: str) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return await durable.state(attempt, 1) == "done"
+
+    return look
+
+
+async def test_a_course_goes_on_in_another_process(make: Make) -> None:
+    did: list[str] = []
+    reached, gate = asyncio.Event(), asyncio.Event()
+    here = asyncio.get_running_loop()
+
+    async def act(name: str) -> Result:
+        assert asyncio.get_running_loop() is here
+        if name == "second":
+            reached.set()
+            await gate.wait()
+        did.append(name)
+        return {"name": name}
+
+    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+        first = await step("first", act, "first")
+        second = await step("second", act, "second")
+        await step("third", act, f"{attempt_id}-{number}-{first['name']}-{second['name']}")
+
+    durable = make(course)
+    assert await durable.state("att_1", 1) is None
+    await durable.begin("att_1", 1)
+    await durable.begin("att_1", 1)
+    await reached.wait()
+    assert await durable.state("att_1", 1) == "running"
+    await durable.close()
+    assert did == ["first"]
+
+    gate.set()
+    again = make(course)
+    await until(done(again, "att_1"))
+    assert did == ["first", "second", "att_1-1-first-second"]
+
+
+async def test_many_at_once_and_what_fails(make: Make) -> None:
+    did: list[Any] = []
+
+    async def act(number: int) -> Result:
+        await asyncio.sleep(0)
+        if number == 7:
+            raise ValueError("seven")
+        did.append(number)
+        return {}
+
+    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+        await step("act", act, int(attempt_id))
+
+    durable = make(course)
+    await asyncio.gather(*(durable.begin(str(number), 1) for number in range(20)))
+
+    async def over() -> bool:
+        return all([await durable.state(str(number), 1) in ("done", "broken") for number in range(20)])
+
+    await until(over)
+    assert sorted(did) == [number for number in range(20) if number != 7]
+    assert await durable.state("7", 1) == "broken"
+    assert await asyncio.to_thread(lambda: "threads of ours work") == "threads of ours work"
+
+
+KILLED = """
+    import asyncio, os, sys
+    from sandyard.platform.domain.tasks.durable import Durable
+
+    async def act(name):
+        if name == "second" and os.path.getsize("did") < 10_000 and sys.argv[1] == "die":
+            os.kill(os.getpid(), 9)
+        with open("did", "a") as file:
+            file.write(name + "\\n")
+        return {}
+
+    async def course(step, attempt_id, number):
+        for name in ("first", "second", "third"):
+            await step(name, act, name)
+
+    async def main():
+        durable = Durable("sqlite:///workflows.db", "test", course)
+        await durable.begin("att_1", 1)
+        while await durable.state("att_1", 1) != "done":
+            await asyncio.sleep(0.02)
+        await durable.close()
+
+    asyncio.run(main())
+"""
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    (tmp_path / "did").touch()
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(KILLED))
+    for how, code in (("die", -9), ("die", -9), ("die", -9), ("live", 0)):
+        ended = subprocess.run(
+            [sys.executable, program, how], check=False, cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "src")}, timeout=60
+        )
+        assert ended.returncode == code
+    assert (tmp_path / "did").read_text().split() == ["first", "second", "third"]

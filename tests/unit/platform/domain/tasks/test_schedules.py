@@ -1,0 +1,190 @@
+"""Schedules: each time makes one task, whoever looks and whatever was missed; what fails is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.platform.db.models import Schedule
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.tasks.cron import next_time
+from sandyard.platform.domain.tasks.model import Column
+from sandyard.platform.domain.tasks.schedules import ScheduledTask, Schedules
+from sandyard.platform.domain.users.tokens import instant
+from tests.unit.platform.domain.tasks.desk import Desk
+
+
+class Times:
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.schedules, self.other = self.platform(), self.platform()
+
+    def platform(self) -> Schedules:
+        return Schedules(self.desk.world.database, self.desk.world.projects, self.desk.tasks, self.desk.world.clock)
+
+    async def hourly(self, **task: Any) -> Schedule:
+        wanted = ScheduledTask.model_validate({"title": "Tidy up", **task})
+        return await self.schedules.create(
+            self.desk.me, self.desk.project.id, name="hourly", cron="0 * * * *", timezone="UTC", task=wanted
+        )
+
+    async def made(self) -> int:
+        return len((await self.desk.tasks.list(self.desk.me, PageRequest(200))).items)
+
+    async def pass_(self, **time: float) -> None:
+        await self.desk.world.clock.advance(timedelta(**time).total_seconds())
+
+    async def again(self, row: Schedule) -> Schedule:
+        return await self.schedules.get(self.desk.me, row.id)
+
+
+@pytest.fixture
+async def times(desk: Desk) -> AsyncIterator[Times]:
+    yield Times(desk)
+
+
+@pytest.fixture
+async def times_anywhere(desk_anywhere: Desk) -> AsyncIterator[Times]:
+    yield Times(desk_anywhere)
+
+
+async def test_each_time_makes_one_task_however_many_platforms_look(times_anywhere: Times) -> None:
+    times = times_anywhere
+    row = await times.hourly()
+    await times.schedules.tick()
+    assert await times.made() == 0
+    for hour in (1, 2):
+        await times.pass_(hours=1)
+        await asyncio.gather(*(one.tick() for one in (times.schedules, times.other, times.schedules, times.other)))
+        assert await times.made() == hour
+    row = await times.again(row)
+    task = await times.desk.tasks.get(times.desk.me, row.last_task_id or "")
+    assert task.status == Column.IN_PROGRESS
+    assert task.source == {"kind": "schedule", "scheduleId": row.id, "name": "hourly"}
+    assert row.last_at == instant(times.desk.world.clock)
+    assert len(await times.desk.told("schedule.fired")) == 2
+
+
+async def test_what_was_missed_is_made_up_for_once(times: Times) -> None:
+    row = await times.hourly()
+    await times.pass_(days=3)
+    await times.schedules.tick()
+    await times.schedules.tick()
+    assert await times.made() == 1
+    assert (await times.again(row)).next_at == next_time("0 * * * *", "UTC", instant(times.desk.world.clock))
+
+
+async def test_a_crash_before_the_commit_loses_nothing(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dies(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the platform died here")
+
+    await times.hourly()
+    await times.pass_(hours=1)
+    with monkeypatch.context() as broken:
+        broken.setattr(times.desk.attempts, "draft", dies)
+        await times.schedules.tick()
+    assert await times.made() == 0
+    await times.other.tick()
+    assert await times.made() == 1
+
+
+async def test_a_failure_is_said_and_the_next_time_comes(times: Times) -> None:
+    row = await times.hourly(agent="demo")
+    async with times.desk.world.database.transaction() as tx:
+        await tx.session.execute(update(Schedule).values(task={"title": "Tidy up", "agent": "gone"}))
+    await times.pass_(hours=1)
+    await times.schedules.tick()
+    row = await times.again(row)
+    assert row.enabled
+    assert row.next_at is not None
+    assert row.next_at > instant(times.desk.world.clock)
+    failures = await times.schedules.failures([row])
+    assert "no agent 'gone'" in failures[row.id]
+    changed = await times.schedules.update(times.desk.me, row.id, {"task": ScheduledTask(title="Tidy up")})
+    await times.pass_(hours=1)
+    await times.schedules.tick()
+    assert await times.made() == 1
+    assert await times.schedules.failures([changed]) == {}
+    await times.desk.world.projects.update(times.desk.me, times.desk.project.id, archived=True)
+    await times.pass_(hours=1)
+    await times.schedules.tick()
+    assert "archived" in (await times.schedules.failures([changed]))[row.id]
+    assert await times.made() == 1
+
+
+async def test_who_has_left_starts_nothing_more(times: Times) -> None:
+    desk, mo = times.desk, times.desk.member.principal
+    wanted = ScheduledTask(title="x", start=False)
+    arguments: dict[str, Any] = {"name": "x", "cron": "* * * * *", "timezone": "UTC", "task": wanted}
+    row = await times.schedules.create(mo, desk.project.id, **arguments)
+    own = await times.hourly()
+    with pytest.raises(ForbiddenError):
+        await times.schedules.update(mo, own.id, {"enabled": False})
+    await times.schedules.run(mo, own.id)
+    await desk.world.projects.remove_member(desk.me, desk.project.id, mo.user_id)
+    with pytest.raises(NotFoundError):
+        await times.schedules.get(mo, row.id)
+    await times.pass_(minutes=1)
+    await times.schedules.tick()
+    assert await times.made() == 1
+    assert list(await times.schedules.failures([row])) == [row.id]
+    await times.schedules.delete(desk.me, row.id)
+    assert [one.id for one in (await times.schedules.list(desk.me, PageRequest())).items] == [own.id]
+
+
+async def test_switched_off_and_on_again(times: Times) -> None:
+    row = await times.hourly()
+    await times.schedules.update(times.desk.me, row.id, {"enabled": False})
+    await times.pass_(hours=5)
+    await times.schedules.tick()
+    row = await times.schedules.update(times.desk.me, row.id, {"enabled": True})
+    await times.schedules.tick()
+    assert await times.made() == 0
+    assert row.next_at is not None
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "after", "expected"),
+    [
+        ("0 6 * * MON-FRI", "UTC", "2026-01-31T10:00", "2026-02-02T06:00"),
+        (
+            "30 2 * * *",
+            "Europe/Berlin",
+            "2026-03-28T12:00",
+            "2026-03-29T01:00",
+        ),  # there is no 2:30: right after the gap
+        ("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", "2026-10-25T00:30"),  # 2:30 twice: the first of them
+        ("30 2 * * *", "Europe/Berlin", "2026-10-25T00:30", "2026-10-26T01:30"),
+    ],
+)
+def test_times_of_cron(cron: str, zone: str, after: str, expected: str) -> None:
+    moment, wanted = (datetime.fromisoformat(one).replace(tzinfo=UTC) for one in (after, expected))
+    assert next_time(cron, zone, moment) == wanted
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone"),
+    [
+        ("* * * *", "UTC"),
+        ("* * * * * *", "UTC"),
+        ("61 * * * *", "UTC"),
+        ("0 0 30 2 *", "UTC"),
+        ("0 0 31 4 *", "UTC"),
+        ("* * * * 5L/2", "UTC"),
+        ("* * * * 1#9", "UTC"),
+        ("0 0 * 2 MON#5/0", "UTC"),
+        ("* * * * *", "Nowhere/Land"),
+        ("* * * * *", "../../etc/passwd"),
+        ("* * * * *", "Europe"),
+        ("* * * * *", ""),
+    ],
+)
+def test_what_is_no_time(cron: str, zone: str) -> None:
+    with pytest.raises(InvalidInputError):
+        next_time(cron, zone, datetime(2026, 1, 1, tzinfo=UTC))
