@@ -52,6 +52,26 @@ def project_ids(context: click.Context, parameter: click.Parameter, incomplete: 
     return _ids("/projects", incomplete, lambda item: item.get("repository") or "", field="name")
 
 
+def task_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _ids("/tasks", incomplete, lambda item: f"{item.get('status')} {item.get('title') or ''}".strip())
+
+
+def schedule_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Of schedules; their names, until somebody types `sch`."""
+    field = "id" if incomplete.startswith("sch") else "name"
+    return _ids("/schedules", incomplete, lambda item: item.get("cron") or "", field=field)
+
+
+def agent_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _ids("/agents", incomplete, lambda item: item.get("title") or "", field="name")
+
+
+def provider_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Of providers of models; their names, until somebody types `prv`."""
+    field = "id" if incomplete.startswith("prv") else "name"
+    return _ids("/model-providers", incomplete, lambda item: item.get("kind") or "", field=field)
+
+
 def pull_requests(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Their numbers; sessions as soon as somebody types `ses`."""
     if incomplete.startswith("ses"):

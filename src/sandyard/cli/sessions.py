@@ -10,6 +10,7 @@ from sandyard.cli.git.checkout import until_checked_out
 from sandyard.cli.options import env_option, given, limit_option
 from sandyard.cli.output import output_option, show_list, show_one
 from sandyard.cli.sandboxes.waiting import until_settled
+from sandyard.cli.turns import answer, cancel, prompt, transcript
 
 COLUMNS = {
     "ID": "id",
@@ -24,6 +25,8 @@ FIELDS = {
     "title": "title",
     "project": "projectId",
     "agent": "agent",
+    "model": "model",
+    "task": "taskId",
     "sandbox": "sandboxId",
     "status": "sandbox.status",
     "error": "sandbox.error",
@@ -122,6 +125,9 @@ def _verb(name: str, help_text: str) -> None:
             client.post(f"{path}/{name}")
             show_one(client.get(path), FIELDS, output)  # pause and resume answer with the sandbox
 
+
+for command in (prompt, transcript, cancel, answer):
+    session.add_command(command)
 
 _verb("archive", "Put a session away; its sandbox is paused.")
 _verb("checkpoint", "Keep the files of the session's sandbox as they are now.")

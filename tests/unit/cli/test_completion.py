@@ -40,13 +40,26 @@ def test_projects_and_pull_requests(server: Server) -> None:
     assert complete("git", "p") == ["push"]
 
 
+def test_tasks_and_what_goes_with_them(server: Server) -> None:
+    tasks = {"items": [{"id": "tsk_1", "title": "Mend", "status": "backlog"}], "nextCursor": None}
+    schedules = {"items": [{"id": "sch_1", "name": "nightly", "cron": "0 3 * * *"}], "nextCursor": None}
+    agents = {"items": [{"name": "demo", "title": "Demo"}, {"name": "codex", "title": "Codex"}]}
+    for path, page in (("/tasks", tasks), ("/schedules", schedules), ("/agents", agents)):
+        server.on("GET", path, Reply(200, page))
+    assert complete("task", "show", "") == ["tsk_1"]
+    assert complete("task", "add", "--needs", "tsk") == ["tsk_1"]
+    assert complete("schedule", "run", "n") == ["nightly"]
+    assert complete("schedule", "run", "sch") == ["sch_1"]
+    assert complete("run", "--agent", "c") == ["codex"]
+
+
 def complete(*words: str) -> list[str]:
     *before, incomplete = words
     return [item.value for item in ShellComplete(cli, {}, "", "").get_completions(before, incomplete)]
 
 
 def test_commands_and_options() -> None:
-    assert complete("s") == ["session", "sandbox"]
+    assert complete("s") == ["schedule", "session", "sandbox"]
     assert "platform" not in complete("")
     assert "exec" in complete("sandbox", "")
     assert "--follow" in complete("events", "--f")

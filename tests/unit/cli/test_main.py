@@ -41,6 +41,8 @@ SLOW = {"fastapi", "uvicorn", "httpx", "rich", "websockets", "pydantic", "sqlalc
         ["project", "add", "--help"],
         ["git", "push", "--help"],
         ["pr", "open", "--help"],
+        ["task", "add", "--help"],
+        ["run", "--help"],
     ],
 )
 def test_help_loads_nothing_that_takes_time(words: list[str]) -> None:

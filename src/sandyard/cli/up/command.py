@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from sandyard.cli.errors import CommandError
+from sandyard.cli.up import lifeline
 from sandyard.cli.up.child import Child
 from sandyard.cli.up.health import address, reserve
 from sandyard.cli.up.state import State, default_data_dir
@@ -71,6 +72,7 @@ def up(
     of its own with --platform-user. Everything else is set by SANDYARD_<NAME> variables. When this ends, however it ends,
     both processes end; sandboxes go on, and the next start finds them.
     """
+    lifeline.hold()  # `sandyard run` starts it for as long as it runs itself
     user = _user(platform_user)
     state = State(data_dir or _configured() or default_data_dir())
     state.take()

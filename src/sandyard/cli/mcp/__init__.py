@@ -1,0 +1,1 @@
+"""The yard for other agents, by the Model Context Protocol."""

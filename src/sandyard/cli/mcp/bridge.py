@@ -1,0 +1,89 @@
+"""From standard input and output to a server's /mcp. It knows no tool: it passes on what the server has."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeVar
+
+import anyio
+import httpx2
+import mcp_types as wire
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel.server import Server
+from mcp.server.stdio import stdio_server
+from mcp.shared.dispatcher import ProgressFnT
+from mcp.shared.exceptions import MCPError
+from pydantic import BaseModel
+
+from sandyard import __version__
+
+R = TypeVar("R", bound=BaseModel)
+VERSION = "2026-07-28"
+"""Without a greeting: each request stands for itself, and the server may be restarted between two of them."""
+ANSWER_SECONDS = 900.0
+"""Longer than any tool waits; while one does, the server says now and then that it is there."""
+
+
+def serve(url: str, token: str) -> None:
+    """Until standard input ends."""
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
+    anyio.run(_serve, url, token)
+
+
+async def _serve(url: str, token: str) -> None:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=ANSWER_SECONDS)) as web:
+        bridge = Bridge(url, web)
+        server: Server[Any] = Server(
+            "sandyard",
+            version=__version__,
+            instructions=await bridge.instructions(),
+            on_list_tools=bridge.list_tools,
+            on_call_tool=bridge.call_tool,
+        )
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+
+class Bridge:
+    def __init__(self, url: str, web: httpx2.AsyncClient) -> None:
+        self._url, self._web = url, web
+
+    async def instructions(self) -> str | None:
+        return (await self._ask(wire.DiscoverRequest(params=wire.RequestParams()), wire.DiscoverResult)).instructions
+
+    async def list_tools(
+        self, _: ServerRequestContext[Any], params: wire.PaginatedRequestParams | None
+    ) -> wire.ListToolsResult:
+        cursor = None if params is None else params.cursor
+        return await self._ask(
+            wire.ListToolsRequest(params=wire.PaginatedRequestParams(cursor=cursor)), wire.ListToolsResult
+        )
+
+    async def call_tool(
+        self, context: ServerRequestContext[Any], params: wire.CallToolRequestParams
+    ) -> wire.CallToolResult:
+        """Progress goes through, and so does a cancellation: it ends the request."""
+        asked = wire.CallToolRequestParams(name=params.name, arguments=params.arguments)
+        return await self._ask(
+            wire.CallToolRequest(params=asked), wire.CallToolResult, progress=context.session.report_progress
+        )
+
+    async def _ask(self, request: wire.Request[Any, Any], kind: type[R], progress: ProgressFnT | None = None) -> R:
+        """By a client of its own: a connection that broke takes no other request with it."""
+        transport = streamable_http_client(self._url, http_client=self._web, max_sse_event_size=None)
+        try:
+            async with Client(transport, mode=VERSION, cache=None) as server:
+                try:
+                    return await server.session.send_request(request, kind, progress_callback=progress)
+                except MCPError as error:
+                    refusal = error  # raised in here, it would come out as one of a group
+        except BaseExceptionGroup as group:
+            if group.subgroup(httpx2.HTTPError) is None:
+                raise
+            refusal = MCPError(
+                code=wire.INTERNAL_ERROR, message=f"The server at {self._url} does not answer; try again."
+            )
+        raise refusal

@@ -1,0 +1,128 @@
+"""`sandyard run`: from a sentence and a repository to a pull request, without any set-up."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import agent_names
+from sandyard.cli.connection import segment
+from sandyard.cli.errors import FAILED
+from sandyard.cli.output import printable
+from sandyard.cli.tasks.adding import body_of, titled
+from sandyard.cli.tasks.ending import ended, pull_of
+from sandyard.cli.tasks.finding import Agents
+from sandyard.cli.tasks.following import Following, leave, well
+from sandyard.cli.tasks.screen import Screen
+from sandyard.cli.tasks.staying import INTERRUPTED
+from sandyard.kit.errors import SandyardError
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+
+@click.command()
+@click.argument("text")
+@click.option("--repo", required=True, help="A git repository: a directory of this machine, or an address.")
+@click.option(
+    "--agent", shell_complete=agent_names, help="Who does it.  [default: as the platform says, first the demo]"
+)
+@click.option("--model", help="With which model.")
+@click.option("--base", help="The branch to start from and to merge into.  [default: the repository's own]")
+@click.option("--verify", metavar="COMMAND", help="What must succeed before anything is pushed, as `make test`.")
+@click.option("--token-from", "variable", metavar="NAME", help="The variable that has the token for the repository.")
+@click.option(
+    "--budget-usd", type=click.FloatRange(min=0, min_open=True), help="It stops when models have cost this much."
+)
+@click.option("--keep", is_flag=True, help="Let a platform that had to be started go on running.")
+def run(
+    *,
+    text: str,
+    repo: str,
+    agent: str | None,
+    model: str | None,
+    base: str | None,
+    verify: str | None,
+    variable: str | None,
+    budget_usd: float | None,
+    keep: bool,
+) -> None:
+    """Have an agent do TEXT in a repository, and follow it to its pull request; `-` reads TEXT from standard input.
+
+    The platform that runs is used; without one, one is started for as long as this takes. A project is made for the repository
+    when there is none. The last line on standard output is the pull request's address, or the branch that was pushed where there
+    are no pull requests.
+    """
+    from sandyard.cli.tasks.trying import platform, project_for, repository_of, token_from  # noqa: PLC0415 - slow to load
+
+    title, description = titled(sys.stdin.read() if text == "-" else text)
+    token = token_from(variable)
+    with Screen() as screen, platform(screen, keep=keep) as (client, background):
+        repository = repository_of(repo, local=client.login.local)
+        project = project_for(client, repository, token=token, verify=verify, screen=screen)
+        body = body_of(title, description, agent=agent, model=model, base=base, budget_usd=budget_usd)
+        task = client.post("/tasks", {**body, "projectId": project["id"], "start": True})
+        screen.note(f"Task {task['id']}: {printable(task['title'])}")
+        _warn_of_demo(client, task, screen)
+        try:
+            task = Following(client, task, screen).run()
+        except KeyboardInterrupt:
+            if background is None or keep:
+                leave(screen, task)
+            screen.note(
+                f"\nIt goes on when a platform runs again: sandyard up; sandyard task logs {task['id']} --follow"
+            )
+            sys.exit(INTERRUPTED)
+        finally:
+            if background is not None and not keep:
+                _put_to_sleep(client, task)
+        for line in ended(task):
+            screen.note(line)
+        for line in _where(task, repository):
+            screen.note(line)
+        if pull := pull_of(task):
+            screen.line(printable(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or "")))
+    if not well(task):
+        sys.exit(FAILED)
+
+
+def _warn_of_demo(client: Client, task: Any, screen: Screen) -> None:
+    agents = Agents(client)
+    names = {str(one["agent"]) for one in task.get("attempts") or [] if agents.is_demo(one["agent"])}
+    for name in sorted(names):
+        screen.note(
+            f"{agents.label(name)} is no real agent: it only does what it is told step by step. "
+            "`sandyard agent list` shows others, for --agent."
+        )
+
+
+def _where(task: Any, repository: str) -> Iterator[str]:
+    """How to look at a branch that was pushed to where there are no pull requests."""
+    pull = pull_of(task)
+    if not pull or pull.get("number") is not None or not pull.get("headBranch"):
+        return
+    head, base = str(pull["headBranch"]), str(pull.get("baseBranch") or "HEAD")
+    if Path(repository).is_dir():
+        words = ["git", "-C", repository, "diff", f"{base}...{head}"]
+        yield f"To look at it: {shlex.join(words)}"
+        yield f"To merge it: {shlex.join(['git', '-C', repository, 'merge', head])}"
+    else:
+        fetch = shlex.join(["git", "fetch", repository, head])
+        yield f"To look at it, in a clone: {fetch} && git diff {shlex.quote(base)}...FETCH_HEAD"
+
+
+def _put_to_sleep(client: Client, task: Any) -> None:
+    """Its sandboxes would go on without a platform."""
+    with contextlib.suppress(SandyardError):
+        task = client.get(f"/tasks/{segment(task['id'])}")
+        for attempt in task.get("attempts") or []:
+            with contextlib.suppress(SandyardError):
+                session = client.get(f"/sessions/{segment(attempt['sessionId'])}")
+                if (session.get("sandbox") or {}).get("status") == "running":
+                    client.post(f"/sessions/{segment(attempt['sessionId'])}/pause")

@@ -1,0 +1,157 @@
+"""What a person decides about a task: answer, stop, retry, move, pick, remove; and where its pull request is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from sandyard.cli.asks import answer_one, answer_options
+from sandyard.cli.connection import connect, segment
+from sandyard.cli.errors import ApiError
+from sandyard.cli.options import given
+from sandyard.cli.output import as_json, output_option, print_json, printable, text_option
+from sandyard.cli.pull_requests import described, summary
+from sandyard.cli.tasks.ending import follow_to_the_end
+from sandyard.cli.tasks.finding import find_attempt, find_task, task_argument
+from sandyard.cli.tasks.following import known
+from sandyard.cli.tasks.listing import COLUMNS, state_of
+
+follow_option = click.option("-f", "--follow", "following", is_flag=True, help="Stay, and show what happens.")
+
+
+@click.command()
+@task_argument
+@answer_options
+@text_option
+def answer(task: str, output: str, **given: Any) -> None:
+    """Answer what the agent asks; without ANSWER, show it.
+
+    ANSWER is an option's number or name, or allow or reject; for a question it is your words.
+    """
+    with connect() as client:
+        found = find_task(client, task)
+        answer_one(client, {"taskId": found["id"]}, found["id"], as_json=output == "json", **given)
+
+
+@click.command()
+@task_argument
+@output_option
+def stop(task: str, output: str | None) -> None:
+    """End all work on a task. What was done stays: its branch and its transcript."""
+    with connect() as client:
+        done = client.post(f"/tasks/{segment(find_task(client, task)['id'])}/stop")
+    told(done, output)
+
+
+@click.command()
+@task_argument
+@follow_option
+@output_option
+def retry(task: str, following: bool, output: str | None) -> None:
+    """Once more what has failed or was stopped, from where it was."""
+    with connect() as client:
+        found = find_task(client, task)
+        seen = known(client, found) if following else None
+        done = client.post(f"/tasks/{segment(found['id'])}/retry")
+        if following:
+            follow_to_the_end(client, done, as_json=output == "json", seen=seen)
+            return
+    told(done, output)
+
+
+@click.command()
+@task_argument
+@click.argument("column", type=click.Choice([*COLUMNS, *(name.replace("_", "-") for name in COLUMNS if "_" in name)]))
+@click.option("--feedback", help="What the agent is told; needed to send a task back from review.")
+@click.option("--position", type=click.IntRange(0), help="Before which card of the column; 0 is the first.")
+@follow_option
+@output_option
+def move(
+    *, task: str, column: str, feedback: str | None, position: int | None, following: bool, output: str | None
+) -> None:
+    """Move a task to COLUMN. To in_progress begins it; back from in_review needs --feedback."""
+    with connect() as client:
+        found = find_task(client, task)
+        seen = known(client, found) if following else None
+        body = given(status=column.replace("-", "_"), feedback=feedback, position=position)
+        done = client.post(f"/tasks/{segment(found['id'])}/move", body)
+        if following:
+            follow_to_the_end(client, done, as_json=output == "json", seen=seen)
+            return
+    told(done, output)
+
+
+@click.command()
+@task_argument
+@click.argument("attempt", type=click.IntRange(1))
+@follow_option
+@output_option
+def pick(task: str, attempt: int, following: bool, output: str | None) -> None:
+    """Take one of several attempts. It becomes the pull request, the others are put away."""
+    with connect() as client:
+        found = find_task(client, task)
+        chosen = find_attempt(found, attempt)
+        seen = known(client, found) if following else None
+        done = client.post(f"/tasks/{segment(found['id'])}/pick", {"attemptId": chosen["id"]})
+        if following:
+            follow_to_the_end(client, done, number=attempt, as_json=output == "json", seen=seen)
+            return
+    told(done, output)
+
+
+@click.command()
+@task_argument
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def remove(task: str, yes: bool) -> None:
+    """Delete a task with its attempts. Branches and pull requests stay."""
+    with connect() as client:
+        found = find_task(client, task)
+        if not yes:
+            click.confirm(f"Delete {found['id']} {printable(found['title'])}?", abort=True, err=True)
+        client.delete(f"/tasks/{segment(found['id'])}")
+
+
+@click.command("pr")
+@task_argument
+@text_option
+def pull_request(task: str, output: str) -> None:
+    """Its pull request. How that stands goes to standard error, its address to standard output."""
+    with connect() as client:
+        found = find_task(client, task)
+        try:
+            pull = client.get(f"/tasks/{segment(found['id'])}/pull-request")
+        except ApiError as error:
+            if error.http_status != 404:
+                raise
+            raise ApiError(f"{found['id']} has no pull request{_why(found)}.", 404) from None
+    if output == "json":
+        print_json(pull)
+        return
+    click.echo(summary(pull), err=True)
+    for line in described(pull.get("detail") or {}):
+        click.echo(line, err=True)
+    click.echo(printable(pull["url"]))
+
+
+def _why(task: Any) -> str:
+    ready = [str(one["number"]) for one in task.get("attempts") or [] if one["status"] == "ready"]
+    if len(ready) > 1:
+        return f": pick one of its attempts first, `sandyard task pick {task['id']} {ready[0]}`"
+    return " yet" if task["status"] in {"backlog", "in_progress"} else ""
+
+
+def told(task: Any, output: str | None) -> None:
+    if as_json(output):
+        print_json(task)
+        return
+    for line in _sentences(task):
+        click.echo(line)
+
+
+def _sentences(task: Any) -> Iterator[str]:
+    state = state_of(task)
+    yield printable(f"{task['id']} {task['title']}: {task['status'].replace('_', ' ')}{f' ({state})' if state else ''}")
+    if task.get("error"):
+        yield printable(str(task["error"]))

@@ -1,0 +1,95 @@
+"""How following a task ends: with what came of it, and an exit code that says whether that is good."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sandyard.cli.errors import FAILED
+from sandyard.cli.output import print_json, printable
+from sandyard.cli.tasks.following import Following, Known, chosen, leave, well
+from sandyard.cli.tasks.screen import Screen
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+
+def follow_to_the_end(
+    client: Client,
+    task: Any,
+    *,
+    number: int | None = None,
+    as_json: bool = False,
+    seen: Mapping[str, Known] | None = None,
+) -> None:
+    """Stay with a task until it rests, say how, and end this process with 1 when that is no success. `seen`: what not to tell."""
+    with Screen() as screen:
+        try:
+            task = Following(client, task, screen, number=number, as_json=as_json, seen=seen).run()
+        except KeyboardInterrupt:
+            leave(screen, task)
+        if as_json:
+            print_json(task, compact=True)
+        else:
+            for line in ended(task, number):
+                screen.note(line)
+            if url := address(task):
+                screen.line(url)
+    if not well(task, number):
+        sys.exit(FAILED)
+
+
+def ended(task: Any, number: int | None = None) -> Iterator[str]:
+    """What came of each attempt, and what can be done now."""
+    name = shlex.quote(task["id"])
+    attempts = chosen(task, number)
+    for attempt in attempts:
+        yield from _outcome(attempt, several=len(attempts) > 1)
+    if len(ready := [one for one in attempts if one["status"] == "ready"]) > 0:
+        numbers = ", ".join(str(one["number"]) for one in ready)
+        yield f"To compare them: sandyard task compare {name}"
+        yield f"To take one (of {numbers}): sandyard task pick {name} NUMBER"
+    elif attempts and all(one["status"] in {"failed", "cancelled"} for one in attempts):
+        yield f"To try again: sandyard task retry {name}"
+    if task.get("error") and not any(one.get("error") for one in attempts):
+        yield printable(str(task["error"]))
+
+
+def _outcome(attempt: Any, *, several: bool) -> Iterator[str]:
+    who = f"Attempt {attempt['number']}" if several else "It"
+    status = attempt["status"]
+    if status == "failed":
+        yield f"{who} failed: {printable(str(attempt.get('error') or 'nobody knows why'))}"
+    elif status == "cancelled":
+        yield f"{who} was stopped."
+    elif status == "in_review":
+        pull = attempt.get("pullRequest") or {}
+        yield f"{who} is done, and waits for review{_sizes(attempt)}."
+        if pull and pull.get("number") is None:
+            yield f"Pushed as the branch {printable(str(pull.get('headBranch') or ''))}: this remote has no pull requests."
+    elif status == "ready":
+        yield f"{who} is done{_sizes(attempt)}."
+    else:
+        yield f"{who} is {printable(status.replace('_', ' '))}."
+
+
+def _sizes(attempt: Any) -> str:
+    diff = attempt.get("diff") or {}
+    if not diff.get("files"):
+        return ""
+    files = "1 file" if diff["files"] == 1 else f"{diff['files']} files"
+    return f": {files} changed, +{diff.get('added') or 0} -{diff.get('removed') or 0} lines"
+
+
+def pull_of(task: Any) -> Any:
+    """Its pull request, or what a plain remote has instead. None: not yet."""
+    if task.get("pullRequest"):
+        return task["pullRequest"]
+    return next((one["pullRequest"] for one in task.get("attempts") or [] if one.get("pullRequest")), None)
+
+
+def address(task: Any) -> str | None:
+    pull = pull_of(task)
+    return printable(str(pull["url"])) if pull and pull.get("url") and pull.get("number") is not None else None

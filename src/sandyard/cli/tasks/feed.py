@@ -1,0 +1,108 @@
+"""Word of what happens, from a thread of its own, so that its reader can do something else meanwhile.
+
+What comes is word only: a reader asks the server how things are. So nothing is missed and nothing is told twice, whatever the line
+does: after each connection, broken or new, `again` says that anything may have changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sandyard.cli.sse import follow
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+GIVE_UP_SECONDS = 600.0
+"""How long a server may be away."""
+BREATH_SECONDS = 0.15
+"""What comes within that of the first is taken together."""
+
+
+@dataclass(slots=True)
+class News:
+    """`again`: a connection was made; whatever was known before may be old. `lost`: why there is none now."""
+
+    again: bool = False
+    lost: str | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.again or bool(self.events)
+
+    def has(self, *nouns: str) -> bool:
+        """Whether anything has happened to one of these nouns: `task`, `ask` …"""
+        return any(str(event.get("kind")).startswith(tuple(f"{noun}." for noun in nouns)) for event in self.events)
+
+    def of(self, session_id: str) -> News:
+        return News(self.again, self.lost, [event for event in self.events if event.get("sessionId") == session_id])
+
+
+class Feed:
+    """Use as a context manager. `params`: whose events, as the API's filters are called."""
+
+    def __init__(self, client: Client, params: Mapping[str, object]) -> None:
+        self._client = client
+        self._params = params
+        self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._left = False
+
+    def __enter__(self) -> Feed:
+        threading.Thread(target=self._run, name="feed", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left = True
+
+    def wait(self, seconds: float) -> News:
+        """What has come, after at most that many seconds. Raises what ends the feed: a refusal, or a server gone for too long."""
+        news = News()
+        for item in self._taken(seconds):
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, str):
+                news.lost = item
+            elif item is True:
+                news.again, news.lost = True, None
+            elif isinstance(item, dict):
+                news.events.append(item)
+        return news
+
+    def _taken(self, seconds: float) -> Iterator[object]:
+        with contextlib.suppress(queue.Empty):
+            yield self._queue.get(timeout=seconds)
+            end = time.monotonic() + BREATH_SECONDS
+            while (left := end - time.monotonic()) > 0:
+                yield self._queue.get(timeout=left)
+
+    def _run(self) -> None:
+        try:
+            seen = follow(
+                self._client,
+                "/events",
+                self._params,
+                give_up=GIVE_UP_SECONDS,
+                opened=self._opened,
+                dropped=self._queue.put,
+            )
+            for message in seen:
+                if self._left:
+                    return
+                event = json.loads(message.data)
+                self._queue.put(event if "kind" in event else True)  # what is no event says that some are gone
+        except Exception as error:  # it is raised where somebody waits
+            self._queue.put(error)
+
+    def _opened(self) -> bool:
+        self._queue.put(True)
+        return self._left

@@ -1,0 +1,108 @@
+"""Which task, which attempt, and which agent is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import task_ids
+from sandyard.cli.connection import MANY, segment
+from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.output import printable
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+PREFIX = "tsk_"
+SHORTEST = 3
+NAMED = 5
+ALIVE = ("in_review", "merged", "ready", "running", "queued")
+"""Of several attempts, those that somebody may want to see, best first."""
+task_argument = click.argument("task", metavar="TASK", shell_complete=task_ids)
+attempt_option = click.option("--attempt", type=click.IntRange(1), help="Which of its attempts, by number.")
+
+
+def find_task(client: Client, name: str) -> Any:
+    """The task of that id, of an id that begins or ends like that, or whose title has it, when it is the only one."""
+    if name.startswith(PREFIX):
+        try:
+            return client.get(f"/tasks/{segment(name)}")
+        except ApiError as error:
+            if error.http_status != 404:
+                raise
+    found = _matching(client.pages("/tasks", MANY)["items"], name)
+    if not found:
+        raise ApiError(f"There is no task {printable(name)!r}. `sandyard task list` shows which there are.", 404)
+    if len(found) > 1:
+        names = "; ".join(f"{task['id']} {printable(task['title'])[:40]}" for task in found[:NAMED])
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        raise CommandError(f"There are several tasks {printable(name)!r}: name one by its id: {names}{more}.")
+    return client.get(f"/tasks/{segment(found[0]['id'])}")
+
+
+def _matching(tasks: Sequence[Any], name: str) -> list[Any]:
+    wanted = name.strip().lower()
+    bare = wanted.removeprefix(PREFIX)
+    if not bare:
+        return []
+    if len(bare) >= SHORTEST:
+        by_id = [task for task in tasks if task["id"].removeprefix(PREFIX).startswith(bare)]
+        by_id = by_id or [task for task in tasks if task["id"].endswith(bare)]
+        if by_id:
+            return by_id
+    exact = [task for task in tasks if task["title"].strip().lower() == wanted]
+    return exact or [task for task in tasks if wanted in task["title"].lower()]
+
+
+def find_attempt(task: Any, number: int | None) -> Any:
+    """That attempt; without a number the only one, or the only one that is worth a look."""
+    attempts = task.get("attempts") or []
+    if not attempts:
+        raise CommandError(
+            f"{task['id']} was not begun yet. `sandyard task move {task['id']} in_progress` begins it."
+            if task["status"] == "backlog"
+            else f"{task['id']} has no attempt."
+        )
+    if number is not None:
+        for attempt in attempts:
+            if attempt["number"] == number:
+                return attempt
+        numbers = ", ".join(str(attempt["number"]) for attempt in attempts)
+        raise ApiError(f"{task['id']} has no attempt {number}; there are: {numbers}.", 404)
+    for status in ALIVE:
+        alive = [attempt for attempt in attempts if attempt["status"] == status]
+        if len(alive) > 1:
+            numbers = ", ".join(str(attempt["number"]) for attempt in alive)
+            raise CommandError(f"{task['id']} has several attempts: name one with --attempt, of {numbers}.")
+        if alive:
+            return alive[0]
+    return attempts[-1]
+
+
+class Agents:
+    """What agents are called wherever one is shown: a demo says that it is one."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._demos: set[str] | None = None
+
+    def label(self, name: object) -> str:
+        """`demo (no model)`"""
+        if not name:
+            return ""
+        return f"{printable(str(name))} (no model)" if self.is_demo(name) else printable(str(name))
+
+    def is_demo(self, name: object) -> bool:
+        if self._demos is None:
+            self._demos = _demos(self._client)
+        return name in self._demos
+
+
+def _demos(client: Client) -> set[str]:
+    try:
+        found = client.get("/agents")
+        return {agent["name"] for agent in found["items"] if agent.get("demo")}
+    except (ApiError, KeyError, TypeError):
+        return {"demo"}

@@ -1,0 +1,209 @@
+"""`sandyard task list`, `queue` and `compare`: many tasks, those that wait, and attempts side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import project_ids
+from sandyard.cli.connection import MANY, connect, project_of
+from sandyard.cli.options import limit_option
+from sandyard.cli.output import GAP, ago, as_json, console, output_option, print_json, printable, show_list
+from sandyard.cli.tasks.ending import pull_of
+from sandyard.cli.tasks.finding import Agents, find_task, task_argument
+from sandyard.cli.tasks.screen import duration
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+COLUMNS = ["backlog", "in_progress", "in_review", "done", "cancelled"]
+ORDER = {"in_progress": 0, "in_review": 1, "backlog": 2, "done": 3, "cancelled": 4}
+"""What somebody looks for comes first."""
+LIST = {
+    "ID": "id",
+    "COLUMN": "column",
+    "STATE": "status",
+    "TITLE": "title",
+    "PRIORITY": "priority",
+    "AGENT": "agent",
+    "PR": "pull",
+    "PROJECT": "project",
+    "CHANGED": "updatedAt",
+}
+NARROW = {"ID": "id", "STATUS": "short", "TITLE": "title", "PR": "pull", "CHANGED": "updatedAt"}
+WIDE = 120
+"""Columns of a terminal from which on there is room for all of it."""
+SHORTEST_TITLE = 12
+QUEUE = {"PLACE": "position", "TASK": "taskId", "ATTEMPT": "number", "TITLE": "title", "WHY": "reason"}
+COMPARED = {
+    "ATTEMPT": "number",
+    "AGENT": "agent",
+    "MODEL": "model",
+    "STATUS": "status",
+    "VERIFIED": "verified",
+    "FILES": "files",
+    "LINES": "lines",
+    "COST": "cost",
+    "TOKENS": "tokens",
+    "TIME": "time",
+    "ERROR": "error",
+}
+
+
+@click.command("list")
+@click.option("--project", shell_complete=project_ids, help="Only those of this project.")
+@click.option(
+    "--status", "statuses", type=click.Choice(COLUMNS), multiple=True, help="Only of this column. Repeatable."
+)
+@click.option("-q", "--search", "words", help="Only those that have this in their title or description.")
+@limit_option()
+@output_option
+def list_tasks(
+    project: str | None, statuses: tuple[str, ...], words: str | None, limit: int, output: str | None
+) -> None:
+    """Tasks: those that are under way first."""
+    with connect() as client:
+        project_id = project_of(client, project) if project else None
+        page = _pages(client, limit, statuses, projectId=project_id, q=words)
+        if as_json(output):
+            print_json(page)
+            return
+        names = _projects(client) if project_id is None and page["items"] else {}
+        agents = Agents(client)
+        tasks = sorted(page["items"], key=lambda task: ORDER.get(task["status"], 9))
+        rows = [_row(task, names, agents) for task in tasks]
+    width = console().width
+    columns = LIST if width >= WIDE else NARROW
+    rows = fitted(rows, columns, width)
+    show_list({**page, "items": rows}, columns, "table", nothing="There is no task. `sandyard task add` adds one.")
+
+
+def _pages(client: Client, limit: int, statuses: tuple[str, ...], **params: object) -> Any:
+    """The API has one column at a time."""
+    if len(statuses) < 2:
+        return client.pages("/tasks", limit, status=statuses[0] if statuses else None, **params)
+    items: list[Any] = []
+    more = None
+    for status in statuses:
+        if len(items) < limit:
+            page = client.pages("/tasks", limit - len(items), status=status, **params)
+            items += page["items"]
+            more = more or page.get("nextCursor")
+    return {"items": items, "nextCursor": more}
+
+
+def _row(task: Any, projects: dict[str, str], agents: Agents) -> dict[str, Any]:
+    attempts = task.get("attempts") or []
+    pull = pull_of(task) or {}
+    names = dict.fromkeys(agents.label(one.get("agent")) for one in attempts if one.get("agent"))
+    number = pull.get("number")
+    column, state = str(task["status"]).replace("_", " "), state_of(task)
+    return {
+        **task,
+        "column": column,
+        "status": state,
+        "short": state or column,
+        "priority": task.get("priority") or None,
+        "agent": ", ".join(names) or agents.label(task.get("agent")),
+        "pull": f"#{number}" if number is not None else "pushed" if pull else None,
+        "project": projects.get(task["projectId"]) if len(projects) > 1 else None,
+    }
+
+
+def fitted(rows: list[Any], columns: dict[str, str], width: int) -> list[Any]:
+    """With titles cut to what the other columns leave them, so that none of those has to give way."""
+    taken = 0
+    for heading, field in columns.items():
+        values = [ago(row[field]) if field.endswith("At") else str(row.get(field) or "") for row in rows]
+        if field != "title" and any(values):
+            taken += max(len(heading), *(len(value) for value in values)) + GAP
+    room = max(SHORTEST_TITLE, width - taken - GAP)
+    return [{**row, "title": shortened(printable(row["title"]), room)} for row in rows]
+
+
+def shortened(text: str, room: int) -> str:
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - slow to load
+
+    return text if cell_len(text) <= room else f"{set_cell_size(text, room - 1).rstrip()}…"
+
+
+def state_of(task: Any) -> str:
+    """In a word what goes on in its column: `agent`, `waiting`, `failed` …"""
+    if task["status"] == "backlog":
+        return "blocked" if task.get("blockedBy") else "waiting" if task.get("startWhenReady") else ""
+    if task["status"] != "in_progress":
+        return ""
+    attempts = task.get("attempts") or []
+    running = [one for one in attempts if one["status"] == "running"]
+    if any(one.get("stopping") for one in attempts):
+        return "stopping"
+    if running:
+        return ", ".join(dict.fromkeys(str(one.get("step") or "starting").replace("_", " ") for one in running))
+    for status in ("queued", "ready", "failed"):
+        if any(one["status"] == status for one in attempts):
+            return status
+    return ""
+
+
+def _projects(client: Client) -> dict[str, str]:
+    return {project["id"]: printable(project["name"]) for project in client.pages("/projects", MANY)["items"]}
+
+
+@click.command()
+@output_option
+def queue(output: str | None) -> None:
+    """Attempts that wait, in their order, and why."""
+    with connect() as client:
+        found = client.get("/queue")
+    show_list(found, QUEUE, output, nothing="Nothing waits.")
+
+
+@click.command()
+@task_argument
+@output_option
+def compare(task: str, output: str | None) -> None:
+    """Its attempts side by side. What they changed, whether it was verified, what it cost and how long it took."""
+    with connect() as client:
+        found = find_task(client, task)
+        attempts = found.get("attempts") or []
+        if as_json(output):
+            print_json({"items": attempts, "nextCursor": None})
+            return
+        agents = Agents(client)
+        rows = [compared(attempt, agents) for attempt in attempts]
+    show_list({"items": rows}, COMPARED, "table", nothing=f"{found['id']} was not begun yet.")
+    if len([one for one in attempts if one["status"] == "ready"]) > 1:
+        click.echo(f"To read one: sandyard task diff {found['id']} --attempt N", err=True)
+        click.echo(f"To take one: sandyard task pick {found['id']} N", err=True)
+
+
+def compared(attempt: Any, agents: Agents) -> dict[str, Any]:
+    diff, spent = attempt.get("diff") or {}, attempt.get("spent") or {}
+    verified, seconds = attempt.get("verified"), attempt.get("seconds")
+    return {
+        "number": str(attempt["number"]),
+        "agent": agents.label(attempt["agent"]),
+        "model": attempt.get("model"),
+        "status": attempt["status"],
+        "verified": None if verified is None else "yes" if verified else "no",
+        "files": str(diff["files"]) if diff.get("files") is not None else None,
+        "lines": f"+{diff.get('added') or 0} -{diff.get('removed') or 0}" if diff else None,
+        "cost": cost(spent),
+        "tokens": str(tokens) if (tokens := tokens_of(spent)) else None,
+        "time": duration(seconds) if seconds is not None else None,
+        "error": attempt.get("error"),
+    }
+
+
+def cost(spent: Any) -> str | None:
+    """None when no model was asked, or nobody knows what it cost."""
+    found = spent.get("costUsd")
+    if found is None or not spent.get("calls"):
+        return None
+    more = "+" if spent.get("unpriced") else ""
+    return f"${found:.2f}{more}" if found >= 0.1 or found == 0 else f"${found:.4f}{more}"
+
+
+def tokens_of(spent: Any) -> int:
+    return int(spent.get("inputTokens") or 0) + int(spent.get("outputTokens") or 0)

@@ -1,0 +1,114 @@
+"""The parts of messages as lines: what was asked, said, thought, planned and done. Nothing in them steers a terminal."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandyard.cli.git.told import counted
+from sandyard.cli.output import printable, visible
+
+OVER = {"completed", "failed"}
+MARKS = {"completed": "✓", "failed": "✗", "in_progress": "…", "pending": "…"}
+PLAN_MARKS = {"completed": "☑", "in_progress": "▶", "pending": "☐"}
+TITLE, SHOWN_CHANGES, SHOWN_ERRORS = 160, 8, 4
+WORKSPACE = "/home/user/workspace/"
+"""Where checkouts are: it need not be said each time."""
+LONGEST_COMPARED = 200_000
+"""Longer texts are not compared line by line: that takes longer than anybody waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`style`: as click.style has it."""
+
+    text: str
+    style: Mapping[str, Any] = field(default_factory=dict)
+
+
+DIM: dict[str, Any] = {"dim": True}
+STRONG: dict[str, Any] = {"bold": True}
+TOOL_STYLES: dict[str, dict[str, Any]] = {"completed": {"fg": "cyan"}, "failed": {"fg": "red"}}
+
+
+def prompt(text: str) -> Iterator[Line]:
+    """What the agent was told: `» Mend the login.`"""
+    first, *rest = text.strip().split("\n") or [""]
+    yield Line(f"» {visible(first)}", STRONG)
+    yield from (Line(f"  {visible(line)}".rstrip(), STRONG) for line in rest)
+
+
+def said(line: str) -> Line:
+    return Line(visible(line))
+
+
+def thought(line: str) -> Line:
+    return Line(f"  {visible(line)}", DIM)
+
+
+def notice(part: Mapping[str, Any]) -> Iterator[Line]:
+    for number, line in enumerate(str(part.get("text") or part.get("code") or "").strip().split("\n")):
+        yield Line(f"{'  ' if number else '! '}{visible(line)}", {"fg": "yellow"})
+
+
+def image(part: Mapping[str, Any]) -> Line:
+    return Line(f"[{printable(str(part.get('mimeType') or 'image'))}, {part.get('bytes') or 0} bytes]", DIM)
+
+
+def plan_entry(entry: Mapping[str, Any]) -> Line:
+    mark = PLAN_MARKS.get(str(entry.get("status")), "☐")
+    return Line(f"  {mark} {_cut(printable(str(entry.get('content') or '')))}", DIM if mark == "☑" else {})
+
+
+def tool_name(part: Mapping[str, Any]) -> str:
+    """`edit src/login.py`"""
+    title = printable(str(part.get("title") or ""))
+    if not title:
+        title = ", ".join(printable(str(place.get("path"))) for place in part.get("locations") or [])
+    kind = str(part.get("kind") or "")
+    plain = kind in {"", "other"} or title.lower().startswith(kind)
+    return _cut(title if plain else f"{printable(kind)}  {title}".rstrip())
+
+
+def tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
+    """One line, what it changed in a few, and of one that failed what it said last."""
+    status = str(part.get("status") or "")
+    tail = "" if status in OVER else f"  ({printable(status.replace('_', ' '))})" if status else ""
+    yield Line(f"{MARKS.get(status, '·')} {tool_name(part)}{tail}", TOOL_STYLES.get(status, {}))
+    for content in part.get("content") or []:
+        if content.get("type") == "diff":
+            yield from changes(content)
+    if status == "failed":
+        yield from (Line(f"    {visible(line)}", DIM) for line in _last_words(part))
+
+
+def changes(content: Mapping[str, Any]) -> Iterator[Line]:
+    """`    src/login.py  +3 -1`, and the first of those lines."""
+    path = printable(str(content.get("path") or "")).removeprefix(WORKSPACE)
+    old, new = content.get("oldText"), str(content.get("newText") or "")
+    if old is None:
+        yield Line(f"    {path}  new, {counted(len(new.splitlines()), 'line')}", DIM)
+        return
+    if len(old) + len(new) > LONGEST_COMPARED:
+        yield Line(f"    {path}  changed", DIM)
+        return
+    delta = list(difflib.unified_diff(str(old).splitlines(), new.splitlines(), lineterm="", n=0))[2:]
+    changed = [line for line in delta if not line.startswith("@@")]
+    added = sum(line.startswith("+") for line in changed)
+    yield Line(f"    {path}  +{added} -{len(changed) - added}", DIM)
+    for line in changed[:SHOWN_CHANGES]:
+        yield Line(f"    {visible(line)}", {"fg": "green" if line.startswith("+") else "red"})
+    if len(changed) > SHOWN_CHANGES:
+        yield Line(f"    … {len(changed) - SHOWN_CHANGES} more", DIM)
+
+
+def _last_words(part: Mapping[str, Any]) -> list[str]:
+    texts = [str(content.get("text") or "") for content in part.get("content") or [] if content.get("type") == "text"]
+    lines = [line for text in texts for line in text.strip().splitlines() if line.strip()]
+    return lines[-SHOWN_ERRORS:]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TITLE else f"{text[: TITLE - 1]}…"

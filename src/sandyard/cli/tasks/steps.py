@@ -1,0 +1,79 @@
+"""The steps of an attempt, in words and with marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from sandyard.cli.output import printable
+from sandyard.cli.tasks.screen import duration
+
+MARKS = {"running": "…", "completed": "✓", "failed": "✗"}
+DOING = {
+    "setup": "preparing the repository and the agent",
+    "provision": "starting a sandbox",
+    "checkout": "checking out a branch",
+    "agent": "the agent works",
+    "verify": "verifying",
+    "commit": "committing",
+    "push": "pushing",
+    "pull_request": "opening the pull request",
+}
+
+
+def name_of(step: Any) -> str:
+    return printable(str(step["name"]).replace("_", " "))
+
+
+def state_of(step: Any) -> str:
+    """Its status; of a check that was carried out and did not succeed, `failed`."""
+    failed = step["status"] == "completed" and (step.get("detail") or {}).get("ok") is False
+    return "failed" if failed else str(step["status"])
+
+
+def described(step: Any, now: datetime | None = None) -> str:
+    """`✓ verify  12 s  (tried 2 times)`, with what went wrong behind it."""
+    words = f"{MARKS.get(state_of(step), '·')} {name_of(step)}"
+    if (seconds := seconds_of(step, now)) is not None and seconds >= 0.05:
+        words += f"  {duration(seconds)}"
+    if int(step.get("tries") or 1) > 1:
+        words += f"  (begun {step['tries']} times)"
+    if state_of(step) == "failed" and (step.get("detail") or {}).get("exitCode") is not None:
+        words += f"  exit code {step['detail']['exitCode']}"
+    if step.get("error"):
+        words += f"  {printable(str(step['error']))[:500]}"
+    return words
+
+
+def seconds_of(step: Any, now: datetime | None = None) -> float | None:
+    try:
+        began = datetime.fromisoformat(step["startedAt"])
+        ended = datetime.fromisoformat(step["finishedAt"]) if step.get("finishedAt") else now or datetime.now(UTC)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return max(0.0, (ended - began).total_seconds())
+
+
+class StepLog:
+    """Steps of one attempt as they come: each is told once when it begins and once when it is over."""
+
+    def __init__(self, past: Iterable[Any] = ()) -> None:
+        self._told: dict[tuple[int, int], tuple[int, str]] = {}
+        for step in past:
+            self._told[_key(step)] = _state(step)
+
+    def news(self, steps: Iterable[Any]) -> Iterator[Any]:
+        for step in steps:
+            state = _state(step)
+            if self._told.get(_key(step)) != state:
+                self._told[_key(step)] = state
+                yield step
+
+
+def _key(step: Any) -> tuple[int, int]:
+    return int(step.get("round") or 1), int(step.get("number") or 0)
+
+
+def _state(step: Any) -> tuple[int, str]:
+    return int(step.get("tries") or 1), str(step["status"])

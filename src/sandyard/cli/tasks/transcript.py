@@ -1,0 +1,178 @@
+"""A session's transcript, told as it grows: each line once, whatever is asked how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sandyard.cli.connection import segment
+from sandyard.cli.tasks import parts
+from sandyard.cli.tasks.feed import News
+from sandyard.cli.tasks.parts import Line
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+FEW, MANY = 5, 100
+TURN_OVER = ("turn.completed", "turn.cancelled", "turn.failed", "turn.over_budget")
+Tell = Callable[[Line], None]
+Whole = Callable[[Any], None]
+
+
+@dataclass(slots=True)
+class _Told:
+    """How much of a message was told: of its text so many characters, of its plan these entries."""
+
+    message: Any
+    characters: int = 0
+    entries: dict[str, str] = field(default_factory=dict)
+    settled: bool = False
+
+
+class Transcript:
+    """`tell` hears each line as soon as it is whole; `whole` each message when it will not change any more. `start`: the id of the
+    message to begin with; `after`: of the last one that is known already."""
+
+    def __init__(
+        self,
+        client: Client,
+        session_id: str,
+        tell: Tell,
+        whole: Whole = lambda message: None,
+        *,
+        start: str = "",
+        after: str = "",
+    ) -> None:
+        self._client = client
+        self._path = f"/sessions/{segment(session_id)}/messages"
+        self._tell = tell
+        self._whole = whole
+        self._told: dict[str, _Told] = {}
+        self._newest = f"{after}~" if after else start  # behind it, and before all that come
+        self._looked = False
+        self._begun = False
+
+    @property
+    def doing(self) -> str | None:
+        """What the agent does right now, in a few words."""
+        for told in reversed(self._told.values()):
+            part = _part(told.message)
+            if told.settled:
+                return None
+            if part.get("type") == "tool_call":
+                return parts.tool_name(part)
+            if part.get("type") in {"text", "thought"}:
+                words = str(part.get("text") or "")[told.characters :].strip()
+                return f"… {words[-60:]}" if words else "thinking" if part["type"] == "thought" else "writing"
+        return None
+
+    def hear(self, news: News, *, over: bool) -> None:
+        """Tell what is new, by word of what has happened in the session. `over`: nobody is writing any more."""
+        over = over or any(event["kind"] in TURN_OVER for event in news.events)
+        thorough = news.again or over or not self._looked
+        for event in news.events:
+            if event["kind"] == "message.updated":
+                data = event.get("data") or {}
+                thorough = not self._updated(str(data.get("messageId")), data.get("part")) or thorough
+        if thorough or any(event["kind"] in {"message.created", "message.delta"} for event in news.events):
+            self.sync(thorough=thorough, over=over)
+
+    def sync(self, *, thorough: bool = True, over: bool = False) -> None:
+        """Tell what is new. `thorough`: also look whether older messages have changed. `over`: nobody is writing any more."""
+        found = self._read(thorough)
+        self._looked = True
+        for message in found:
+            told = self._told.setdefault(message["id"], _Told(message))
+            if not told.settled:
+                told.message = message
+        self._newest = max(self._told, default=self._newest)
+        self._tell_all(over)
+
+    def _updated(self, message_id: str, part: Any) -> bool:
+        """Take word that a message's part is now like this. False: it is not known, or the word is not all of it, so look."""
+        told = self._told.get(message_id)
+        if told is None or not isinstance(part, dict) or part.get("cut"):
+            return told is not None and told.settled
+        if not told.settled:
+            told.message = {**told.message, "parts": [{**_part(told.message), **part}]}
+            self._tell_all(over=False)
+        return True
+
+    def _read(self, thorough: bool) -> Sequence[Any]:
+        """Oldest first. Messages before the first that may still change are not asked for again."""
+        floor = self._floor() if thorough else self._newest
+        found: list[Any] = []
+        cursor: str | None = None
+        while True:
+            page = self._client.get(self._path, limit=MANY if thorough or found else FEW, cursor=cursor)
+            found += page["items"]
+            cursor = page.get("nextCursor")
+            if cursor is None or not page["items"] or (floor and page["items"][-1]["id"] <= floor):
+                return [message for message in reversed(found) if message["id"] >= floor]
+
+    def _floor(self) -> str:
+        return next((number for number, told in sorted(self._told.items()) if not told.settled), self._newest)
+
+    def _tell_all(self, over: bool) -> None:
+        for number in sorted(self._told):
+            told = self._told[number]
+            if not told.settled:
+                for line in self._lines(told, last=over or number < self._newest, over=over):
+                    self._tell(line)
+                    self._begun = True
+                if told.settled:
+                    self._whole(told.message)
+                    told.message = {"id": number}  # long ones need not be kept
+
+    def _lines(self, told: _Told, *, last: bool, over: bool) -> Iterator[Line]:
+        message = told.message
+        part = _part(message)
+        kind = part.get("type")
+        if message["role"] == "user":
+            told.settled = True
+            text = "\n".join(str(one.get("text") or "") for one in message["parts"] if one.get("type") == "text")
+            if self._begun:
+                yield Line("")
+            yield from parts.prompt(text)
+        elif kind in {"text", "thought"}:
+            told.settled = last
+            make = parts.said if kind == "text" else parts.thought
+            yield from (make(line) for line in _grown(told, str(part.get("text") or ""), last))
+        elif kind == "tool_call":
+            told.settled = over or part.get("status") in parts.OVER
+            if told.settled:
+                yield from parts.tool_call(part)
+        elif kind == "plan":
+            told.settled = over
+            yield from _plan(told, part)
+        else:
+            told.settled = True
+            for one in message["parts"]:
+                if one.get("type") == "image":
+                    yield parts.image(one)
+                else:
+                    yield from parts.notice(one)
+
+
+def _grown(told: _Told, text: str, last: bool) -> Iterator[str]:
+    """The lines that are whole now and were not told; at its end also one that nobody has ended."""
+    end = len(text) if last else text.rfind("\n") + 1
+    if end > told.characters:
+        fresh = text[told.characters : end]
+        told.characters = end
+        yield from fresh.removesuffix("\n").split("\n")
+
+
+def _plan(told: _Told, part: Any) -> Iterator[Line]:
+    """Entries that are new, or are not as they were."""
+    for entry in part.get("entries") or []:
+        content, status = str(entry.get("content")), str(entry.get("status"))
+        if told.entries.get(content) != status:
+            told.entries[content] = status
+            yield parts.plan_entry(entry)
+
+
+def _part(message: Any) -> Any:
+    found = message.get("parts") or [{}]
+    return found[0] if isinstance(found[0], dict) else {}

@@ -1,0 +1,170 @@
+"""What `sandyard run` needs before there is a task: a platform, and a project for the repository."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sandyard.cli import config
+from sandyard.cli.connection import MANY, connect, segment
+from sandyard.cli.errors import ApiError, CommandError, NoAnswerError, NotLoggedInError
+from sandyard.cli.options import given
+from sandyard.cli.output import printable
+from sandyard.cli.projects.checking import look
+from sandyard.cli.projects.repository import located
+from sandyard.cli.tasks.screen import Screen
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+    from sandyard.cli.up.background import Background
+
+DEFAULT_PORT = 8700
+
+
+@contextlib.contextmanager
+def platform(screen: Screen, *, keep: bool) -> Iterator[tuple[Client, Background | None]]:
+    """The platform that runs, or one that is started for now: then also what keeps it running, until the end of this."""
+    login = config.load()
+    if _answers(login):
+        with connect(login) as client:
+            yield client, None
+        return
+    port = urlsplit(login.url).port or DEFAULT_PORT
+    with _started(login, port, screen, keep=keep) as (login, background), connect(login) as client:
+        yield client, background
+
+
+def _answers(login: config.Login) -> bool:
+    """False when there is no platform, and one can be started there."""
+    try:
+        with connect(login) as client:
+            client.get("/me")
+    except NoAnswerError as error:
+        if not login.local or login.url.startswith("https:") or "not a Sandyard server" in error.message:
+            raise
+        return False
+    except ApiError as error:
+        if error.http_status != 401:
+            raise
+        raise NotLoggedInError(f"{error.message} `sandyard login {login.url}` logs in.") from None
+    return True
+
+
+@contextlib.contextmanager
+def _started(
+    login: config.Login, port: int, screen: Screen, *, keep: bool
+) -> Iterator[tuple[config.Login, Background]]:
+    from sandyard.cli.up.background import Background  # noqa: PLC0415 - only where none runs
+
+    background = Background(port, keep=keep)
+    known = login.token is not None
+    screen.note(f"There is no platform at {login.url}: one is started, with its data in {background.data_dir}.")
+    screen.status("starting the engine")
+    screen.tick()
+
+    def doing(words: str) -> None:
+        screen.status(words)
+        screen.tick()
+
+    background.start(doing, new_token=not known and not background.fresh)
+    try:
+        if background.token is not None:
+            login = config.Login(background.url, background.token)
+            if not os.environ.get("SANDYARD_TOKEN"):
+                screen.note(f"Logged in as its administrator; stored in {config.save(login)}.")
+        with connect(login) as client:
+            client.get("/me")
+        yield login, background
+    finally:
+        if keep:
+            screen.note("The platform goes on running. To stop it: kill its process, " + _process(background))
+        else:
+            screen.status("stopping the platform")
+            screen.tick()
+            background.stop()
+            screen.note("The platform was started for this only, and is stopped. To keep one running: sandyard up")
+
+
+def _process(background: Background) -> str:
+    with contextlib.suppress(OSError):
+        return f"{(background.data_dir / 'up.lock').read_text().strip()}. What it says is in {background.log}."
+    return f"see {background.log}."
+
+
+def repository_of(text: str, *, local: bool) -> str:
+    """The address of a repository as the platform wants it; a path is made absolute. CommandError when there is nothing."""
+    if "://" in text or not text.strip():
+        found = text.strip()
+        if not found:
+            raise CommandError("--repo is empty: give a path or an address.")
+        return found
+    path = Path(text).expanduser()
+    if path.exists():
+        if not local:
+            raise CommandError(
+                f"{text} is on this machine, and the platform is not: give the address of a repository it can reach."
+            )
+        if not path.is_dir() or not any((path / name).exists() for name in (".git", "HEAD")):
+            raise CommandError(f"{path.resolve()} is not a git repository. `git init` makes one.")
+        return located(text)
+    if ":" in text and not text.startswith(("/", ".", "~")):
+        return text  # user@host:path
+    raise CommandError(f"There is no directory {text}, and it is no address of a repository.")
+
+
+def project_for(client: Client, repository: str, *, token: str | None, verify: str | None, screen: Screen) -> Any:
+    """The project that has this repository, or a new one, tried. CommandError says why it can't be used."""
+    projects = client.pages("/projects", MANY)["items"]
+    same = [one for one in projects if one.get("repository") and _bare(one["repository"]) == _bare(repository)]
+    if same:
+        project = same[0]
+        settings = project.get("settings") or {}
+        if verify is not None and (settings.get("verify") or {}).get("command") != (verify or None):
+            settings = {**settings, "verify": {**(settings.get("verify") or {}), "command": verify or None}}
+            project = client.patch(f"/projects/{segment(project['id'])}", {"settings": settings})
+            how = f"with `{printable(verify)}`" if verify else "with nothing"
+            screen.note(f"Project {printable(project['name'])} is verified {how} from now on.")
+    else:
+        body = given(
+            name=_name(repository, {one["name"] for one in projects}),
+            repository=repository,
+            settings={"verify": {"command": verify}} if verify else None,
+        )
+        project = client.post("/projects", body)
+        screen.note(f"Project {printable(project['name'])} was added for {printable(repository)}.")
+    path = f"/projects/{segment(project['id'])}"
+    if token is not None:
+        client.request("PUT", f"{path}/credentials", body={"token": token})
+    found = look(client, project["id"])
+    if not found["ok"]:
+        wrong = "; ".join(printable(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
+        hint = "" if token is not None else " --token-from NAME gives it the token that the variable NAME has."
+        raise CommandError(f"The repository cannot be used: {wrong}.{hint if '://' in repository else ''}")
+    return project
+
+
+def _bare(repository: str) -> str:
+    return repository.strip().rstrip("/").removesuffix(".git").rstrip("/")
+
+
+def _name(repository: str, taken: set[str]) -> str:
+    """`website`, and `website-2` when there is one."""
+    first = _bare(repository).replace(":", "/").rpartition("/")[2] or "repository"
+    name, number = first, 1
+    while name in taken:
+        number += 1
+        name = f"{first}-{number}"
+    return name
+
+
+def token_from(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        raise CommandError(f"The variable {variable} is not set, or empty.")
+    return value

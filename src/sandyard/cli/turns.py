@@ -1,0 +1,152 @@
+"""`sandyard session prompt, transcript, cancel, answer`: a conversation with the agent of a session."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.asks import Answering, answer_one, answer_options
+from sandyard.cli.completion import session_ids
+from sandyard.cli.connection import connect, segment
+from sandyard.cli.errors import FAILED, CommandError
+from sandyard.cli.options import given
+from sandyard.cli.output import as_json, output_option, print_json, printable, text_option
+from sandyard.cli.tasks.feed import News
+from sandyard.cli.tasks.screen import Screen
+from sandyard.cli.tasks.staying import INTERRUPTED, stay
+from sandyard.cli.tasks.telling import tell, telling
+from sandyard.cli.tasks.transcript import Transcript
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+OPEN = {"queued", "running", "waiting"}
+ENDINGS = {"cancelled": "was cancelled", "over_budget": "was stopped"}
+session_argument = click.argument("session_id", metavar="SESSION", shell_complete=session_ids)
+
+
+@click.command()
+@session_argument
+@click.argument("text")
+@click.option("--model", help="From this turn on.  [default: as before]")
+@click.option("--mode", help="One of the agent's modes, from this turn on.  [default: as before]")
+@click.option("-f", "--follow", "following", is_flag=True, help="Stay, and show what the agent does, until it is done.")
+@text_option
+def prompt(*, session_id: str, text: str, model: str | None, mode: str | None, following: bool, output: str) -> None:
+    """Tell the agent of a session something; `-` reads TEXT from standard input.
+
+    While it works on something else, that waits its turn. The exit code of --follow is 1 when the turn fails or is cancelled.
+    """
+    text = sys.stdin.read() if text == "-" else text
+    if not text.strip():
+        raise CommandError("There is nothing to say: the text is empty.")
+    with connect() as client:
+        turn = client.post(f"/sessions/{segment(session_id)}/turns", given(text=text, model=model, mode=mode))
+        if not following:
+            if output == "json":
+                print_json(turn)
+            else:
+                click.echo(turn["id"])
+                click.echo(f"To see what comes of it: sandyard session transcript {session_id} --follow", err=True)
+            return
+        _stay(client, session_id, turn, as_json=output == "json")
+
+
+@click.command()
+@session_argument
+@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the agent is done with all it was told.")
+@text_option
+def transcript(session_id: str, following: bool, output: str) -> None:
+    """What was said and done in a session. As JSON, each message is a line."""
+    with connect() as client:
+        if following:
+            _stay(client, session_id, None, as_json=output == "json")
+            return
+        client.get(f"/sessions/{segment(session_id)}")  # says so when there is none
+        with Screen() as screen:
+            tell(client, session_id, screen, as_json=output == "json")
+
+
+@click.command()
+@session_argument
+@output_option
+def cancel(session_id: str, output: str | None) -> None:
+    """End what the agent works on, and all that waits behind it."""
+    with connect() as client:
+        turns = [turn for turn in _turns(client, session_id) if turn["status"] in OPEN]
+        done = [
+            client.post(f"/turns/{segment(turn['id'])}/cancel") for turn in turns
+        ]  # newest first: none begins meanwhile
+    if as_json(output):
+        print_json({"items": done, "nextCursor": None})
+    else:
+        click.echo("Cancelled." if done else "Nothing was under way.")
+
+
+@click.command()
+@session_argument
+@answer_options
+@text_option
+def answer(session_id: str, output: str, **given: Any) -> None:
+    """Answer what the agent asks; without ANSWER, show it.
+
+    ANSWER is an option's number or name, or allow or reject; for a question it is your words.
+    """
+    with connect() as client:
+        answer_one(client, {"sessionId": session_id}, session_id, as_json=output == "json", **given)
+
+
+def _turns(client: Client, session_id: str) -> list[Any]:
+    return list(client.pages(f"/sessions/{segment(session_id)}/turns", 1000)["items"])
+
+
+def _stay(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
+    """Until the turn, or all of the session's, is over. Ends this process."""
+    with Screen() as screen:
+        try:
+            turns = _follow(client, session_id, turn, screen, as_json=as_json)
+        except KeyboardInterrupt:
+            screen.clear()
+            click.echo("\nThis goes on without you.", err=True)
+            click.echo(f"To look at it again: sandyard session transcript {session_id} --follow", err=True)
+            click.echo(f"To end it:           sandyard session cancel {session_id}", err=True)
+            sys.exit(INTERRUPTED)
+        if not turns or turns[0]["status"] == "completed":
+            return
+        if not as_json:
+            words = ENDINGS.get(turns[0]["status"], "has failed")
+            reason = f": {turns[0]['error']}" if turns[0].get("error") else "."
+            screen.note(printable(f"The turn {words}{reason}"))
+    sys.exit(FAILED)
+
+
+def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_json: bool) -> Any:
+    """The turns that were waited for, newest first, as they ended."""
+    start = str(turn.get("promptId") or "") if turn is not None else ""
+    told = telling(client, session_id, screen, as_json=as_json, start=start)
+    whose = {"sessionId": session_id}
+    typing = sys.stdin.isatty() and screen.terminal
+    answering = Answering(client, screen, whose, f"session answer {session_id}", typing=typing)
+    turns: list[Any] = []
+
+    def look(news: News) -> list[Any] | None:
+        if news.again or news.has("turn"):
+            found = client.get(f"/turns/{segment(turn['id'])}") if turn is not None else None
+            turns[:] = [found] if found is not None else _turns(client, session_id)
+        over = not any(one["status"] in OPEN for one in turns)
+        told.hear(news, over=over)
+        screen.status(_doing(turns, told))
+        return turns if over else None
+
+    return stay(client, whose, screen, answering, look)
+
+
+def _doing(turns: list[Any], told: Transcript) -> str:
+    statuses = {turn["status"] for turn in turns}
+    if "waiting" in statuses:
+        return "the agent waits for an answer"
+    if "running" in statuses:
+        return f"the agent works: {told.doing}" if told.doing else "the agent works"
+    return "waiting for its turn"

@@ -1,0 +1,136 @@
+"""`sandyard up` in the background: for as long as the process lives that has started it, or for longer when it is to stay."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sandyard.cli.errors import CommandError
+from sandyard.cli.up import lifeline
+from sandyard.cli.up.state import default_data_dir
+from sandyard.kit.secret import Secret
+
+STOP_SECONDS = 2 * lifeline.STOP_SECONDS + 5
+LOOK_SECONDS = 0.1
+LAST_LINES = 15
+TOKEN = re.compile(rb"^admin token: (\S+)$", re.MULTILINE)
+READY = re.compile(rb"^Sandyard is at (\S+);", re.MULTILINE)
+DOING = re.compile(rb"^(engine|platform) +(ready|still starting.*)", re.MULTILINE)
+
+
+class Background:
+    """What it says goes to a file in its data directory, without the token that it may say at its start."""
+
+    def __init__(self, port: int, *, keep: bool) -> None:
+        self.port = port
+        self.keep = keep
+        self.data_dir = Path(os.environ.get("SANDYARD_DATA_DIR") or default_data_dir()).absolute()
+        self.log = self.data_dir / "up.log"
+        self.token: Secret | None = None
+        self.url = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        self._begin = 0
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was ever started there, so that it will say its token."""
+        return not (self.data_dir / "platform" / "platform.db").exists()
+
+    def start(self, doing: Callable[[str], None], *, new_token: bool) -> None:
+        """Returns when it is ready. `new_token`: have one made, because nobody knows one. CommandError says what went wrong."""
+        self._launch(new_token)
+        try:
+            while not self._ready(doing):
+                time.sleep(LOOK_SECONDS)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self._forget_token()
+
+    def _ready(self, doing: Callable[[str], None]) -> bool:
+        assert self._process is not None
+        ended = self._process.poll() is not None
+        said = self._said()
+        if found := TOKEN.search(said):
+            self.token = Secret(found[1].decode())
+        if ready := READY.search(said):
+            self.url = ready[1].decode()
+            return True
+        if ended:
+            raise CommandError(f"`sandyard up` did not start. It said:\n{_last(said)}\nAll of it: {self.log}")
+        if progress := DOING.findall(said):
+            doing(b" ".join(progress[-1]).decode(errors="replace"))
+        return False
+
+    def stop(self) -> None:
+        """SIGTERM, and wait until it is gone; idempotent."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        self._forget_token()
+
+    def _launch(self, new_token: bool) -> None:
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CommandError(f"The data directory {self.data_dir} cannot be used: {error.strerror}.") from None
+        self._begin = os.fstat(log).st_size
+        environment = dict(os.environ)
+        environment.pop("SANDYARD_NEW_ADMIN_TOKEN", None)
+        if new_token:
+            environment["SANDYARD_NEW_ADMIN_TOKEN"] = "true"  # noqa: S105 - it asks for one
+        inherited: tuple[int, ...] = ()
+        if not self.keep:
+            reader, self._pipe = os.pipe()
+            environment[lifeline.VARIABLE] = lifeline.spell(reader, reader)
+            inherited = (reader,)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sandyard", "up", "--port", str(self.port)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=inherited,
+                start_new_session=True,  # Ctrl-C is for whoever has started it
+            )
+        finally:
+            os.close(log)
+            for descriptor in inherited:
+                os.close(descriptor)
+
+    def _said(self) -> bytes:
+        with self.log.open("rb") as stream:
+            stream.seek(self._begin)
+            return stream.read()
+
+    def _forget_token(self) -> None:
+        """Strike it out where it was said."""
+        with self.log.open("r+b") as stream:
+            stream.seek(self._begin)
+            for found in TOKEN.finditer(stream.read()):
+                stream.seek(self._begin + found.start(1))
+                stream.write(b"*" * len(found[1]))
+
+
+def _last(said: bytes) -> str:
+    said = TOKEN.sub(b"admin token: ***", said)
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])

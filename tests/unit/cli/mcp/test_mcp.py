@@ -1,0 +1,92 @@
+"""`sandyard mcp`: what it shows, and the bridge, as an agent starts it, before a platform that really listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.shared.exceptions import MCPError
+
+from sandyard.cli.main import cli
+from sandyard.platform.api.app import build
+from sandyard.platform.api.mcp.tools import TOOLS
+from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.domain.services import Services
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+from tests.unit.platform.api.mcp_client import done, refused, serving
+from tests.unit.platform.world import ROOT
+
+
+@pytest.fixture
+async def services(tmp_path: Path) -> AsyncIterator[Services]:
+    async with opened(PlatformSettings.load({}, data_dir=tmp_path / "platform")) as made:
+        yield made
+
+
+async def token(services: Services) -> str:
+    user = await services.users.create(ROOT, "maria", "member")
+    return (await services.users.create_token(Principal(user.id, "maria", "member", "test"), "x")).value.reveal()
+
+
+def program(url: str, token: str) -> StdioServerParameters:
+    return StdioServerParameters(
+        command=sys.executable,
+        args=["-c", "from sandyard.cli.main import cli; cli()", "mcp", "--stdio"],
+        env={**os.environ, "SANDYARD_URL": url.removesuffix("/mcp"), "SANDYARD_TOKEN": token},
+    )
+
+
+def test_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDYARD_URL", "https://yard.example.org")
+    monkeypatch.setenv("SANDYARD_TOKEN", "sy_secret")
+    shown = CliRunner().invoke(cli, ["mcp", "-o", "table"])
+    assert shown.exit_code == 0 and "https://yard.example.org/mcp" in shown.output and "sy_secret" not in shown.output
+    told = json.loads(CliRunner().invoke(cli, ["mcp", "--with-token"]).output)
+    server = told["http"]["mcpServers"]["sandyard"]
+    assert (server["url"], server["headers"]["Authorization"]) == ("https://yard.example.org/mcp", "Bearer sy_secret")
+
+
+async def test_the_bridge(services: Services) -> None:
+    async with serving(build(services, ROUTERS)) as url:
+        value = await token(services)
+        async with Client(stdio_client(program(url, value)), mode="legacy") as agent:
+            assert agent.instructions is not None and "create_task" in agent.instructions
+            assert [tool.name for tool in (await agent.list_tools()).tools] == list(TOOLS)
+            assert (await done(agent, "list_projects"))["items"] == []
+            assert (await refused(agent, "get_session", sessionId="ses_none"))[0] == "not_found"
+            with pytest.raises(MCPError, match="no tool"):
+                await agent.call_tool("format_disk", {})
+
+
+async def test_the_bridge_outlives_the_server(services: Services) -> None:
+    app = build(services, ROUTERS)
+    value = await token(services)
+    async with serving(app) as url:
+        agent = Client(stdio_client(program(url, value)))
+        await agent.__aenter__()
+        await done(agent, "list_projects")
+    with pytest.raises(MCPError, match="does not answer"):
+        await agent.call_tool("list_projects", {})
+    port = int(url.removesuffix("/mcp").rpartition(":")[2])
+    async with serving(app, port):
+        assert (await done(agent, "list_projects"))["items"] == []
+        await agent.__aexit__(None, None, None)
+
+
+async def test_a_wrong_token_is_said_in_words(services: Services) -> None:
+    async with serving(build(services, ROUTERS)) as url:
+        wanted = program(url, "sy_wrong")
+        child = await asyncio.create_subprocess_exec(
+            wanted.command, *wanted.args, env=wanted.env, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await child.communicate(b"")
+    assert child.returncode != 0 and b"sandyard: " in said and b"Traceback" not in said

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from sandyard.cli import sse
+from sandyard.cli.tasks import feed
+from tests.unit.cli.server import Server
+from tests.unit.cli.tasks.answers import Story
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(feed, "BREATH_SECONDS", 0.02)
+
+
+@pytest.fixture
+def story(server: Server) -> Story:
+    return Story(server)

@@ -1,0 +1,226 @@
+"""`sandyard task`: what it asks the server for, and what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sandyard.cli.main import cli
+from tests.unit.cli.server import Reply, Server, problem
+from tests.unit.cli.tasks.answers import AGENTS, PULL, TASK, attempt, page, step, task
+
+OTHER = "tsk_00mwhnkzc0zzzzzzzzzz"
+PROJECTS = {"items": [{"id": "prj_1", "name": "website"}, {"id": "prj_2", "name": "shop"}], "nextCursor": None}
+
+
+@pytest.fixture
+def ready(server: Server) -> Server:
+    server.on("GET", "/projects", Reply(200, PROJECTS))
+    server.on("GET", "/agents", Reply(200, AGENTS))
+    server.on("GET", f"/tasks/{TASK}", Reply(200, task("in_progress", attempt())))
+    server.on("GET", f"/tasks/{OTHER}", Reply(200, task(id=OTHER)))
+    server.on("GET", "/tasks", page([task(), task(id=OTHER, title="Mend the LOGOUT")]))
+    server.on("POST", "/tasks", Reply(201, task("in_progress", attempt("queued"))))
+    server.on("GET", "/asks", page([]))
+    return server
+
+
+def run(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli, ["task", *arguments], input=stdin)
+
+
+def sent(server: Server, method: str = "POST") -> Any:
+    return next(request.json() for request in reversed(server.asked) if request.method == method)
+
+
+def test_add(ready: Server, tmp_path: Path) -> None:
+    result = run("add", "Mend the login\n\nNobody gets in.\n  - at all\n", "--project", "website")
+    assert (result.exit_code, result.stdout) == (0, f"{TASK}\n")
+    assert f"sandyard task logs {TASK} --follow" in result.stderr
+    assert "demo (no model)" in result.stderr
+    assert sent(ready) == {
+        "title": "Mend the login",
+        "description": "Nobody gets in.\n  - at all",
+        "projectId": "prj_1",
+        "start": True,
+    }
+    options = [
+        "--agent",
+        "codex",
+        "--model",
+        "m",
+        "--base",
+        "dev",
+        "--priority",
+        "5",
+        "--budget-usd",
+        "2.5",
+        "--backlog",
+    ]
+    run("add", "-", "--project", "prj_9", *options, "--needs", "logout", stdin="From a pipe")
+    assert sent(ready) == {
+        "title": "From a pipe",
+        "projectId": "prj_9",
+        "agent": "codex",
+        "model": "m",
+        "baseBranch": "dev",
+        "priority": 5,
+        "budget": {"usd": 2.5},
+        "needs": [OTHER],
+        "start": False,
+    }
+    file = tmp_path / "task.md"
+    file.write_text("# From a file")
+    run("add", "--file", str(file), "--project", "prj_1", "--attempts", "2", "--agent", "codex")
+    assert sent(ready)["attempts"] == [{"agent": "codex"}, {"agent": "codex"}]
+    run("add", "x", "--project", "prj_1", "--attempt", "codex:gpt-5.5", "--attempt", "demo")
+    assert sent(ready)["attempts"] == [{"agent": "codex", "model": "gpt-5.5"}, {"agent": "demo"}]
+    assert json.loads(run("add", "x", "--project", "prj_1", "-o", "json").stdout)["id"] == TASK
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["x", "--project", "prj_1", "--attempts", "2", "--attempt", "demo"],
+        ["x", "--project", "prj_1", "--backlog", "--follow"],
+        ["--project", "prj_1"],
+        ["x"],
+    ],
+)
+def test_what_cannot_be_added(ready: Server, arguments: list[str]) -> None:
+    assert run("add", *arguments).exit_code == 2
+
+
+def test_a_title_is_needed_and_may_be_too_long(ready: Server) -> None:
+    assert run("add", " \n ", "--project", "prj_1").exit_code == 1
+    run("add", "word " * 100, "--project", "prj_1")
+    assert len(sent(ready)["title"]) == 298
+    assert sent(ready)["description"] == ("word " * 100).strip()
+
+
+def test_one_that_waits_says_for_what(ready: Server) -> None:
+    waiting = task("backlog", startWhenReady=True, blockedBy=[OTHER])
+    ready.on("POST", "/tasks", Reply(201, waiting))
+    assert f"begins by itself when {OTHER} is done" in run("add", "x", "--project", "prj_1").stderr
+
+
+@pytest.mark.parametrize("name", [TASK, TASK[:22], "a1b2c3d4e5", "00mwhnkzc0a", "the login", "Mend the login"])
+def test_however_it_is_named(ready: Server, name: str) -> None:
+    assert json.loads(run("show", name).stdout)["id"] == TASK
+
+
+def test_names_that_are_none_or_not_one(ready: Server) -> None:
+    ready.on("GET", "/tasks/tsk_nothing", problem(404, "not_found", "No."))
+    for name in ("tsk_nothing", "nothing"):
+        result = run("show", name)
+        assert (result.exit_code, "There is no task" in result.stderr) == (3, True)
+    result = run("show", "mend the")
+    assert result.exit_code == 1
+    assert TASK in result.stderr and OTHER in result.stderr
+
+
+def test_list(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = attempt(step="verify", pullRequest=PULL)
+    ready.on(
+        "GET",
+        "/tasks",
+        page([task("backlog", id=OTHER, title="Later " * 20), task("in_progress", running, projectId="prj_2")]),
+    )
+    for width in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = run("list", "-o", "table").stdout.splitlines()
+        assert max(len(line) for line in lines) <= width
+        assert [line.split()[0] for line in lines] == ["ID", TASK, OTHER], "what is under way comes first"
+        assert "verify" in lines[1] and "#7" in lines[1]
+    assert lines[1].split()[3:12] == ["verify", "Mend", "the", "login", "demo", "(no", "model)", "#7", "shop"]
+    assert len(json.loads(run("list", "--project", "shop").stdout)["items"]) == 2
+    assert ready.asked[-1].query == {"limit": "50", "projectId": "prj_2"}
+    run("list", "--status", "done", "--status", "backlog", "-q", "log")
+    assert [request.query.get("status") for request in ready.asked[-2:]] == ["done", "backlog"]
+    ready.on("GET", "/tasks", page([]))
+    assert "sandyard task add" in run("list", "-o", "table").stderr
+
+
+def test_show(ready: Server) -> None:
+    steps = [step("setup"), step("verify", "failed", number=2, error="exit code 1\x1b[2J", tries=2)]
+    spent = {"calls": 3, "inputTokens": 900, "outputTokens": 100, "costUsd": 0.0123, "unpriced": 0}
+    one = attempt("failed", steps=steps, error="It fails.", spent=spent, seconds=75.2, verified=False)
+    shown = task("in_progress", one, description="All\nof it", pullRequest=PULL, blockedBy=[OTHER], needs=[OTHER])
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, shown))
+    ask = {"id": "ask_1", "kind": "question", "title": "Which?", "detail": {"form": {"properties": {}}}}
+    ready.on("GET", "/asks", page([ask]))
+    said = run("show", TASK, "-o", "table").stdout
+    assert "Attempt 1: demo (no model): failed" in said
+    assert "1 min 15 s, not verified, 1000 tokens, $0.0123" in said
+    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (begun 2 times)  exit code 1 [2J\n  It fails.\n" in said
+    assert "Pull request #7 fix: the login (open): sandyard/login into main\n  https://example.org" in said
+    assert f"? The agent asks: Which?\n  To answer: sandyard task answer {TASK} ANSWER\n" in said
+    assert "  All\n  of it\n" in said
+
+
+def test_compare_and_queue(ready: Server) -> None:
+    spent = {"calls": 1, "inputTokens": 5, "outputTokens": 5, "costUsd": 1.5, "unpriced": 0}
+    diff = {"files": 2, "added": 3, "removed": 1}
+    both = [
+        attempt("ready", diff=diff, verified=True),
+        attempt("ready", number=2, agent="codex", spent=spent, seconds=3.5),
+    ]
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, task("in_progress", *both)))
+    result = run("compare", TASK, "-o", "table")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[1] == ["1", "demo", "(no", "model)", "ready", "yes", "2", "+3", "-1"]
+    assert rows[2] == ["2", "codex", "ready", "$1.50", "10", "3.5", "s"]
+    assert f"sandyard task pick {TASK} N" in result.stderr
+    assert len(json.loads(run("compare", TASK).stdout)["items"]) == 2
+    entry = {"position": 1, "taskId": TASK, "number": 1, "title": "Mend", "reason": "This machine runs 8 at once."}
+    ready.on("GET", "/queue", Reply(200, {"items": [entry]}))
+    assert "This machine runs 8 at once." in run("queue", "-o", "table").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "body"),
+    [
+        (["stop", TASK], "stop", None),
+        (["retry", TASK], "retry", None),
+        (["move", TASK, "in-progress", "--feedback", "No"], "move", {"status": "in_progress", "feedback": "No"}),
+        (["move", TASK, "done", "--position", "0"], "move", {"status": "done", "position": 0}),
+        (["pick", TASK, "1"], "pick", {"attemptId": "att_1"}),
+    ],
+)
+def test_verbs(ready: Server, arguments: list[str], path: str, body: Any) -> None:
+    ready.on("POST", f"/tasks/{TASK}/{path}", Reply(200, task("in_progress", attempt("queued"))))
+    result = run(*arguments, "-o", "table")
+    assert (result.exit_code, result.stdout) == (0, f"{TASK} Mend the login: in progress (queued)\n")
+    assert (ready.asked[-1].json() if ready.asked[-1].body else None) == body
+    assert json.loads(run(*arguments).stdout)["id"] == TASK
+
+
+def test_remove_asks_first(ready: Server) -> None:
+    ready.on("DELETE", f"/tasks/{TASK}", Reply(204))
+    assert run("remove", TASK, stdin="n\n").exit_code == 1
+    assert run("remove", TASK, "--yes").exit_code == 0
+
+
+def test_its_pull_request(ready: Server) -> None:
+    ready.on("GET", f"/tasks/{TASK}/pull-request", Reply(200, {**PULL, "detail": {}}))
+    assert run("pr", TASK).stdout == f"{PULL['url']}\n"
+    ready.on("GET", f"/tasks/{TASK}/pull-request", problem(404, "not_found", "None."))
+    result = run("pr", TASK)
+    assert (result.exit_code, result.stderr) == (3, f"sandyard: {TASK} has no pull request yet.\n")
+
+
+def test_its_diff(ready: Server) -> None:
+    changed = {"files": [{"path": "a.py", "change": "modified", "added": 1, "removed": 0, "patch": "diff --git a b\n"}]}
+    ready.on("GET", "/git/sbx_1/diff", Reply(200, changed))
+    assert run("diff", TASK).stdout == "diff --git a b\n"
+    assert run("diff", TASK, "--name-only").stdout == "a.py\n"
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, task("in_progress", attempt("ready"), attempt("ready", number=2))))
+    result = run("diff", TASK)
+    assert result.exit_code == 1 and "--attempt, of 1, 2" in result.stderr
+    assert run("diff", TASK, "--attempt", "1").exit_code == 0
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, task("backlog")))
+    assert f"sandyard task move {TASK} in_progress" in run("diff", TASK).stderr

@@ -1,0 +1,105 @@
+"""What an agent asks: how it is shown, and what each answer becomes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sandyard.cli.asks import body_of, described
+from sandyard.cli.errors import CommandError
+from sandyard.cli.main import cli
+from tests.unit.cli.server import Reply, Server
+from tests.unit.cli.tasks.answers import TASK, attempt, page, task
+from tests.unit.cli.tasks.test_following import ASK
+
+
+def question(**properties: Any) -> dict[str, Any]:
+    form = {"type": "object", "properties": properties}
+    return {"id": "ask_2", "kind": "question", "title": "Which?", "detail": {"form": form}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        ("1", {"optionId": "ok"}),
+        ("never", {"optionId": "never"}),
+        ("Allow", {"optionId": "ok"}),
+        ("yes", {"decision": "allow"}),
+        ("reject", {"decision": "reject"}),
+        ("allow-always", {"decision": "allow_always"}),
+    ],
+)
+def test_permissions(answer: str, body: dict[str, str]) -> None:
+    assert body_of(ASK, answer) == body
+
+
+@pytest.mark.parametrize("answer", ["3", "0", "maybe", ""])
+def test_what_is_no_answer(answer: str) -> None:
+    with pytest.raises(CommandError, match="1 Allow, 2 Never"):
+        body_of(ASK, answer)
+
+
+@pytest.mark.parametrize(
+    ("field", "answer", "value"),
+    [
+        ({"type": "string"}, "in my words ", "in my words "),
+        ({"type": "integer"}, "7", 7),
+        ({"type": "number"}, "0.5", 0.5),
+        ({"type": "boolean"}, "no", False),
+        ({"type": "string", "enum": ["a", "b"]}, "2", "b"),
+        ({"oneOf": [{"const": "x", "title": "The X"}]}, "the x", "x"),
+        ({"type": "array", "items": {"enum": ["a", "b"]}}, "a, 2", ["a", "b"]),
+    ],
+)
+def test_questions(field: dict[str, Any], answer: str, value: Any) -> None:
+    assert body_of(question(it=field), answer) == {"content": {"it": value}}
+
+
+def test_forms() -> None:
+    form = question(name={"type": "string", "title": "Name"}, size={"type": "integer"})
+    assert body_of(form, '{"name": "a", "size": 2}') == {"content": {"name": "a", "size": 2}}
+    with pytest.raises(CommandError, match="name, size"):
+        body_of(form, "a")
+    for wrong, kind in (("x", "integer"), ("x", "boolean")):
+        with pytest.raises(CommandError):
+            body_of(question(it={"type": kind}), wrong)
+
+
+def test_how_a_choice_is_shown() -> None:
+    assert [line.text for line in described(question(it={"enum": ["a\x1b[2J", "b"]}))] == [
+        "? The agent asks: Which?",
+        "  1  a [2J",
+        "  2  b",
+    ]
+
+
+@pytest.fixture
+def ready(server: Server) -> Server:
+    server.on("GET", f"/tasks/{TASK}", Reply(200, task("in_progress", attempt())))
+    server.on("POST", "/asks/ask_1/answer", Reply(200, {**ASK, "status": "answered"}))
+    return server
+
+
+@pytest.mark.parametrize("words", [["task", "answer", TASK], ["session", "answer", "ses_1"]])
+def test_answering(ready: Server, words: list[str]) -> None:
+    ready.on("GET", "/asks", page([ASK]))
+    shown = CliRunner().invoke(cli, words)
+    assert "  1  Allow\n  2  Never\n" in shown.stdout
+    assert ready.asked[-1].query["status"] == "pending"
+    done = CliRunner().invoke(cli, [*words, "2"])
+    assert (done.exit_code, ready.asked[-1].json()) == (0, {"optionId": "never"})
+    assert json.loads(CliRunner().invoke(cli, [*words, "1", "-o", "json"]).stdout)["status"] == "answered"
+    assert CliRunner().invoke(cli, [*words, "--reject"]).exit_code == 0
+    assert ready.asked[-1].json() == {"decision": "reject"}
+
+
+def test_none_and_several(ready: Server) -> None:
+    ready.on("GET", "/asks", page([{**ASK, "id": "ask_9"}, ASK]))
+    result = CliRunner().invoke(cli, ["task", "answer", TASK, "1"])
+    assert result.exit_code == 1 and "ask_1, ask_9" in result.stderr
+    assert CliRunner().invoke(cli, ["task", "answer", TASK, "1", "--ask", "ask_1"]).exit_code == 0
+    ready.on("GET", "/asks", page([]))
+    assert CliRunner().invoke(cli, ["task", "answer", TASK]).exit_code == 3
