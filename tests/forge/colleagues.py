@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -30,7 +31,13 @@ class Colleague:
         return dict(self.call("GET", f"/repos/{slug}/pulls/{number}"))
 
     def pulls(self, slug: str, state: str = "open") -> list[dict[str, Any]]:
-        return list(self.call("GET", f"/repos/{slug}/pulls?state={state}&per_page=100"))
+        found: list[dict[str, Any]] = []
+        for page in itertools.count(1):
+            some = self.call("GET", f"/repos/{slug}/pulls?state={state}&per_page=100&page={page}")
+            found += some
+            if len(some) < 100:
+                return found
+        raise AssertionError("pages do not end")
 
     def open(self, slug: str, head: str, *, title: str, base: str = "main", body: str = "") -> dict[str, Any]:
         wanted = {"title": title, "head": head, "base": base, "body": body}

@@ -13,6 +13,7 @@ from sandyard.platform.api import audit, health, login, metrics, openapi, proble
 from sandyard.platform.api.frame import Frame
 from sandyard.platform.api.guard import Guard
 from sandyard.platform.api.limits import Limits
+from sandyard.platform.api.mcp import endpoint as mcp
 from sandyard.platform.api.metrics import Measured, Metrics
 from sandyard.platform.api.trail import Trail
 
@@ -45,6 +46,7 @@ def build(services: Services, routers: Iterable[APIRouter]) -> FastAPI:
     problems.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
+    app.include_router(mcp.router)
     for router in (*_OWN, *routers):
         app.include_router(router, prefix=PREFIX)
     for layer, options in (

@@ -117,13 +117,13 @@ AdminCaller = Annotated[Principal, Depends(admin_caller)]
 def check_origin(connection: HTTPConnection) -> None:
     """A browser sends cookies also for other sites: a change needs a header they cannot set, a WebSocket our origin."""
     if connection.scope["type"] == "websocket":
-        if not _same_origin(connection):
+        if not same_origin(connection):
             raise CrossSiteError("This WebSocket was opened by a page of another site.")
     elif connection.scope["method"] not in SAFE_METHODS and connection.headers.get(CSRF_HEADER) != "1":
         raise CrossSiteError
 
 
-def _same_origin(connection: HTTPConnection) -> bool:
+def same_origin(connection: HTTPConnection) -> bool:
     """No Origin means no browser, which has no cookie by accident."""
     origin = connection.headers.get("origin")
     if origin is None:

@@ -19,6 +19,7 @@ from sandyard.platform.api.auth import SAFE_METHODS
 log = get_logger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__sandyard_audited__"
+_ITSELF = "__sandyard_audits_itself__"
 _STARTS = frozenset(("http.response.start", "websocket.accept", "websocket.close", "websocket.http.response.start"))
 _UNRECORDED = frozenset(("rate_limited", "method_not_allowed"))
 
@@ -26,6 +27,12 @@ _UNRECORDED = frozenset(("rate_limited", "method_not_allowed"))
 def audited(endpoint: F) -> F:
     """Marks a route that only reads and is recorded all the same: a download, for example."""
     setattr(endpoint, _MARK, True)
+    return endpoint
+
+
+def audits_itself(endpoint: F) -> F:
+    """Marks a route that records what is done through it in its own words."""
+    setattr(endpoint, _ITSELF, True)
     return endpoint
 
 
@@ -93,6 +100,8 @@ async def _record(scope: Scope, status: int) -> None:
 
 
 def _wanted(scope: Scope) -> bool:
+    if getattr(scope.get("endpoint"), _ITSELF, False):
+        return False
     if scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS:
         return True
     return getattr(scope.get("endpoint"), _MARK, False)

@@ -26,17 +26,24 @@ from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.db.base import Base
 from sandyard.platform.db.models import (
+    AgentRun,
+    Ask,
     Checkout,
     Checkpoint,
     Command,
     GitOperation,
+    Preparation,
     PullRequest,
     Sandbox,
     Session,
     Task,
     Terminal,
+    Turn,
 )
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.services import Services
+from sandyard.platform.domain.tasks.schedules import ScheduledTask
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 from tests.unit.platform.api.sockets import connect, denial
@@ -63,6 +70,12 @@ class Belongings:
     task_id: str
     operation_id: str
     checkpoint_id: str
+    preparation_id: str
+    schedule_id: str
+    agent_name: str
+    provider_id: str
+    turn_id: str
+    ask_id: str
     number: str
     kind: str
     name: str
@@ -100,7 +113,10 @@ class Step:
         if "application/json" in content:
             reference = content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
             example = dict(self.schemas[reference]["examples"][0])
-            return {"json": {key: value for key, value in example.items() if not key.endswith("Id")}}
+            needed = (
+                self.schemas[reference].get("required", []) if self.ids else []
+            )  # else the id in the path is not looked at
+            return {"json": {key: value for key, value in example.items() if not key.endswith("Id") or key in needed}}
         return {"content": b"x"} if content else {}
 
     @property
@@ -123,6 +139,17 @@ class Walk:
         self.owner, self.stranger = await self._person("owner"), await self._person("stranger")
         principal, now = self.owner.principal, datetime.now(UTC)
         project = await self.services.projects.create(principal, SECRET)
+        await self.services.agents.create(principal, "owners-agent", SECRET, Definition(argv=[SECRET]))
+        provider = await self.services.models.providers.create(
+            ROOT,
+            name="owners",
+            kind=ModelApi.OPENAI_CHAT,
+            project_id=project.id,
+            base_url=f"http://localhost:9/{SECRET}",
+        )
+        schedule = await self.services.schedules.create(
+            principal, project.id, name=SECRET, cron="0 0 1 1 *", timezone="UTC", task=ScheduledTask(title=SECRET)
+        )
         await self.services.secrets.put(principal, "OWNERS_KEY", Secret(SECRET))
         await self.services.credentials.put(principal, project.id, webhook_secret=Secret(SECRET))
         session_id, sandbox_id, task_id = ordered_id("ses_"), ordered_id("sbx_"), ordered_id("tsk_")
@@ -153,6 +180,11 @@ class Walk:
             await tx.session.flush()
             for row in _git_rows(project.id, session_id, sandbox_id, task_id, now):
                 tx.add(row)
+            for row in _agent_rows(session_id, sandbox_id, now):
+                tx.add(row)
+                await tx.session.flush()
+            prepared = {"key": "k", "base_branch": "main", "base_commit": "0" * 40, "status": "failed", "error": SECRET}
+            tx.add(Preparation(id=PREPARATION, detail={"step": SECRET}, created_at=now, **mine, **prepared))
         made = Belongings(
             user_id=principal.user_id,
             token_id=principal.means.removeprefix("token:"),
@@ -164,6 +196,12 @@ class Walk:
             task_id=task_id,
             operation_id=OPERATION,
             checkpoint_id=CHECKPOINT,
+            preparation_id=PREPARATION,
+            schedule_id=schedule.id,
+            agent_name="owners-agent",
+            provider_id=provider.id,
+            turn_id=TURN,
+            ask_id=ASK,
             number="7007",
             kind="webhook_secret",
             name="OWNERS_KEY",
@@ -223,7 +261,8 @@ class Walk:
         return Person(Principal(user.id, name, "member", f"token:{issued.id}"), issued.value.reveal())
 
 
-OPERATION, CHECKPOINT = ordered_id("gop_"), ordered_id("ckp_")
+TURN, ASK = ordered_id("trn_"), ordered_id("ask_")
+OPERATION, CHECKPOINT, PREPARATION = ordered_id("gop_"), ordered_id("ckp_"), ordered_id("prp_")
 
 
 def _git_rows(project_id: str, session_id: str, sandbox_id: str, task_id: str, now: datetime) -> list[Base]:
@@ -254,6 +293,24 @@ def _git_rows(project_id: str, session_id: str, sandbox_id: str, task_id: str, n
             **mine,
             **pull,
         ),
+    ]
+
+
+def _agent_rows(session_id: str, sandbox_id: str, now: datetime) -> list[Base]:
+    run_id, over = ordered_id("run_"), {"origin": "person", "status": "completed", "error": SECRET}
+    asked = {"request": "1", "kind": "permission", "title": SECRET, "detail": {"options": []}, "status": "answered"}
+    return [
+        AgentRun(
+            id=run_id,
+            session_id=session_id,
+            sandbox_id=sandbox_id,
+            agent=SECRET,
+            status="ended",
+            started_at=now,
+            ended_at=now,
+        ),
+        Turn(id=TURN, session_id=session_id, number=1, run_id=run_id, usage={}, queued_at=now, **over),
+        Ask(id=ASK, session_id=session_id, turn_id=TURN, run_id=run_id, created_at=now, **asked),
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sandyard.platform import app
+from sandyard.platform import wiring
 from sandyard.platform.db.models import Command, Event, Sandbox
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -188,7 +188,7 @@ async def opened(
 ) -> AsyncIterator[Yard]:
     """Opened a second time in the same folder, it is the same platform after a restart."""
     clock = clock or MovableClock()
-    monkeypatch.setattr(app, "SystemClock", lambda: clock)
+    monkeypatch.setattr(wiring, "SystemClock", lambda: clock)
     door = Door(engine.port)
     await door.open()
     rounds = {"reconcile_every_s": 1000, "health_every_s": 1000, "create_timeout_s": 20}
@@ -201,7 +201,7 @@ async def opened(
         **rounds | settings,
     )
     try:
-        async with app.opened(configured) as services:
+        async with wiring.opened(configured) as services:
             async with asyncio.timeout(DEADLINE):
                 await services.upkeep.reconciled.wait()
             yard = Yard(services, clock, door, ROOT)

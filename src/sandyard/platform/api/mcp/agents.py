@@ -1,0 +1,49 @@
+"""The catalogue of agents, as a tool."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.schema import Input, Model, example
+
+tools = Toolbox()
+AT_ONCE = 200
+
+
+class ListAgents(Input):
+    model_config = example()
+
+
+class AgentSummary(Model):
+    model_config = example(name="demo", title="Demo agent", demo=True, models=[], modes=[])
+
+    name: str
+    title: str
+    description: str
+    demo: bool = Field(description="No real agent: it follows simple written instructions, without a model.")
+    models: list[str] = Field(description="Some that it is known to work with.")
+    modes: list[str]
+
+
+class AgentList(Model):
+    items: list[AgentSummary]
+
+
+@tools.add("list_agents", title="List agents", reads=True)
+async def list_agents(call: Call, given: ListAgents) -> AgentList:
+    """List the coding agents that tasks and sessions can be given to, by the names that create_task and create_session take."""
+    profiles = [one.profile for one in await call.services.agents.list(call.caller)]
+    return AgentList(
+        items=[
+            AgentSummary(
+                name=one.name,
+                title=one.title,
+                description=one.description[:1000],
+                demo=one.demo,
+                models=list(one.models)[:50],
+                modes=list(one.modes)[:50],
+            )
+            for one in profiles[:AT_ONCE]
+        ]
+    )

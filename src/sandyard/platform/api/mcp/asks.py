@@ -1,0 +1,124 @@
+"""What agents ask, as tools."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from sandyard.platform.api.mcp.given import AskId, Paged, SessionId, TaskId
+from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.schema import Input, Instant, Model, example
+from sandyard.platform.db import models
+from sandyard.platform.domain.agents.model import AskKind, AskStatus
+from sandyard.platform.domain.paging import PageRequest
+
+tools = Toolbox()
+TITLE_LIMIT, FORM_LIMIT = 4_000, 16_000
+AT_ONCE = 20
+
+
+class ListAsks(Paged):
+    model_config = example(taskId="tsk_00mwhnkzc0a1b2c3d4e5", status="pending")
+
+    task_id: TaskId | None = Field(default=None, description="Only those of this task.")
+    session_id: SessionId | None = Field(default=None, description="Only those of this session.")
+    status: AskStatus | None = Field(
+        default=AskStatus.PENDING, description="pending: those that wait for an answer; null: all."
+    )
+
+
+class AnswerAsk(Input):
+    model_config = example(askId="ask_00mwhnkzc0a1b2c3d4e5", decision="allow")
+
+    ask_id: AskId
+    option_id: str | None = Field(default=None, max_length=300, description="One of the ask's options.")
+    decision: Literal["allow", "allow_always", "reject", "reject_always"] | None = Field(
+        default=None, description="Instead of an option: the one that means this."
+    )
+    content: dict[str, Any] | None = Field(
+        default=None,
+        max_length=200,
+        description="The answer to a question that has a form, by the form's fields.",
+        examples=[{"answer": "yes"}],
+    )
+
+
+class Option(Model):
+    option_id: str
+    name: str
+    kind: str = Field(description="allow_once, allow_always, reject_once or reject_always.")
+
+
+class AskState(Model):
+    model_config = example(
+        id="ask_00mwhnkzc0a1b2c3d4e5",
+        sessionId="ses_00mwhnkz2f0a9s8d7f6g",
+        kind="permission",
+        status="pending",
+        title="rm -rf build",
+    )
+
+    id: str
+    session_id: str
+    turn_id: str | None
+    kind: AskKind = Field(
+        description="permission: the agent wants to do something; question: it wants to know something."
+    )
+    status: AskStatus
+    title: str
+    options: list[Option]
+    form: Any = Field(default=None, description="Of a question: the JSON schema of its answer.")
+    answer: dict[str, Any] | None
+    created_at: Instant
+    expires_at: Instant | None = Field(description="Not answered by then, it counts as refused.")
+
+    @classmethod
+    def of(cls, row: models.Ask) -> AskState:
+        form = row.detail.get("form")
+        return cls(
+            id=row.id,
+            session_id=row.session_id,
+            turn_id=row.turn_id,
+            kind=AskKind(row.kind),
+            status=AskStatus(row.status),
+            title=row.title[:TITLE_LIMIT],
+            options=[Option.model_validate(one) for one in row.detail.get("options") or []],
+            form=form if form is None or len(str(form)) <= FORM_LIMIT else None,
+            answer=row.answer,
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+        )
+
+
+class AskList(Model):
+    items: list[AskState]
+    next_cursor: str | None
+
+
+@tools.add("list_asks", title="List what agents ask", reads=True)
+async def list_asks(call: Call, given: ListAsks) -> AskList:
+    """List what agents want to know or want permission for, newest first. An agent waits until it is answered."""
+    found = await call.services.asks.list(
+        call.caller, given.page, session_id=given.session_id, task_id=given.task_id, status=given.status
+    )
+    return AskList(items=[AskState.of(row) for row in found.items], next_cursor=found.next_cursor)
+
+
+@tools.add("answer_ask", title="Answer an agent")
+async def answer_ask(call: Call, given: AnswerAsk) -> AskState:
+    """Answer what an agent asks, with one of optionId, decision or content. The agent goes on with it at once.
+
+    You answer in the name of your token's owner: do not allow what they would not allow."""
+    row = await call.services.asks.answer(
+        call.caller, given.ask_id, option_id=given.option_id, decision=given.decision, content=given.content
+    )
+    call.note(decision=given.decision, option=given.option_id)
+    return AskState.of(row)
+
+
+async def pending(call: Call, *, task_id: str | None = None, session_id: str | None = None) -> list[AskState]:
+    found = await call.services.asks.list(
+        call.caller, PageRequest(AT_ONCE), task_id=task_id, session_id=session_id, status=AskStatus.PENDING
+    )
+    return [AskState.of(row) for row in found.items]

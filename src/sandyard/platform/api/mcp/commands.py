@@ -1,0 +1,153 @@
+"""Commands in sandboxes, as tools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Annotated
+
+from pydantic import Field
+
+from sandyard.platform.api.mcp.given import CommandId, SandboxId, waiting
+from sandyard.platform.api.mcp.output import Output, page, tail
+from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.schema import Input, Model, example
+from sandyard.platform.db import models
+from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
+from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand
+from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
+
+tools = Toolbox()
+PROGRESS_S = 5.0
+OutputLimit = Annotated[
+    int,
+    Field(ge=1, le=64 * 1024, description="How many bytes of each stream to return at most."),
+]
+
+
+class RunCommand(Input):
+    model_config = example(
+        sandboxId="sbx_00mwhnkzb5gfh26ygacc", command="pytest -q", cwd="/home/user/workspace", waitSeconds=120
+    )
+
+    sandbox_id: SandboxId
+    command: str = Field(min_length=1, max_length=MAX_COMMAND, description="For `bash -l -c`.", examples=["pytest -q"])
+    cwd: str | None = Field(
+        default=None, max_length=4096, description="The folder to run it in; left out: the user's home."
+    )
+    envs: dict[str, str] = Field(default_factory=dict, max_length=200, description="Variables for it. Not stored.")
+    timeout: float | None = Field(
+        default=None, gt=0, description="It is ended after so many seconds; left out: 300.", examples=[300]
+    )
+    wait_seconds: Annotated[float, waiting(120)]
+    output_limit: OutputLimit = 16 * 1024
+
+
+class ReadOutput(Input):
+    model_config = example(commandId="cmd_00mwhnkzc0a1b2c3d4e5", stdoutOffset=0, waitSeconds=60)
+
+    command_id: CommandId
+    stdout_offset: int = Field(default=0, ge=0, le=2**53, description="The byte of stdout to begin at.")
+    stderr_offset: int = Field(default=0, ge=0, le=2**53, description="The byte of stderr to begin at.")
+    wait_seconds: Annotated[float, waiting(0)]
+    output_limit: OutputLimit = 16 * 1024
+
+
+class OneCommand(Input):
+    model_config = example(commandId="cmd_00mwhnkzc0a1b2c3d4e5")
+
+    command_id: CommandId
+
+
+class CommandResult(Model):
+    model_config = example(commandId="cmd_00mwhnkzc0a1b2c3d4e5", status="exited", exitCode=0)
+
+    command_id: str
+    status: CommandStatus = Field(
+        description="starting or running: it goes on; read_output waits for more. exited: see exitCode. lost: its end was never seen."
+    )
+    exit_code: int | None
+    signal: int | None
+    error: str | None
+    duration_ms: int | None
+    stdout: Output
+    stderr: Output
+
+
+@tools.add("run_command", title="Run a command", limit="execute", waits=True)
+async def run_command(call: Call, given: RunCommand) -> CommandResult:
+    """Run a shell command in a sandbox and wait for its end. A paused sandbox is woken.
+
+    Returns the end of its output; read_output gives any other part by its offsets. A command that takes longer than waitSeconds
+    goes on: the result then has status running, and read_output waits for more. With waitSeconds 0 it is started in the background."""
+    commands, settings = call.services.commands, call.services.settings
+    new = NewCommand(
+        command=given.command,
+        timeout_s=given.timeout or settings.command_timeout_s,
+        cwd=given.cwd,
+        envs=given.envs,
+        background=given.wait_seconds == 0,
+    )
+    call.note(text=" ".join(given.command.split())[:500])
+    with call.surely():
+        command = await commands.execute(call.caller, given.sandbox_id, new)
+    call.note(command=command.id)
+    command = await _waited(call, command, given.wait_seconds)
+    return _result(
+        command,
+        await tail(commands, command, STDOUT, given.output_limit),
+        await tail(commands, command, STDERR, given.output_limit),
+    )
+
+
+@tools.add("read_output", title="Read a command's output", reads=True, waits=True)
+async def read_output(call: Call, given: ReadOutput) -> CommandResult:
+    """Read what a command wrote, from given offsets on, and whether it is over. With waitSeconds it waits for the command's end
+    before it reads. To follow a long command, call it again with the `end` of each stream as the next offset."""
+    commands = call.services.commands
+    command, _ = await commands.get_for(call.caller, given.command_id)
+    command = await _waited(call, command, given.wait_seconds)
+    return _result(
+        command,
+        await page(commands, command, STDOUT, given.stdout_offset, given.output_limit),
+        await page(commands, command, STDERR, given.stderr_offset, given.output_limit),
+    )
+
+
+@tools.add("kill_command", title="End a command", destroys=True, repeats=True)
+async def kill_command(call: Call, given: OneCommand) -> CommandResult:
+    """End a running command. One that is over stays what it was."""
+    commands = call.services.commands
+    command = await commands.kill(call.caller, given.command_id)
+    return _result(command, await tail(commands, command, STDOUT, 4096), await tail(commands, command, STDERR, 4096))
+
+
+async def _waited(call: Call, command: models.Command, seconds: float) -> models.Command:
+    """As it is at its end, or when the time is over. Says now and then that it waits."""
+    commands = call.services.commands
+    started, end = time.monotonic(), time.monotonic() + seconds
+    while not CommandStatus(command.status).over and (left := end - time.monotonic()) > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(left, PROGRESS_S)):
+                command = await commands.wait(command.id)
+                break
+        command = await commands.get(command.id)
+        written = command.stdout_bytes + command.stderr_bytes
+        await call.progress(time.monotonic() - started, seconds, f"It runs; {written:,} bytes of output so far.")
+    if seconds > PROGRESS_S:
+        await call.check_standing()
+    return command
+
+
+def _result(command: models.Command, stdout: Output, stderr: Output) -> CommandResult:
+    return CommandResult(
+        command_id=command.id,
+        status=CommandStatus(command.status),
+        exit_code=command.exit_code,
+        signal=command.signal,
+        error=command.error,
+        duration_ms=None if command.duration_s is None else round(command.duration_s * 1000),
+        stdout=stdout,
+        stderr=stderr,
+    )

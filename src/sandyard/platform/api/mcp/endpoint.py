@@ -1,0 +1,64 @@
+"""POST /mcp: who comes in. An API token and nothing else; no page of another site."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sandyard.kit.errors import UnauthenticatedError
+from sandyard.platform.api.auth import Bearer, CrossSiteError, caller, same_origin
+from sandyard.platform.api.trail import audits_itself
+from sandyard.platform.domain.users.model import Principal
+
+router = APIRouter(tags=["service"])
+
+
+async def token_caller(connection: HTTPConnection, bearer: Bearer) -> Principal:
+    """Raises UnauthenticatedError without an API token, whatever cookie there is, and CrossSiteError for other sites' pages."""
+    if not same_origin(connection):
+        raise CrossSiteError("This request was made by a page of another site.")
+    if bearer is None:
+        raise UnauthenticatedError("Send an API token: Authorization: Bearer sy_…")
+    return await caller(connection, bearer, None)
+
+
+TokenCaller = Annotated[Principal, Depends(token_caller)]
+
+
+class _Handed(Response):
+    """The answer is made by somebody else, who has yet to be told the request's body."""
+
+    def __init__(self, app: ASGIApp, message: bytes) -> None:
+        super().__init__()
+        self._app = app
+        self._message: bytes | None = message
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def told() -> Message:
+            message, self._message = self._message, None
+            return await receive() if message is None else {"type": "http.request", "body": message}
+
+        await self._app(scope, told, send)
+
+
+@router.post("/mcp", name="mcp", include_in_schema=False)
+@audits_itself
+async def mcp(request: Request, principal: TokenCaller) -> Response:
+    """One message of the Model Context Protocol. Nothing is sent by itself, so there is no stream to GET, and there is no
+    session to DELETE."""
+    door = getattr(request.app.state, "mcp", None)
+    if door is None:
+        # the package takes a second to load: not at the start of every platform, and not while others wait
+        made: Callable[[], Any] = (await asyncio.to_thread(importlib.import_module, _SERVER)).Door
+        door = request.app.state.mcp = getattr(request.app.state, "mcp", None) or made()
+    return _Handed(door, await request.body())  # here, where it is refused if it is too large
+
+
+_SERVER = "sandyard.platform.api.mcp.server"

@@ -1,0 +1,150 @@
+"""Files of sandboxes, as tools: pieces of them, as much as a model should read or write at once."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.api.files import Entry
+from sandyard.platform.api.mcp.given import Path, SandboxId
+from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.schema import Input, Model, example
+
+tools = Toolbox()
+READ_LIMIT, READ_DEFAULT = 128 * 1024, 64 * 1024
+MAX_OFFSET = 64 * 1024 * 1024
+MAX_CONTENT = 700_000
+MAX_ENTRIES = 500
+
+
+class ReadFile(Input):
+    model_config = example(sandboxId="sbx_00mwhnkzb5gfh26ygacc", path="/home/user/workspace/README.md")
+
+    sandbox_id: SandboxId
+    path: Path
+    offset: int = Field(default=0, ge=0, le=MAX_OFFSET, description="The byte to begin at.")
+    limit: int = Field(default=READ_DEFAULT, ge=1, le=READ_LIMIT, description="How many bytes at most.")
+
+
+class FilePiece(Model):
+    model_config = example(
+        path="/home/user/workspace/README.md", offset=0, end=7, total=7, encoding="utf-8", content="# Hello"
+    )
+
+    path: str
+    offset: int
+    end: int = Field(description="The byte after the last one: the offset of the next piece.")
+    total: int | None = Field(description="The file's size, if it is known.")
+    complete: bool = Field(description="The piece reaches the end of the file.")
+    encoding: Literal["utf-8", "base64"] = Field(description="base64 for what is no text.")
+    content: str
+
+
+class WriteFile(Input):
+    model_config = example(
+        sandboxId="sbx_00mwhnkzb5gfh26ygacc", path="/home/user/workspace/hello.py", content="print('hello')\n"
+    )
+
+    sandbox_id: SandboxId
+    path: Path
+    content: str = Field(max_length=MAX_CONTENT, description="The whole file. It replaces what is there.")
+    encoding: Literal["utf-8", "base64"] = Field(default="utf-8", description="base64 for what is no text.")
+
+
+class Written(Model):
+    model_config = example(path="/home/user/workspace/hello.py", size=15)
+
+    path: str
+    size: int
+
+
+class ListFiles(Input):
+    model_config = example(sandboxId="sbx_00mwhnkzb5gfh26ygacc", path="/home/user/workspace", depth=2)
+
+    sandbox_id: SandboxId
+    path: Annotated[Path, Field(default=".")]
+    depth: int = Field(default=1, ge=1, le=10, description="How deep to look into folders.")
+
+
+class FileList(Model):
+    items: list[Entry]
+    truncated: bool = Field(description="There are more than are listed: look into one folder at a time.")
+
+
+@tools.add("read_file", title="Read a file", reads=True)
+async def read_file(call: Call, given: ReadFile) -> FilePiece:
+    """Read a file of a sandbox, or a piece of it. Text comes as it is, anything else as base64. A paused sandbox is woken."""
+    call.note(path=given.path)
+    total, chunks = await call.services.sandboxes.download_file(call.caller, given.sandbox_id, given.path)
+    data, more = await _piece(chunks, given.offset, given.limit)
+    text = _text(data, more=more)
+    if text is not None:
+        data = text.encode()
+    end = given.offset + len(data)
+    return FilePiece(
+        path=given.path,
+        offset=given.offset,
+        end=end,
+        total=total,
+        complete=not more,
+        encoding="base64" if text is None else "utf-8",
+        content=base64.b64encode(data).decode() if text is None else text,
+    )
+
+
+@tools.add("write_file", title="Write a file", destroys=True, repeats=True)
+async def write_file(call: Call, given: WriteFile) -> Written:
+    """Write a file in a sandbox; folders on the way are made, and what was there before is replaced. A paused sandbox is woken."""
+    call.note(path=given.path)
+    data = _decoded(given)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield data
+
+    size = await call.services.sandboxes.upload_file(call.caller, given.sandbox_id, given.path, body(), len(data))
+    return Written(path=given.path, size=size)
+
+
+@tools.add("list_files", title="List files", reads=True)
+async def list_files(call: Call, given: ListFiles) -> FileList:
+    """List what is in a folder of a sandbox. A paused sandbox is woken."""
+    found = await call.services.sandboxes.list_files(call.caller, given.sandbox_id, given.path, given.depth)
+    return FileList(items=[Entry.of(entry) for entry in found[:MAX_ENTRIES]], truncated=len(found) > MAX_ENTRIES)
+
+
+async def _piece(chunks: AsyncIterator[bytes], offset: int, limit: int) -> tuple[bytes, bool]:
+    """Those bytes, and whether there are more. Reads no further than that."""
+    piece, passed = bytearray(), 0
+    async with aclosing(chunks):  # type: ignore[type-var]  # a generator
+        async for chunk in chunks:
+            piece += chunk[max(0, offset - passed) :]
+            passed += len(chunk)
+            if len(piece) > limit:
+                break
+    return bytes(piece[:limit]), len(piece) > limit
+
+
+def _text(data: bytes, *, more: bool) -> str | None:
+    """Without a character that the piece cuts in two: the next one begins with it. None when it is no text."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        if not more or error.reason != "unexpected end of data" or error.start == 0:
+            return None
+        text = data[: error.start].decode()
+    return None if "\0" in text else text
+
+
+def _decoded(given: WriteFile) -> bytes:
+    if given.encoding == "utf-8":
+        return given.content.encode()
+    try:
+        return base64.b64decode(given.content, validate=True)
+    except binascii.Error:
+        raise InvalidInputError("content is not valid base64.") from None

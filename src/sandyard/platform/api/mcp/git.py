@@ -1,0 +1,75 @@
+"""Git in sandboxes, as tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from sandyard.platform.api.git_views import DiffView, FileDiffView, StatusView
+from sandyard.platform.api.mcp.given import SandboxId
+from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.refs import Against, RepositoryPath
+from sandyard.platform.api.schema import Input, example
+
+tools = Toolbox()
+MAX_ENTRIES = 500
+PATCH_LIMIT = 80_000
+
+
+class GitStatus(Input):
+    model_config = example(sandboxId="sbx_00mwhnkzb5gfh26ygacc")
+
+    sandbox_id: SandboxId
+
+
+class GitDiff(Input):
+    model_config = example(sandboxId="sbx_00mwhnkzb5gfh26ygacc", against="base")
+
+    sandbox_id: SandboxId
+    against: Against = Field(
+        default="base", description="base: all of the branch's work; head: what is not committed; or a commit."
+    )
+    paths: list[RepositoryPath] = Field(default_factory=list, max_length=1000, description="Only these.")
+    patches: bool = Field(default=True, description="With the changed lines themselves.")
+
+
+@tools.add("git_status", title="Look at a checkout", reads=True)
+async def git_status(call: Call, given: GitStatus) -> StatusView:
+    """Which branch is checked out in a sandbox, and what was changed since its last commit. Never wakes the sandbox: of one that
+    sleeps it says how it was kept last."""
+    found = StatusView.model_validate(await call.services.git.status(call.caller, given.sandbox_id))
+    if len(found.entries) > MAX_ENTRIES:
+        found.entries, found.truncated = found.entries[:MAX_ENTRIES], True
+    return found
+
+
+@tools.add("git_diff", title="Show changes", reads=True)
+async def git_diff(call: Call, given: GitDiff) -> DiffView:
+    """What was changed in a sandbox's checkout, file by file. Never wakes the sandbox. What is too large to show says so: ask for
+    single paths then."""
+    made = await call.services.git.diff(
+        call.caller, given.sandbox_id, against=given.against, paths=given.paths, patches=given.patches
+    )
+    return bounded(made)
+
+
+def bounded(made: Any) -> DiffView:
+    """A diff a model can read: patches up to a limit, in order; files after that without them."""
+    view = DiffView.model_validate(made)
+    view.truncated = view.truncated or len(view.files) > MAX_ENTRIES
+    view.files = view.files[:MAX_ENTRIES]
+    _cut(view.files)
+    return view
+
+
+def _cut(files: Sequence[FileDiffView]) -> None:
+    left = PATCH_LIMIT
+    for file in files:
+        if file.patch is None:
+            continue
+        if len(file.patch) > left:
+            file.patch, file.truncated = None, True
+        else:
+            left -= len(file.patch)

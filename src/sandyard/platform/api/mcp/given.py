@@ -1,0 +1,63 @@
+"""What the arguments of tools have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from sandyard.platform.api.paging import CURSOR
+from sandyard.platform.api.schema import Input, Model
+from sandyard.platform.domain.paging import PageRequest
+
+MAX_ID = 60
+MAX_WAIT = 600
+
+
+def id_of(what: str, example: str) -> object:
+    return Field(min_length=1, max_length=MAX_ID, description=f"The {what}'s id.", examples=[example])
+
+
+ProjectId = Annotated[str, id_of("project", "prj_0mh3k7a1x2abcdefghij")]
+SessionId = Annotated[str, id_of("session", "ses_00mwhnkz2f0a9s8d7f6g")]
+SandboxId = Annotated[str, id_of("sandbox", "sbx_00mwhnkzb5gfh26ygacc")]
+CommandId = Annotated[str, id_of("command", "cmd_00mwhnkzc0a1b2c3d4e5")]
+TaskId = Annotated[str, id_of("task", "tsk_00mwhnkzc0a1b2c3d4e5")]
+AskId = Annotated[str, id_of("ask", "ask_00mwhnkzc0a1b2c3d4e5")]
+Path = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=4096,
+        description="A path in the sandbox, absolute or from the user's home.",
+        examples=["/home/user/workspace/README.md"],
+    ),
+]
+
+
+def waiting(default: float) -> object:
+    return Field(
+        default=default,
+        ge=0,
+        le=MAX_WAIT,
+        description="How many seconds this call may wait. It goes on without you when the time is over: ask again.",
+    )
+
+
+class Paged(Input):
+    """Lists are newest first."""
+
+    limit: int = Field(default=20, ge=1, le=100, description="How many at most.")
+    cursor: str | None = Field(
+        default=None, pattern=CURSOR, description="`nextCursor` of the page before; leave it out to begin."
+    )
+
+    @property
+    def page(self) -> PageRequest:
+        return PageRequest(self.limit, self.cursor)
+
+
+class Done(Model):
+    """Nothing more to say."""
+
+    done: bool = True

@@ -1,0 +1,113 @@
+"""Sessions, as tools."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sandyard.platform.api.mcp.given import Done, Paged, ProjectId, SessionId
+from sandyard.platform.api.mcp.sandboxes import Envs, Template
+from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.refs import Branch
+from sandyard.platform.api.schema import Input, Instant, Model, example
+from sandyard.platform.db import models
+from sandyard.platform.domain.sandboxes.model import Status
+
+tools = Toolbox()
+
+
+class CreateSession(Input):
+    model_config = example(title="Fix the login", projectId="prj_0mh3k7a1x2abcdefghij")
+
+    title: str | None = Field(default=None, min_length=1, max_length=300)
+    project_id: ProjectId | None = Field(
+        default=None, description="Its repository is checked out into the session's sandbox, on a branch of its own."
+    )
+    template: Template
+    agent: str | None = Field(
+        default=None,
+        max_length=100,
+        description="Which agent prompts go to; left out: the project's.",
+        examples=["demo"],
+    )
+    model: str | None = Field(default=None, min_length=1, max_length=200, description="Left out: the project's.")
+    mode: str | None = Field(
+        default=None, min_length=1, max_length=100, description="Left out: as the agent is by itself."
+    )
+    base_branch: Branch | None = Field(
+        default=None, description="What the checkout begins at; left out: the project's."
+    )
+    envs: Envs
+
+
+class OneSession(Input):
+    model_config = example(sessionId="ses_00mwhnkz2f0a9s8d7f6g")
+
+    session_id: SessionId
+
+
+class ListSessions(Paged):
+    model_config = example(projectId="prj_0mh3k7a1x2abcdefghij")
+
+    project_id: ProjectId | None = Field(default=None, description="Only those of this project.")
+    archived: bool = Field(default=False, description="Those that were put away instead.")
+
+
+class SessionState(Model):
+    id: str
+    title: str
+    project_id: str | None
+    task_id: str | None
+    agent: str | None
+    model: str | None
+    mode: str | None
+    sandbox_id: str | None
+    sandbox_status: Status | None
+    sandbox_error: str | None
+    created_at: Instant
+    archived_at: Instant | None
+
+    @classmethod
+    def of(cls, row: models.Session, sandbox: models.Sandbox | None) -> SessionState:
+        same = {name: getattr(row, name) for name in cls.model_fields if not name.startswith("sandbox_")}
+        status = None if sandbox is None else Status(sandbox.status)
+        error = None if sandbox is None else sandbox.error
+        return cls(**same, sandbox_id=row.sandbox_id, sandbox_status=status, sandbox_error=error)
+
+
+class SessionList(Model):
+    items: list[SessionState]
+    next_cursor: str | None
+
+
+@tools.add("create_session", title="Create a session", limit="create")
+async def create_session(call: Call, given: CreateSession) -> SessionState:
+    """Begin a session: one agent at work, with a sandbox of its own. Does not wait for the sandbox: it is being provisioned, and
+    the first use of it waits. Talk to the agent with prompt_session, or use its sandbox yourself."""
+    row, sandbox = await call.services.sessions.create(call.caller, **dict(given))
+    call.note(target=row.id)
+    return SessionState.of(row, sandbox)
+
+
+@tools.add("list_sessions", title="List sessions", reads=True)
+async def list_sessions(call: Call, given: ListSessions) -> SessionList:
+    """List the sessions you may see, newest first, each with its sandbox."""
+    sessions = call.services.sessions
+    found = await sessions.list_sessions(call.caller, given.page, project_id=given.project_id, archived=given.archived)
+    boxes = await sessions.sandboxes_of(found)
+    return SessionList(
+        items=[SessionState.of(row, boxes.get(row.sandbox_id or "")) for row in found.items],
+        next_cursor=found.next_cursor,
+    )
+
+
+@tools.add("get_session", title="Look at a session", reads=True)
+async def get_session(call: Call, given: OneSession) -> SessionState:
+    """A session and its sandbox. Never wakes it."""
+    return SessionState.of(*await call.services.sessions.get_with_sandbox(call.caller, given.session_id))
+
+
+@tools.add("delete_session", title="Delete a session", destroys=True)
+async def delete_session(call: Call, given: OneSession) -> Done:
+    """Delete a session with its sandbox, its transcript and all that was kept of it. Branches that were pushed stay."""
+    await call.services.sessions.delete(call.caller, given.session_id)
+    return Done()

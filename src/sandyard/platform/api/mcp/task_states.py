@@ -1,0 +1,160 @@
+"""What a model is told of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from sandyard.platform.api.mcp.asks import AskState
+from sandyard.platform.api.schema import Instant, Model, example
+from sandyard.platform.api.task_views import AttemptView, DiffStat, TaskView
+from sandyard.platform.domain.forge.model import Checks, PullState, Review
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+
+DESCRIPTION_LIMIT, ERROR_LIMIT = 20_000, 4_000
+_AT_WORK = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
+
+
+class Pull(Model):
+    url: str
+    number: int | None
+    state: PullState
+    review: Review
+    checks: Checks
+
+
+class AttemptState(Model):
+    id: str
+    number: int
+    agent: str
+    model: str | None
+    status: AttemptStatus = Field(
+        description="queued and running: at work. ready: done, and one of several to pick from. in_review: there is a pull request."
+    )
+    step: str | None = Field(
+        description="What it does now: setup, provision, checkout, agent, verify, commit, push, pull_request."
+    )
+    round: int
+    queue_position: int | None
+    session_id: str
+    sandbox_id: str | None
+    branch: str | None
+    verified: bool | None = Field(description="Whether the project's check succeeded; null: there was none yet.")
+    diff: DiffStat | None
+    seconds: float | None
+    cost_usd: float | None
+    error: str | None
+
+    @classmethod
+    def of(cls, view: AttemptView) -> AttemptState:
+        same = {name: getattr(view, name) for name in cls.model_fields if name not in ("cost_usd", "error")}
+        return cls(**same, cost_usd=view.spent.cost_usd, error=view.error and view.error[:ERROR_LIMIT])
+
+
+class TaskSummary(Model):
+    model_config = example(id="tsk_00mwhnkzc0a1b2c3d4e5", title="Fix the login", status="in_review", rests=True)
+
+    id: str
+    project_id: str
+    title: str
+    status: Column
+    rests: bool = Field(description="Nothing works on it, and nothing will start by itself.")
+    priority: int
+    blocked_by: list[str] = Field(description="Tasks that must be done before it can start.")
+    attempts: list[AttemptState]
+    pull_request: Pull | None
+    error: str | None
+    created_at: Instant
+    updated_at: Instant
+
+
+class TaskState(TaskSummary):
+    description: str
+    asks: list[AskState] = Field(description="What its agents wait for: answer_ask.")
+    hint: str = Field(description="How it stands, and what can be done now.")
+
+
+class TaskMoved(Model):
+    id: str
+    project_id: str
+    title: str
+    status: Column
+    rests: bool
+    hint: str = Field(description="How it stands, and what can be done now.")
+
+
+class TaskList(Model):
+    items: list[TaskSummary]
+    next_cursor: str | None
+
+
+def summary(view: TaskView) -> TaskSummary:
+    return TaskSummary(
+        id=view.id,
+        project_id=view.project_id,
+        title=view.title,
+        status=view.status,
+        rests=rests(view),
+        priority=view.priority,
+        blocked_by=view.blocked_by,
+        attempts=[AttemptState.of(one) for one in view.attempts],
+        pull_request=None if view.pull_request is None else Pull.model_validate(view.pull_request),
+        error=view.error and view.error[:ERROR_LIMIT],
+        created_at=view.created_at,
+        updated_at=view.updated_at,
+    )
+
+
+def state(view: TaskView, asks: Sequence[AskState]) -> TaskState:
+    return TaskState(
+        **dict(summary(view)),
+        description=view.description[:DESCRIPTION_LIMIT],
+        asks=list(asks),
+        hint=_hint(view, asks),
+    )
+
+
+def moved(view: TaskView) -> TaskMoved:
+    return TaskMoved(
+        id=view.id,
+        project_id=view.project_id,
+        title=view.title,
+        status=view.status,
+        rests=rests(view),
+        hint=_hint(view, ()),
+    )
+
+
+def rests(view: TaskView) -> bool:
+    if any(one.status in _AT_WORK for one in view.attempts):
+        return False
+    return not (view.start_when_ready and view.status == Column.BACKLOG)
+
+
+def _hint(view: TaskView, asks: Sequence[AskState]) -> str:
+    if asks:
+        return "An agent waits for an answer: answer_ask."
+    return _resting(view) if rests(view) else _working(view)
+
+
+def _working(view: TaskView) -> str:
+    if view.blocked_by and view.status == Column.BACKLOG:
+        return f"It starts when these are done: {', '.join(view.blocked_by)}."
+    running = any(one.status == AttemptStatus.RUNNING for one in view.attempts)
+    if view.queue_position is not None and not running:
+        return f"It waits in the queue, at place {view.queue_position}: wait_for_task."
+    return "It is being worked on: wait_for_task."
+
+
+def _resting(view: TaskView) -> str:
+    ready = any(one.status == AttemptStatus.READY for one in view.attempts)
+    if view.status == Column.IN_PROGRESS and ready:
+        return "Attempts are ready: compare them with task_diff, and choose one with pick_attempt."
+    return {
+        Column.BACKLOG: "It was not started: start_task starts it.",
+        Column.IN_PROGRESS: "It has failed: its error says why. retry_task tries again with the work it has done.",
+        Column.IN_REVIEW: "It is ready for review: task_diff shows the work, send_feedback sends it back with your words.",
+        Column.DONE: "It is done.",
+        Column.CANCELLED: "It was stopped: retry_task goes on with it.",
+    }[view.status]

@@ -1,0 +1,261 @@
+"""Tasks, as tools."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.platform.api.git_views import DiffView
+from sandyard.platform.api.mcp import git, transcript
+from sandyard.platform.api.mcp.asks import pending
+from sandyard.platform.api.mcp.given import Paged, ProjectId, TaskId, waiting
+from sandyard.platform.api.mcp.task_states import (
+    AttemptState,
+    TaskList,
+    TaskMoved,
+    TaskState,
+    moved,
+    rests,
+    state,
+    summary,
+)
+from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.mcp.transcript import Transcript
+from sandyard.platform.api.mcp.watching import watch
+from sandyard.platform.api.refs import RepositoryPath
+from sandyard.platform.api.schema import Input, example
+from sandyard.platform.api.task_views import TaskView
+from sandyard.platform.db import models
+from sandyard.platform.domain.events.model import EventFilter
+from sandyard.platform.domain.tasks.fields import (
+    MAX_FEEDBACK,
+    MAX_NEEDS,
+    AgentName,
+    Branch,
+    Description,
+    ModelName,
+    Priority,
+    TaskFields,
+    Title,
+    WantedAttempt,
+)
+from sandyard.platform.domain.tasks.model import Column
+
+tools = Toolbox()
+TASK = "tsk_00mwhnkzc0a1b2c3d4e5"
+Attempt = Annotated[
+    int | None,
+    Field(ge=1, le=10_000, description="The number of the attempt, if there are several; left out: the newest."),
+]
+
+
+class CreateTask(Input):
+    model_config = example(
+        projectId="prj_0mh3k7a1x2abcdefghij",
+        title="Fix the login",
+        description="Upper-case names cannot sign in. Write a test first.",
+        start=True,
+    )
+
+    project_id: ProjectId
+    title: Title
+    description: Description = Field(default="", description="What the agent is to do, in full. It knows nothing else.")
+    agent: AgentName | None = Field(
+        default=None, description="Which agent; left out: the project's.", examples=["demo"]
+    )
+    model: ModelName | None = Field(default=None, description="Which model; left out: the project's.")
+    attempts: int = Field(
+        default=1, ge=1, le=8, description="How many agents try it side by side, to pick one of their results."
+    )
+    base_branch: Branch | None = Field(default=None, description="What the work begins at; left out: the project's.")
+    priority: Priority = 0
+    needs: list[TaskId] = Field(
+        default_factory=list, max_length=MAX_NEEDS, description="Tasks of the same project that must be done first."
+    )
+    start: bool = Field(
+        default=True, description="Start it at once, or as soon as it can be. Else it stays in the backlog."
+    )
+
+
+class OneTask(Input):
+    model_config = example(taskId=TASK)
+
+    task_id: TaskId
+
+
+class ListTasks(Paged):
+    model_config = example(projectId="prj_0mh3k7a1x2abcdefghij", status="in_review")
+
+    project_id: ProjectId | None = Field(default=None, description="Only those of this project.")
+    status: Column | None = Field(default=None, description="Only those in this column.")
+    words: str | None = Field(default=None, max_length=200, description="Only those with this in title or description.")
+
+
+class WaitForTask(OneTask):
+    model_config = example(taskId=TASK, waitSeconds=300)
+
+    wait_seconds: Annotated[float, waiting(300)]
+
+
+class SendFeedback(OneTask):
+    model_config = example(taskId=TASK, feedback="The test does not cover names with spaces.")
+
+    feedback: str = Field(min_length=1, max_length=MAX_FEEDBACK, description="What the agent gets to read.")
+
+
+class PickAttempt(OneTask):
+    model_config = example(taskId=TASK, attempt=2)
+
+    attempt: int = Field(ge=1, le=10_000, description="The number of the attempt.")
+
+
+class TaskDiff(OneTask):
+    model_config = example(taskId=TASK, paths=["src/login.py"])
+
+    attempt: Attempt = None
+    paths: list[RepositoryPath] = Field(default_factory=list, max_length=1000, description="Only these.")
+    patches: bool = Field(default=True, description="With the changed lines themselves.")
+
+
+class TaskTranscript(Paged):
+    model_config = example(taskId=TASK, limit=20)
+
+    task_id: TaskId
+    attempt: Attempt = None
+
+
+@tools.add("create_task", title="Create a task", limit="create")
+async def create_task(call: Call, given: CreateTask) -> TaskMoved:
+    """Write a task for a coding agent, and start it. The agent works in its own sandbox on its own branch; what comes back is a pull
+    request, a question, or a failure with everything that happened. Then use wait_for_task."""
+    wanted = WantedAttempt(agent=given.agent, model=given.model)
+    fields = TaskFields(
+        title=given.title,
+        description=given.description,
+        agent=given.agent,
+        model=given.model,
+        attempts=[wanted] * given.attempts if given.attempts > 1 else [],
+        base_branch=given.base_branch,
+        priority=given.priority,
+    )
+    row = await call.services.tasks.create(call.caller, given.project_id, fields, needs=given.needs, start=given.start)
+    call.note(target=row.id)
+    return await _moved(call, row)
+
+
+@tools.add("get_task", title="Look at a task", reads=True)
+async def get_task(call: Call, given: OneTask) -> TaskState:
+    """How a task stands: its attempts, what its agents ask, its pull request, and what can be done now."""
+    return await _state(call, await call.services.tasks.get(call.caller, given.task_id))
+
+
+@tools.add("list_tasks", title="List tasks", reads=True)
+async def list_tasks(call: Call, given: ListTasks) -> TaskList:
+    """List tasks, column by column, in each as on the board."""
+    tasks = call.services.tasks
+    found = await tasks.list(call.caller, given.page, project_id=given.project_id, status=given.status, q=given.words)
+    cards = await tasks.cards.of(found.items)
+    return TaskList(items=[summary(TaskView.of(card)) for card in cards], next_cursor=found.next_cursor)
+
+
+@tools.add("wait_for_task", title="Wait for a task", reads=True, waits=True)
+async def wait_for_task(call: Call, given: WaitForTask) -> TaskState:
+    """Wait until a task rests (`rests`: it is in review, done, failed or stopped) or one of its agents asks something (`asks`). If
+    the time is over before, the task goes on: call it again."""
+
+    async def look() -> TaskState:
+        return await _state(call, await call.services.tasks.get(call.caller, given.task_id))
+
+    return await watch(
+        call,
+        EventFilter(task_id=given.task_id),
+        look,
+        lambda found: found.rests or bool(found.asks),
+        _progress,
+        given.wait_seconds,
+    )
+
+
+@tools.add("start_task", title="Start a task", limit="execute")
+async def start_task(call: Call, given: OneTask) -> TaskMoved:
+    """Start a task that waits in the backlog."""
+    return await _moved(call, await call.services.tasks.move(call.caller, given.task_id, Column.IN_PROGRESS))
+
+
+@tools.add("send_feedback", title="Send a task back", limit="execute")
+async def send_feedback(call: Call, given: SendFeedback) -> TaskMoved:
+    """Send a task that is in review back to its agent, with words: they become its next prompt, and new commits go to the same pull
+    request."""
+    row = await call.services.tasks.move(call.caller, given.task_id, Column.IN_PROGRESS, feedback=given.feedback)
+    return await _moved(call, row)
+
+
+@tools.add("stop_task", title="Stop a task", limit="execute", destroys=True, repeats=True)
+async def stop_task(call: Call, given: OneTask) -> TaskMoved:
+    """Stop a task and all that works on it. Its branch and transcript stay; retry_task goes on with it."""
+    return await _moved(call, await call.services.tasks.stop(call.caller, given.task_id))
+
+
+@tools.add("retry_task", title="Retry a task", limit="execute")
+async def retry_task(call: Call, given: OneTask) -> TaskMoved:
+    """Try a task again that has failed or was stopped, with the work it has done so far; one that is done starts over."""
+    return await _moved(call, await call.services.tasks.retry(call.caller, given.task_id))
+
+
+@tools.add("pick_attempt", title="Pick an attempt", limit="execute")
+async def pick_attempt(call: Call, given: PickAttempt) -> TaskMoved:
+    """Choose which of several attempts at a task becomes the pull request; the others are put away."""
+    await call.services.attempts.pick(call.caller, given.task_id, str(given.attempt))
+    return await _moved(call, await call.services.tasks.get(call.caller, given.task_id))
+
+
+@tools.add("task_diff", title="Show a task's changes", reads=True)
+async def task_diff(call: Call, given: TaskDiff) -> DiffView:
+    """What an attempt at a task has changed since its base, file by file. Wakes nothing. What is too large to show says so: ask for
+    single paths then."""
+    one = await _attempt(call, given.task_id, given.attempt)
+    if one.sandbox_id is None:
+        raise ConflictError(f"Attempt {one.number} has no sandbox yet, so there are no changes to show.")
+    made = await call.services.git.diff(
+        call.caller, one.sandbox_id, against="base", paths=given.paths, patches=given.patches
+    )
+    return git.bounded(made)
+
+
+@tools.add("task_transcript", title="Read a task's transcript", reads=True)
+async def task_transcript(call: Call, given: TaskTranscript) -> Transcript:
+    """What was said and done in an attempt at a task, newest first: prompts, answers, thoughts, plans, tool calls."""
+    one = await _attempt(call, given.task_id, given.attempt)
+    try:
+        return transcript.page(await call.services.sessions.messages(call.caller, one.session_id, given.page))
+    except NotFoundError:
+        raise ConflictError(
+            f"Attempt {one.number} has no session: it has not begun, or its session was deleted."
+        ) from None
+
+
+async def _state(call: Call, row: models.Task) -> TaskState:
+    view = TaskView.of(await call.services.tasks.cards.one(row))
+    return state(view, [] if rests(view) else await pending(call, task_id=row.id))
+
+
+async def _moved(call: Call, row: models.Task) -> TaskMoved:
+    return moved(TaskView.of(await call.services.tasks.cards.one(row)))
+
+
+async def _attempt(call: Call, task_id: str, number: int | None) -> AttemptState:
+    found = await _state(call, await call.services.tasks.get(call.caller, task_id))
+    one = next((one for one in reversed(found.attempts) if number in (None, one.number)), None)
+    if one is None:
+        raise NotFoundError(
+            f"Task {task_id} has not been begun." if number is None else f"Task {task_id} has no attempt {number}."
+        )
+    return one
+
+
+def _progress(found: TaskState) -> str:
+    at_work = [one for one in found.attempts if one.status == "running"]
+    steps = ", ".join(f"attempt {one.number}: {one.step or 'starting'}" for one in at_work)
+    return f"{found.hint} {steps}".strip()

@@ -1,0 +1,113 @@
+"""What a tool is: a verb of the domain with a name, words for a model, and the schemas of what it takes and gives.
+
+    @tools.add("pause_sandbox", title="Pause a sandbox", repeats=True)
+    async def pause_sandbox(call: Call, given: OneSandbox) -> SandboxView:
+        \"\"\"What the model reads.\"\"\"
+
+A tool asks the same services as a route does, as the same person. Nothing here knows the protocol.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
+
+import anyio
+from pydantic import BaseModel
+
+from sandyard.kit.errors import UnauthenticatedError
+from sandyard.platform.api.schema import Input
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.standing import stands
+
+if TYPE_CHECKING:
+    from sandyard.platform.domain.services import Services
+
+G = TypeVar("G", bound=Input)
+A = TypeVar("A", bound=BaseModel)
+Limit = Literal["create", "execute"]
+Progress = Callable[[float, float | None, str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a tool. `target` and `detail` are for the audit."""
+
+    services: Services
+    caller: Principal
+    progress: Progress
+    target: str | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def note(self, *, target: str | None = None, **detail: Any) -> None:
+        """Say more about this call in the audit. `target` replaces the first id among the arguments."""
+        self.target = target or self.target
+        self.detail |= detail
+
+    def surely(self) -> AbstractContextManager[object]:
+        """What is begun inside is finished, also when the client hangs up or cancels meanwhile."""
+        return anyio.CancelScope(shield=True)
+
+    async def check_standing(self) -> None:
+        """After a long wait: UnauthenticatedError when the caller's token has ended since."""
+        if not await stands(self.services.database, self.services.clock, self.caller):
+            raise UnauthenticatedError("The token has expired or was revoked.")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`limit`: which of the API's rate limits counts it. `waits`: it may take long, and to cancel it ends the waiting and
+    nothing else; the others are finished once they have begun."""
+
+    name: str
+    title: str
+    description: str
+    given: type[Input]
+    answer: type[BaseModel]
+    run: Callable[[Call, Any], Awaitable[BaseModel]]
+    limit: Limit | None = None
+    reads: bool = False
+    destroys: bool = False
+    repeats: bool = False
+    waits: bool = False
+
+
+class Toolbox:
+    def __init__(self) -> None:
+        self.tools: dict[str, Tool] = {}
+
+    def add(
+        self,
+        name: str,
+        *,
+        title: str,
+        limit: Limit | None = None,
+        reads: bool = False,
+        destroys: bool = False,
+        repeats: bool = False,
+        waits: bool = False,
+    ) -> Callable[[Callable[[Call, G], Awaitable[A]]], Callable[[Call, G], Awaitable[A]]]:
+        """Its docstring is the description, its annotations are the schemas. `reads`: it changes nothing. `destroys`: what is
+        gone then does not come back. `repeats`: to do it again changes nothing more."""
+
+        def register(run: Callable[[Call, G], Awaitable[A]]) -> Callable[[Call, G], Awaitable[A]]:
+            hints = get_type_hints(run)
+            self.tools[name] = Tool(
+                name=name,
+                title=title,
+                description=inspect.cleandoc(run.__doc__ or ""),
+                given=hints["given"],
+                answer=hints["return"],
+                run=run,
+                limit=limit,
+                reads=reads,
+                destroys=destroys,
+                repeats=repeats,
+                waits=waits,
+            )
+            return run
+
+        return register

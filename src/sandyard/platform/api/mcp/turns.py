@@ -1,0 +1,143 @@
+"""Prompts to agents in sessions, as tools."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from sandyard.platform.api.mcp import transcript
+from sandyard.platform.api.mcp.asks import AskState, pending
+from sandyard.platform.api.mcp.given import Paged, SessionId, id_of, waiting
+from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.mcp.transcript import Transcript
+from sandyard.platform.api.mcp.watching import watch
+from sandyard.platform.api.schema import Input, Model, example
+from sandyard.platform.db import models
+from sandyard.platform.domain.agents.model import TurnStatus
+from sandyard.platform.domain.events.model import EventFilter
+from sandyard.platform.domain.paging import PageRequest
+
+tools = Toolbox()
+TurnId = Annotated[str, id_of("turn", "trn_00mwhnkzc0a1b2c3d4e5")]
+MESSAGES = 100
+
+
+class PromptSession(Input):
+    model_config = example(sessionId="ses_00mwhnkz2f0a9s8d7f6g", text="Please fix the login.", waitSeconds=300)
+
+    session_id: SessionId
+    text: str = Field(min_length=1, max_length=200_000, description="What the agent is to do.")
+    model: str | None = Field(
+        default=None, min_length=1, max_length=200, description="From now on; left out: as it is."
+    )
+    mode: str | None = Field(default=None, min_length=1, max_length=100, description="From now on; left out: as it is.")
+    key: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=60,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="A word of your own: the same prompt with the same key again is the same turn, not a second one.",
+    )
+    wait_seconds: Annotated[float, waiting(120)]
+
+
+class OneTurn(Input):
+    model_config = example(turnId="trn_00mwhnkzc0a1b2c3d4e5")
+
+    turn_id: TurnId
+
+
+class WaitForTurn(OneTurn):
+    model_config = example(turnId="trn_00mwhnkzc0a1b2c3d4e5", waitSeconds=300)
+
+    wait_seconds: Annotated[float, waiting(120)]
+
+
+class ReadSession(Paged):
+    model_config = example(sessionId="ses_00mwhnkz2f0a9s8d7f6g")
+
+    session_id: SessionId
+
+
+class TurnState(Model):
+    model_config = example(
+        turnId="trn_00mwhnkzc0a1b2c3d4e5", sessionId="ses_00mwhnkz2f0a9s8d7f6g", status="completed", asks=[]
+    )
+
+    turn_id: str
+    session_id: str
+    status: TurnStatus = Field(
+        description="queued, running: it goes on, wait_for_turn waits. waiting: see asks, and answer_ask. Any other: it is over."
+    )
+    stop_reason: str | None
+    error: str | None
+    asks: list[AskState] = Field(description="What the agent wants to know before it goes on.")
+    said: Transcript = Field(description="What came of the prompt so far, newest first.")
+
+
+class TurnMoved(Model):
+    turn_id: str
+    session_id: str
+    status: TurnStatus
+
+
+@tools.add("prompt_session", title="Prompt a session's agent", limit="execute", waits=True)
+async def prompt_session(call: Call, given: PromptSession) -> TurnState:
+    """Give the agent of a session something to do, and wait until it is done or asks something. A prompt to an agent that is at work
+    waits for its turn. If the time is over before, the agent goes on: wait_for_turn waits for more."""
+    key = None if given.key is None else f"mcp:{call.caller.user_id}:{given.session_id}:{given.key}"
+    parts = [{"type": "text", "text": given.text}]
+    with call.surely():
+        turn = await call.services.turns.prompt(
+            call.caller, given.session_id, parts, key=key, model=given.model, mode=given.mode
+        )
+    call.note(turn=turn.id)
+    return await _waited(call, turn, given.wait_seconds)
+
+
+@tools.add("wait_for_turn", title="Wait for an agent", reads=True, waits=True)
+async def wait_for_turn(call: Call, given: WaitForTurn) -> TurnState:
+    """Wait until the agent of a session has done what a prompt asked for, or asks something. With waitSeconds 0 it only looks."""
+    return await _waited(call, await call.services.turns.get(call.caller, given.turn_id), given.wait_seconds)
+
+
+@tools.add("cancel_turn", title="Stop an agent", repeats=True)
+async def cancel_turn(call: Call, given: OneTurn) -> TurnMoved:
+    """Stop what a prompt has begun. What the agent has done so far stays. It is asked to stop, and made to if it does not:
+    wait_for_turn says when it has."""
+    turn = await call.services.turns.cancel(call.caller, given.turn_id)
+    return TurnMoved(turn_id=turn.id, session_id=turn.session_id, status=TurnStatus(turn.status))
+
+
+@tools.add("session_transcript", title="Read a session", reads=True)
+async def session_transcript(call: Call, given: ReadSession) -> Transcript:
+    """What was said and done in a session, newest first."""
+    return transcript.page(await call.services.sessions.messages(call.caller, given.session_id, given.page))
+
+
+async def _waited(call: Call, turn: models.Turn, seconds: float) -> TurnState:
+    turns = call.services.turns
+    turn = await watch(
+        call,
+        EventFilter(session_id=turn.session_id),
+        lambda: turns.get(call.caller, turn.id),
+        lambda one: TurnStatus(one.status).over or one.status == TurnStatus.WAITING,
+        lambda one: f"The turn is {one.status}.",
+        seconds,
+    )
+    return await _state(call, turn)
+
+
+async def _state(call: Call, turn: models.Turn) -> TurnState:
+    rows = await call.services.sessions.messages(call.caller, turn.session_id, PageRequest(MESSAGES))
+    asks = await pending(call, session_id=turn.session_id) if turn.status == TurnStatus.WAITING else []
+    return TurnState(
+        turn_id=turn.id,
+        session_id=turn.session_id,
+        status=TurnStatus(turn.status),
+        stop_reason=turn.stop_reason,
+        error=turn.error,
+        asks=[one for one in asks if one.turn_id == turn.id],
+        said=transcript.of_turn(rows.items, turn.id),
+    )

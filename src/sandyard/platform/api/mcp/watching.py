@@ -1,0 +1,46 @@
+"""Waiting for something that events tell of, for a bounded time, with a word to the client now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from sandyard.platform.api.mcp.tool import Call
+from sandyard.platform.domain.events.model import EventFilter, EventView
+from sandyard.platform.domain.sandboxes.commands import StoppingError
+
+T = TypeVar("T")
+PROGRESS_S = 5.0
+
+
+async def watch(
+    call: Call,
+    filters: EventFilter,
+    look: Callable[[], Awaitable[T]],
+    over: Callable[[T], bool],
+    say: Callable[[T], str],
+    seconds: float,
+) -> T:
+    """What `look` finds as soon as it is `over`, or when the time is. Looks again after each event, and whenever it has been
+    silent for a while; each look is the caller's own, who may be shut out meanwhile. StoppingError when the platform stops."""
+    started = told = time.monotonic()
+    news = await call.services.events.subscribe(call.caller, filters)
+    found = await look()
+    while not over(found) and (left := started + seconds - time.monotonic()) > 0:
+        events = await news.batch(min(left, PROGRESS_S))
+        if news.ended:
+            raise StoppingError("The platform is stopping. What you wait for goes on: ask again in a moment.")
+        if not events:
+            await call.check_standing()
+        found = await look()
+        now = time.monotonic()
+        if not events or (now - told > 1 and not _is_chatter(events)):
+            told = now
+            await call.progress(now - started, seconds, say(found))
+    return found
+
+
+def _is_chatter(events: Sequence[EventView]) -> bool:
+    """What an agent says, letter by letter."""
+    return all(event.kind.startswith(("message.", "command.")) for event in events)

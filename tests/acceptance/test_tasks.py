@@ -1,0 +1,181 @@
+"""A card becomes a pull request: with the demo agent, a real engine, a real git server and a GitHub API nobody here wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.board import add, configure
+from tests.acceptance.conftest import serving
+from tests.acceptance.platform import Platform, ok, running, until
+from tests.acceptance.workshop import problem, work
+from tests.forge import GitHub, forge
+from tests.protocol.engine import Engine
+
+pytestmark = pytest.mark.timeout(300)
+SETTINGS = {"CREATES_PER_MINUTE": "10000", "EXECUTES_PER_MINUTE": "10000", "FORGE_POLL_S": "1"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with serving(DEFAULT_MEMORY_MB="256", DEFAULT_DISK_MB="512") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def github() -> Iterator[GitHub]:
+    with forge() as github:
+        yield github
+
+
+@pytest.fixture(scope="module")
+def platform(engine: Engine) -> Iterator[Platform]:
+    with running(engine, **SETTINGS) as platform:
+        yield platform
+
+
+def test_from_a_card_to_a_merge(platform: Platform, github: GitHub) -> None:
+    """Task → edit → tests fail → mended → commit → pull request → changes requested → second commit → merged → done."""
+    project = work(platform, github)
+    configure(project, verify={"command": "grep -q four src/data.txt", "fixes": 1}, tasks={"finished": "destroy"})
+    words = "Count further\ncreate NEW.md: hello\nappend src/data.txt: four\nrun: wc -l src/data.txt\nsay: counted"
+    card = add(project, words)
+    attempt = card.rests("in_review")
+    assert attempt["verified"]
+    assert (attempt["diff"]["files"], attempt["agent"]) == (2, "demo")
+    assert [step["name"] for step in attempt["steps"]] == [
+        "setup", "provision", "checkout", "agent", "verify", "commit", "push", "pull_request",
+    ]  # fmt: skip
+    assert card.get()["status"] == "in_review"
+    pull = card.pull()
+    branch = f"task-{card.id.removeprefix('tsk_')}"
+    assert pull["headBranch"] == branch
+    assert project.repository.read(branch, "src/data.txt") == b"one\ntwo\nthree\nfour\n"
+    assert "counted" in card.said(attempt["sessionId"])
+
+    refused = problem(card.move("in_progress"))
+    assert "feedback" in refused["detail"].lower()
+    ok(card.move("in_progress", feedback="create SECOND.md: more"))
+    assert card.rests("in_review", round_=2)["round"] == 2
+    assert project.repository.read(branch, "SECOND.md") == b"more\n"
+    assert len(project.repository.log(f"main..{branch}")) == 2
+    assert len(github.colleague("grace").pulls(project.slug, "all")) == 1
+
+    grace = github.colleague("grace")
+    grace.request_changes(project.slug, pull["number"], "create THIRD.md: asked for in review")
+    assert card.rests("in_review", round_=3)["round"] == 3
+    assert project.repository.read(branch, "THIRD.md") is not None
+
+    ok(card.client.post(f"/github/pull-requests/{pull['number']}/merge", json={"projectId": project.id}))
+    until(lambda: card.get()["status"] == "done")
+    assert card.attempt()["status"] == "merged"
+    sandbox = ok(card.client.get(f"/sessions/{attempt['sessionId']}"))["sandboxId"]
+    until(lambda: ok(card.client.get(f"/sandboxes/{sandbox}"))["status"] == "destroyed")
+    assert "counted" in card.said(attempt["sessionId"])
+
+
+def test_what_fails_goes_back_to_the_agent(platform: Platform, github: GitHub) -> None:
+    """And when it stays so, the task fails with what was found; once more goes on with the work that is there."""
+    project = work(platform, github)
+    configure(project, verify={"command": "test -f wanted || { echo there is no wanted; false; }", "fixes": 1})
+    card = add(project, "Make something else\ncreate other: x")
+    attempt = card.rests("failed")
+    assert attempt["error"] is not None
+    assert "still fails" in attempt["error"]
+    assert "there is no wanted" in card.transcript(attempt["sessionId"])
+    names = [step["name"] for step in attempt["steps"]]
+    assert names.count("verify") == 2
+    assert names.count("agent") == 2
+    assert "still fails" in card.get()["error"]
+
+    configure(project, verify={"command": "test -f other", "fixes": 0})
+    ok(card.client.post(f"/tasks/{card.id}/retry"))
+    assert card.rests("in_review", round_=2)["sessionId"] == attempt["sessionId"]
+
+
+def test_questions_and_permissions(platform: Platform, github: GitHub) -> None:
+    project = work(platform, github)
+    configure(project, agent={"permissions": {"mode": "ask"}})
+    card = add(
+        project,
+        "Ask first\nask: Which colour?\ncreate colour.txt: {answer}\npermit: delete everything\ncreate no.txt: no",
+    )
+    (ask,) = until(card.asks)
+    assert (ask["kind"], "colour" in ask["title"].lower()) == ("question", True)
+    assert card.attempt()["status"] == "running"
+    platform.restart()  # a question outlives the platform
+    (ask,) = card.asks()
+    ok(card.client.post(f"/asks/{ask['id']}/answer", json={"content": {"answer": "blue"}}))
+    (ask,) = until(card.asks)
+    assert ask["kind"] == "permission"
+    ok(card.client.post(f"/asks/{ask['id']}/answer", json={"decision": "reject"}))
+    attempt = card.rests("in_review")
+    branch = card.pull()["headBranch"]
+    assert b"blue" in project.repository.read(branch, "colour.txt")
+    assert "no.txt" not in project.repository.git("ls-tree", "-r", "--name-only", branch)
+    audit = ok(card.client.get("/audit", params={"limit": 100}))["items"]
+    assert [entry for entry in audit if entry["action"] == "ask.answer"], "answers are in the audit"
+    assert attempt["round"] == 1
+
+
+def test_stopped(platform: Platform, github: GitHub) -> None:
+    """In mid-turn; nothing is pushed, what was done is kept, and it can go on."""
+    project = work(platform, github)
+    card = add(project, "Work long\ncreate first.txt: 1\nsleep: 600\ncreate second.txt: 2")
+    until(lambda: card.attempt()["sandboxId"])
+    until(lambda: "first.txt" in json.dumps(card.parts(card.attempt()["sessionId"])))
+    ok(card.client.post(f"/tasks/{card.id}/stop"))
+    attempt = card.rests("cancelled")
+    assert card.get()["status"] == "cancelled"
+    assert len(project.repository.branches()) == 1
+    turns = ok(card.client.get(f"/sessions/{attempt['sessionId']}/turns"))["items"]
+    assert [turn["status"] for turn in turns] == ["cancelled"]
+
+
+def test_failures_are_honest(platform: Platform, github: GitHub) -> None:
+    project = work(platform, github)
+    failing = add(project, "Fail\nfail: I cannot do this")
+    crashing = add(project, "Crash\ncreate before.txt: x\ncrash")
+    idle = add(project, "Do nothing\nsay: nothing to do")
+    body = {"projectId": project.id, "title": "x", "agent": "nobody-has-this"}
+    unknown = problem(project.client.post("/tasks", json=body))
+    assert "demo" in unknown["detail"], "it names the agents there are"
+    assert "I cannot do this" in failing.rests("failed")["error"]
+    assert crashing.rests("failed")["errorCode"] == "agent_died"
+    assert "changed nothing" in idle.rests("failed")["error"]
+    ok(crashing.move("backlog"))
+
+
+def test_attempts_side_by_side(platform: Platform, github: GitHub) -> None:
+    """Three from one snapshot; one is picked and becomes the only pull request."""
+    project = work(platform, github)
+    words = "Try\nrun: echo $RANDOM$RANDOM > number.txt"
+    card = add(project, words, attempts=[{"agent": "demo"}] * 3)
+    card.rests("ready")
+    attempts = card.attempts()
+    assert [one["number"] for one in attempts] == [1, 2, 3]
+    assert len({one["sessionId"] for one in attempts}) == 3
+    assert card.get()["status"] == "in_review"
+    assert len(project.repository.branches()) == 1
+    ok(card.client.post(f"/tasks/{card.id}/pick", json={"attemptId": attempts[1]["id"]}))
+    until(lambda: card.attempts()[1]["status"] == "in_review")
+    assert [one["status"] for one in card.attempts()] == ["archived", "in_review", "archived"]
+    assert len(github.colleague("grace").pulls(project.slug, "all")) == 1
+    assert card.said(attempts[0]["sessionId"]), "what was said is kept"
+
+
+def test_setup_runs_once(platform: Platform, github: GitHub) -> None:
+    """For all tasks of a base commit; what it made is there for each."""
+    files = {"README.md": "x\n", ".gitignore": "made\n", ".sandyard/setup.sh": "date +%s%N > made\nsleep 1\n"}
+    project = work(platform, github, files=files)
+    configure(project, tasks={"parallel": 4})
+    cards = [add(project, f"Number {number}\nrun: cp made of-{number}.txt") for number in range(3)]
+    contents = set()
+    for number, card in enumerate(cards):
+        card.rests("in_review")
+        contents.add(project.repository.read(card.pull()["headBranch"], f"of-{number}.txt"))
+    assert len(contents) == 1
+    made = ok(project.client.get(f"/projects/{project.id}/preparations"))["items"]
+    assert [one["status"] for one in made] == ["ready"]

@@ -1,0 +1,85 @@
+"""What all APIs have in common: what a model is asked, what it answers, and what a test can read of it afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tests.models.steps import Usage
+from tests.models.tools import Tool, ToolCall
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request for an answer. `schema`: the answer must be JSON of this form. `texts`: what the user has said, oldest first."""
+
+    model: str
+    stream: bool
+    texts: Sequence[str]
+    tools: Sequence[Tool] = ()
+    results: Sequence[str] = ()
+    """What tools have answered, oldest first."""
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str | None
+    call: ToolCall | None
+    usage: Usage
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text as it is streamed: word for word."""
+        words = (self.text or "").split(" ")
+        return [word if number == 0 else f" {word}" for number, word in enumerate(words)] if self.text else []
+
+
+@dataclass
+class Call:
+    """One HTTP request, as it came. `conversation` is None for what belongs to none: titles, lists, counts."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: Any
+    api: str | None = None
+    asked: Asked | None = None
+    conversation: str | None = None
+    status: int | None = None
+    at: float = field(default_factory=time.monotonic)
+    gone: bool = False
+    """The caller went away before the end of its answer."""
+
+    @property
+    def key(self) -> str | None:
+        """What stands where each API wants its key."""
+        bearer = self.headers.get("authorization", "")
+        if bearer.lower().startswith("bearer "):
+            return bearer[7:]
+        return self.headers.get("x-api-key") or self.headers.get("x-goog-api-key") or self.query.get("key")
+
+
+class Api(Protocol):
+    """How one API says all this. Frames are whole server-sent events."""
+
+    name: str
+
+    def asked(self, call: Call) -> Asked: ...
+    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]: ...
+    def frames(self, asked: Asked, answer: Answer) -> Iterator[bytes]: ...
+    def error(self, status: int, message: str) -> dict[str, Any]: ...
+
+
+def text_of(content: Any) -> str:
+    """Of a message in any API: a string, or parts of which some have text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(filter(None, (text_of(part) for part in content)))
+    if isinstance(content, Mapping):
+        return text_of(content.get("text") or content.get("content") or content.get("output") or "")
+    return ""

@@ -1,0 +1,200 @@
+"""OpenAI's two APIs: chat completions and responses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tests.models.asked import Answer, Asked, Call, text_of
+from tests.models.tools import Tool
+
+_numbers = itertools.count(1)
+
+
+def _error(status: int, message: str) -> dict[str, Any]:
+    kind = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}.get(
+        status, "server_error"
+    )
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def _data(event: dict[str, Any]) -> bytes:
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n".encode()
+
+
+class Chat:
+    name = "openai_chat"
+
+    def asked(self, call: Call) -> Asked:
+        body = call.body
+        functions = [tool["function"] for tool in body.get("tools") or [] if tool.get("type") == "function"]
+        wanted = (body.get("response_format") or {}).get("json_schema") or {}
+        return Asked(
+            model=body["model"],
+            stream=bool(body.get("stream")),
+            texts=[text_of(said.get("content")) for said in body["messages"] if said["role"] == "user"],
+            tools=[Tool(function["name"], function.get("parameters") or {}) for function in functions],
+            results=[text_of(said.get("content")) for said in body["messages"] if said["role"] == "tool"],
+            schema=wanted.get("schema"),
+        )
+
+    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.call:
+            message["tool_calls"] = [self._call(answer)]
+        choice = {"index": 0, "message": message, "finish_reason": self._reason(answer), "logprobs": None}
+        return {**self._head(asked), "object": "chat.completion", "choices": [choice], "usage": self._usage(answer)}
+
+    def frames(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
+        head = {**self._head(asked), "object": "chat.completion.chunk"}
+
+        def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
+            return _data({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+
+        yield chunk({"role": "assistant", "content": ""})
+        for piece in answer.pieces:
+            yield chunk({"content": piece})
+        if answer.call:
+            call = {"index": 0, **self._call(answer)}
+            arguments, call["function"] = call["function"]["arguments"], {**call["function"], "arguments": ""}
+            yield chunk({"tool_calls": [call]})
+            middle = len(arguments) // 2
+            for half in (arguments[:middle], arguments[middle:]):
+                yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": half}}]})
+        yield chunk({}, self._reason(answer))
+        yield _data({**head, "choices": [], "usage": self._usage(answer)})
+        yield b"data: [DONE]\n\n"
+
+    error = staticmethod(_error)
+
+    def _head(self, asked: Asked) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{next(_numbers)}", "created": int(time.time()), "model": asked.model}
+
+    def _reason(self, answer: Answer) -> str:
+        return "tool_calls" if answer.call else "stop"
+
+    def _call(self, answer: Answer) -> dict[str, Any]:
+        assert answer.call
+        function = {"name": answer.call.name, "arguments": json.dumps(answer.call.arguments)}
+        return {"id": f"call_{next(_numbers)}", "type": "function", "function": function}
+
+    def _usage(self, answer: Answer) -> dict[str, Any]:
+        usage = answer.usage
+        return {
+            "prompt_tokens": usage.input,
+            "completion_tokens": usage.output,
+            "total_tokens": usage.input + usage.output,
+            "prompt_tokens_details": {"cached_tokens": usage.cached},
+        }
+
+
+class Responses:
+    name = "openai"
+
+    def asked(self, call: Call) -> Asked:
+        body = call.body
+        items = body.get("input") or []
+        items = [{"type": "message", "role": "user", "content": items}] if isinstance(items, str) else items
+        outputs = [item for item in items if str(item.get("type")).endswith("call_output")]
+        return Asked(
+            model=body["model"],
+            stream=bool(body.get("stream")),
+            texts=[text_of(item) for item in items if item.get("role") == "user"],
+            tools=list(self._tools(body.get("tools") or [])),
+            results=[text_of(item.get("output")) for item in outputs],
+            schema=((body.get("text") or {}).get("format") or {}).get("schema"),
+        )
+
+    def _tools(self, tools: list[dict[str, Any]]) -> Iterator[Tool]:
+        for tool in tools:
+            if tool.get("type") == "function":
+                yield Tool(tool["name"], tool.get("parameters") or {})
+            elif tool.get("type") == "custom":
+                yield Tool(tool["name"], {}, freeform=True)
+
+    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+        return self._response(asked, answer, f"resp_{next(_numbers)}", list(self._items(answer)))
+
+    def frames(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
+        numbers = itertools.count()
+        id = f"resp_{next(_numbers)}"
+
+        def frame(type: str, **more: Any) -> bytes:
+            return _data({"type": type, "sequence_number": next(numbers), **more})
+
+        begun = {**self._response(asked, answer, id, []), "status": "in_progress", "usage": None}
+        yield frame("response.created", response=begun)
+        yield frame("response.in_progress", response=begun)
+        items = list(self._items(answer))
+        for index, item in enumerate(items):
+            at = {"output_index": index, "item_id": item["id"]}
+            empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {_argument(item): ""}
+            begun_item = {**item, "status": "in_progress", **empty}
+            yield frame("response.output_item.added", output_index=index, item=begun_item)
+            if item["type"] == "message":
+                part = item["content"][0]
+                at["content_index"] = 0
+                yield frame("response.content_part.added", **at, part={**part, "text": ""})
+                for piece in answer.pieces:
+                    yield frame("response.output_text.delta", **at, delta=piece, logprobs=[])
+                yield frame("response.output_text.done", **at, text=part["text"], logprobs=[])
+                yield frame("response.content_part.done", **at, part=part)
+            else:
+                name = _argument(item)
+                event = "function_call_arguments" if name == "arguments" else "custom_tool_call_input"
+                yield frame(f"response.{event}.delta", **at, delta=item[name])
+                done = {name: item[name]} | ({"name": item["name"]} if name == "arguments" else {})
+                yield frame(f"response.{event}.done", **at, **done)
+            yield frame("response.output_item.done", output_index=index, item=item)
+        yield frame("response.completed", response=self._response(asked, answer, id, items))
+
+    error = staticmethod(_error)
+
+    def _items(self, answer: Answer) -> Iterator[dict[str, Any]]:
+        if answer.text:
+            part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
+            message = {"id": f"msg_{next(_numbers)}", "type": "message", "role": "assistant", "content": [part]}
+            yield {**message, "status": "completed"}
+        if call := answer.call:
+            number = next(_numbers)
+            head = {"call_id": f"call_{number}", "name": call.name, "status": "completed"}
+            if call.text is not None:
+                yield {"id": f"ctc_{number}", "type": "custom_tool_call", "input": call.text, **head}
+            else:
+                arguments = json.dumps(call.arguments)
+                yield {"id": f"fc_{number}", "type": "function_call", "arguments": arguments, **head}
+
+    def _response(self, asked: Asked, answer: Answer, id: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = answer.usage
+        return {
+            "id": id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "completed",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "model": asked.model,
+            "output": output,
+            "parallel_tool_calls": False,
+            "temperature": 1.0,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": 1.0,
+            "usage": {
+                "input_tokens": usage.input,
+                "input_tokens_details": {"cached_tokens": usage.cached},
+                "output_tokens": usage.output,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.input + usage.output,
+            },
+        }
+
+
+def _argument(item: dict[str, Any]) -> str:
+    return "input" if item["type"] == "custom_tool_call" else "arguments"

@@ -1,0 +1,283 @@
+"""A model server that follows a script, in the shapes of OpenAI's, Anthropic's and Google's APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.models.anthropic import Messages
+from tests.models.asked import Answer, Api, Asked, Call
+from tests.models.gemini import GenerateContent
+from tests.models.openai import Chat, Responses
+from tests.models.steps import Act, Cut, Fail, Hang, Say, Step, Usage
+from tests.models.tools import NoSuchToolError, example, tool_call
+from tests.models.wire import Reply, read_call
+
+MODELS = ("gpt-5.5", "claude-sonnet-5-5", "gemini-3-pro-preview", "scripted")
+SIDE = Usage(input=10, output=3)
+"""Of an answer to what is asked beside the conversation."""
+
+
+@dataclass
+class Conversation:
+    """A script and how far it has come. `plain`: also requests that offer no tools are part of it."""
+
+    about: str
+    steps: list[Step]
+    plain: bool = False
+    done: int = 0
+    repeated: int = 0
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return self.done >= len(self.steps)
+
+    def next(self) -> Step:
+        """The step for the next answer; past the end of the script it says so, for as long as it is asked."""
+        if self.over:
+            return Say("There is nothing more in the script.")
+        step = self.steps[self.done]
+        times = step.times if isinstance(step, Fail | Cut) else 1
+        self.repeated += 1
+        if times is not None and self.repeated >= times:
+            self.done, self.repeated = self.done + 1, 0
+        return step
+
+
+class ModelServer:
+    """On loopback, in a thread of its own; `with ModelServer() as models`.
+
+    A conversation is known by a word that stands in what the user says: `models.script("the login", [Shell("make test"), Say("Done.")])`
+    answers while `the login` is the last such word that was said. What offers no tools (titles, summaries) is answered
+    beside the script. `keys`: the only ones that are let in; None: all."""
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, keys: Sequence[str] | None = None) -> None:
+        self.host = host
+        self.port = port
+        self.keys = keys
+        self.calls: list[Call] = []
+        self.conversations: list[Conversation] = []
+        self.refused: list[str] = []
+        """Steps that no offered tool could do, in words: a test looks here when nothing happened."""
+        self.heard: Callable[[Call], None] = lambda call: None
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping: asyncio.Event | None = None
+
+    @property
+    def url(self) -> str:
+        """Without any API's own path."""
+        return f"http://{self.host}:{self.port}"
+
+    def script(self, about: str, steps: Sequence[Step], *, plain: bool = False) -> Conversation:
+        conversation = Conversation(about, list(steps), plain)
+        self.conversations.append(conversation)
+        return conversation
+
+    def asked(self, about: str | None = None) -> list[Call]:
+        """Requests for answers, those of one conversation or all."""
+        with self._changed:
+            return [call for call in self.calls if call.asked and about in (None, call.conversation)]
+
+    def wait_for(self, what: Callable[[ModelServer], Any], timeout_s: float = 60) -> Any:
+        """Until it is true, which is looked at after every request."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: what(self), timeout_s)
+        if not found:
+            told = [f"{call.method} {call.path} {call.conversation} {call.status}" for call in self.calls]
+            raise AssertionError(f"not so within {timeout_s:.0f} s; {len(told)} requests: {told[-20:]}; {self.refused}")
+        return found
+
+    # its life
+
+    def __enter__(self) -> ModelServer:
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="models", daemon=True)
+        self._thread.start()
+        if not ready.wait(30):
+            raise RuntimeError("the model server did not start")
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        assert self._loop
+        assert self._stopping
+        assert self._thread
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(30)
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        open_now: set[asyncio.Task[None]] = set()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task
+            open_now.add(task)
+            try:
+                await self._connection(reader, writer)
+            finally:
+                open_now.discard(task)
+                writer.close()
+
+        server = await asyncio.start_server(take, self.host, self.port, limit=1 << 26)
+        self.port = server.sockets[0].getsockname()[1]
+        ready.set()
+        await self._stopping.wait()
+        server.close()
+        for task in open_now:
+            task.cancel()
+        await asyncio.gather(*open_now, return_exceptions=True)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while call := await read_call(reader):
+                with self._changed:
+                    self.calls.append(call)
+                answering = asyncio.create_task(self._answer(call, Reply(writer, call)))
+                leaving = asyncio.create_task(_left(reader, writer))
+                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                call.gone = not answering.done()
+                for task in (answering, leaving):
+                    task.cancel()
+                outcome, _ = await asyncio.gather(answering, leaving, return_exceptions=True)
+                with self._changed:
+                    self._changed.notify_all()
+                self.heard(call)
+                if isinstance(outcome, BaseException):
+                    return
+
+    # its answers
+
+    async def _answer(self, call: Call, reply: Reply) -> None:
+        api = _api(call)
+        call.api = api.name if api else None
+        if beside := self._beside(call, api):
+            await reply.whole(*beside)
+            return
+        assert api
+        try:
+            call.asked = asked = api.asked(call)
+        except (KeyError, TypeError, AttributeError) as error:
+            await reply.whole(400, api.error(400, f"The request has not the form of this API: {error!r}"))
+            return
+        conversation = self._conversation(asked)
+        if conversation is None:
+            text = json.dumps(example(asked.schema)) if asked.schema else "Scripted work"
+            await _send(reply, api, asked, Answer(text, None, SIDE), 0)
+            return
+        with self._changed:
+            call.conversation = conversation.about
+            conversation.calls.append(call)
+            step = conversation.next()
+            self._changed.notify_all()
+        await self._follow(step, reply, api, asked)
+
+    def _beside(self, call: Call, api: Api | None) -> tuple[int, dict[str, Any]] | None:
+        """Status and body of what needs no model."""
+        if self.keys is not None and call.key not in self.keys:
+            return 401, (api or Chat()).error(401, "That key is not known here.")
+        if listed := _listed(call):
+            return 200, listed
+        if api is None or call.method != "POST":
+            return 404, Chat().error(404, f"There is no {call.method} {call.path} here.")
+        if call.path.endswith(("count_tokens", ":countTokens")):
+            return 200, {"input_tokens": 100} if api.name == "anthropic" else {"totalTokens": 100}
+        return None
+
+    async def _follow(self, step: Step, reply: Reply, api: Api, asked: Asked) -> None:
+        if isinstance(step, Fail):
+            after = {} if step.retry_after_s is None else {"retry-after": str(step.retry_after_s)}
+            await asyncio.sleep(step.pause_s)
+            await reply.whole(step.status, api.error(step.status, step.message), **after)
+        elif isinstance(step, Cut):
+            frames = list(api.frames(asked, Answer(step.text, None, step.usage)))
+            await reply.begin()
+            for frame in frames[: max(2, len(frames) // 2)]:
+                await reply.piece(frame)
+                await asyncio.sleep(step.pause_s)
+            reply.cut()
+        elif isinstance(step, Hang):
+            if step.text is not None and asked.stream:
+                frames = list(api.frames(asked, Answer(step.text, None, step.usage)))
+                await reply.begin()
+                for frame in frames[: 3 + len(step.text.split())]:
+                    await reply.piece(frame)
+            await asyncio.Event().wait()
+        elif isinstance(step, Act):
+            try:
+                call = tool_call(step, asked.tools)
+            except NoSuchToolError as error:
+                self.refused.append(str(error))
+                await _send(reply, api, asked, Answer(f"I cannot do this: {error}", None, step.usage), step.pause_s)
+            else:
+                await _send(reply, api, asked, Answer(step.say, call, step.usage), step.pause_s)
+        elif isinstance(step, Say):
+            await _send(reply, api, asked, Answer(step.text, None, step.usage), step.pause_s)
+        else:
+            raise TypeError(f"no step: {step!r}")
+
+    def _conversation(self, asked: Asked) -> Conversation | None:
+        for text in reversed(asked.texts):
+            for conversation in reversed(self.conversations):
+                if conversation.about in text and (asked.tools or conversation.plain):
+                    return conversation
+        return None
+
+
+async def _send(reply: Reply, api: Api, asked: Asked, answer: Answer, pause_s: float) -> None:
+    if not asked.stream:
+        await asyncio.sleep(pause_s)
+        await reply.whole(200, api.whole(asked, answer))
+        return
+    await reply.begin()
+    for frame in api.frames(asked, answer):
+        await reply.piece(frame)
+        if pause_s:
+            await asyncio.sleep(pause_s)
+    await reply.end()
+
+
+async def _left(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """When the caller is gone. Nobody here sends a second request before the answer to the first."""
+    while not reader.at_eof() and not writer.transport.is_closing():
+        await asyncio.sleep(0.02)
+
+
+def _api(call: Call) -> Api | None:
+    path = call.path
+    if path.endswith("/chat/completions"):
+        return Chat()
+    if path.endswith("/responses"):
+        return Responses()
+    if path.endswith(("/v1/messages", "/v1/messages/count_tokens")):
+        return Messages()
+    if path.endswith((":generateContent", ":streamGenerateContent", ":countTokens")):
+        return GenerateContent()
+    return None
+
+
+def _listed(call: Call) -> dict[str, Any] | None:
+    """The models, for who asks for them."""
+    if call.method != "GET" or not call.path.endswith("/models"):
+        return None
+    if "/v1beta/" in call.path:
+        verbs = ["generateContent", "streamGenerateContent", "countTokens"]
+        models = [
+            {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": verbs} for name in MODELS
+        ]
+        return {"models": models}
+    if "anthropic-version" in call.headers:
+        when = "2026-01-01T00:00:00Z"
+        data = [{"type": "model", "id": name, "display_name": name, "created_at": when} for name in MODELS]
+        return {"data": data, "has_more": False, "first_id": MODELS[0], "last_id": MODELS[-1]}
+    return {
+        "object": "list",
+        "data": [{"id": name, "object": "model", "created": 0, "owned_by": "tests"} for name in MODELS],
+    }

@@ -1,0 +1,88 @@
+"""The official client of the Model Context Protocol, before a platform that really listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+from fastapi import FastAPI
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CallToolResult
+
+from sandyard.kit.listen import listen
+from sandyard.platform import app as platform
+from sandyard.platform.domain.sandboxes.model import Status
+from tests.unit.platform.domain.sandboxes.yard import Yard
+
+
+@contextlib.asynccontextmanager
+async def serving(app: FastAPI, port: int = 0) -> AsyncIterator[str]:
+    """The address of /mcp, on loopback."""
+    listener = listen("127.0.0.1", port)
+    server = platform._server(app)
+    task = asyncio.create_task(server.serve([listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+@contextlib.asynccontextmanager
+async def client(url: str, token: str, *, mode: str = "auto", **headers: str) -> AsyncIterator[Client]:
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}", **headers}, timeout=60) as web,
+        Client(streamable_http_client(url, http_client=web), mode=mode) as made,
+    ):
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def kept(url: str, token: str, *, mode: str = "auto") -> AsyncIterator[Client]:
+    """The same for fixtures, which end in another task than they began in: the client's life is in one of its own."""
+    ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+    over = asyncio.Event()
+
+    async def live() -> None:
+        async with client(url, token, mode=mode) as made:
+            ready.set_result(made)
+            await over.wait()
+
+    task = asyncio.create_task(live())
+    await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+    yield ready.result()
+    over.set()
+    await task
+
+
+async def done(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+    """What a tool answers."""
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result.content
+    found: dict[str, Any] = result.structured_content
+    return found
+
+
+async def refused(client: Client, tool: str, **arguments: Any) -> tuple[str, str]:
+    """The code and the sentence."""
+    result: CallToolResult = await client.call_tool(tool, arguments)
+    assert result.is_error and result.structured_content is None, result
+    assert result.meta is not None
+    return result.meta["code"], result.content[0].text  # type: ignore[union-attr]
+
+
+async def token_of(yard: Yard, name: str | None = None) -> str:
+    person = yard.owner if name is None else await yard.person(name)
+    return (await yard.services.users.create_token(person, "mcp")).value.reveal()
+
+
+async def running(yard: Yard, sandbox_id: str) -> None:
+    row = await yard.services.lifecycle.provisioned(sandbox_id)
+    assert row.status == Status.RUNNING, row.error

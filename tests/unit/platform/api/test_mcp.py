@@ -1,0 +1,238 @@
+"""The door at /mcp: who comes in, what the protocol is told, and what becomes of bad calls. No sandbox is needed for that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import httpx2
+import jsonschema
+import pytest
+from mcp.client import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+
+from sandyard.platform.api.app import build
+from sandyard.platform.api.mcp import tools as mcp_tools
+from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.domain.audit.service import AuditQuery
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.services import Services
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+from tests.unit.platform.api.mcp_client import client, done, refused, serving
+from tests.unit.platform.world import ROOT, Person
+
+ACCEPT = {"Accept": "application/json, text/event-stream"}
+INITIALIZE: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+}
+
+
+class Place:
+    def __init__(self, services: Services, url: str) -> None:
+        self.services, self.url = services, url
+
+    async def person(self, name: str) -> Person:
+        user = await self.services.users.create(ROOT, name, "member")
+        principal = Principal(user.id, name, "member", "test")
+        issued = await self.services.users.create_token(principal, "mcp")
+        return Person(principal, issued.value.reveal())
+
+    async def audit(self, action: str) -> list[Any]:
+        return list((await self.services.audit.list(ROOT, AuditQuery(action=action), PageRequest(200))).items)
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    settings = PlatformSettings.load({}, data_dir=tmp_path, creates_per_minute=3)
+    async with opened(settings) as services, serving(build(services, ROUTERS)) as url:
+        yield Place(services, url)
+
+
+@pytest.mark.filterwarnings("ignore:ping is removed")
+@pytest.mark.parametrize("mode", ["2026-07-28", "auto", "legacy"])
+async def test_what_the_protocol_says(place: Place, mode: str) -> None:
+    maria = await place.person("maria")
+    async with client(place.url, maria.token, mode=mode) as mcp:
+        if mode != "2026-07-28":  # which has no greeting: there is nothing to be told before the first call
+            assert mcp.server_info is not None and mcp.server_info.name == "sandyard"
+            assert mcp.instructions is not None and "create_task" in mcp.instructions
+        assert mcp.protocol_version == ("2025-11-25" if mode == "legacy" else "2026-07-28")
+        listed = (await mcp.list_tools()).tools
+        assert [tool.name for tool in listed] == list(mcp_tools.TOOLS)
+        if mode == "legacy":
+            await mcp.send_ping()
+        with pytest.raises(MCPError, match="no tool"):
+            await mcp.call_tool("format_disk", {})
+
+
+async def test_older_clients_get_the_version_they_speak(place: Place) -> None:
+    maria = await place.person("maria")
+    async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}) as web:
+        for version in ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"):
+            asked = {**INITIALIZE, "params": {**INITIALIZE["params"], "protocolVersion": version}}
+            answer = await web.post(place.url, json=asked)
+            assert answer.status_code == 200 and "mcp-session-id" not in answer.headers
+            said = json.loads(answer.text.partition("data: ")[2])
+            assert said["result"]["protocolVersion"] == version
+            assert said["result"]["capabilities"] == {"tools": {"listChanged": False}}
+        unknown = {**INITIALIZE, "params": {**INITIALIZE["params"], "protocolVersion": "1999-01-01"}}
+        said = json.loads((await web.post(place.url, json=unknown)).text.partition("data: ")[2])
+        assert said["result"]["protocolVersion"] == "2025-11-25"
+        refusal = await web.post(place.url, json=INITIALIZE, headers={"MCP-Protocol-Version": "2999-01-01"})
+        assert refusal.status_code == 400
+
+
+def test_schemas() -> None:
+    """Each tool says what it is for, and its examples are what it takes."""
+    for tool in mcp_tools.TOOLS.values():
+        schema = tool.given.model_json_schema(by_alias=True)
+        assert len(tool.description) > 30, tool.name
+        assert schema["type"] == "object" and schema["examples"], tool.name
+        for one in schema["examples"]:
+            jsonschema.validate(one, schema)
+            tool.given.model_validate(one)
+        assert tool.answer.model_json_schema(by_alias=True, mode="serialization")["type"] == "object"
+
+
+async def test_nobody_comes_in_without_a_token(place: Place) -> None:
+    maria = await place.person("maria")
+    async with httpx.AsyncClient(headers=ACCEPT) as web:
+        for headers in (
+            {},
+            {"Authorization": "Bearer sy_wrong"},
+            {"Authorization": "Basic eDp5"},
+            {"Cookie": "sandyard_session=x"},
+        ):
+            answer = await web.post(place.url, json=INITIALIZE, headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+        login = await web.post(f"{place.url.removesuffix('/mcp')}/api/v1/login", json={"token": maria.token})
+        assert login.status_code == 200 and web.cookies
+        answer = await web.post(place.url, json=INITIALIZE, headers={"X-Sandyard-CSRF": "1"})
+        assert answer.status_code == 401  # a cookie is no token
+
+
+async def test_pages_of_other_sites_are_refused(place: Place) -> None:
+    maria = await place.person("maria")
+    host = place.url.removeprefix("http://").removesuffix("/mcp")
+    async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}) as web:
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+            answer = await web.post(place.url, json=INITIALIZE, headers={"Origin": origin})
+            assert answer.status_code == 403, origin
+        answer = await web.post(place.url, json=INITIALIZE, headers={"Host": "evil.example"})
+        assert (answer.status_code, answer.json()["code"]) == (421, "wrong_host")
+        answer = await web.post(place.url, json=INITIALIZE, headers={"Origin": f"http://{host}"})
+        assert answer.status_code == 200
+        for method in ("GET", "DELETE", "OPTIONS"):
+            assert (await web.request(method, place.url)).status_code == 405
+        answer = await web.post(place.url, content=b"x" * (1 << 21), headers={"Content-Type": "application/json"})
+        assert answer.status_code == 413
+        for body in (b"", b"[]", b"{", b'{"jsonrpc": "2.0"}', b"[" * 100_000):
+            answer = await web.post(place.url, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400, body[:20]
+
+
+async def test_bad_calls_say_what_is_wrong(place: Place) -> None:
+    maria = await place.person("maria")
+    async with client(place.url, maria.token) as mcp:
+        code, said = await refused(mcp, "run_command", sandboxId="sbx_x")
+        assert code == "invalid_argument" and "command: Field required" in said
+        code, said = await refused(mcp, "list_projects", limit=1000, colour="red")
+        assert "limit: " in said and "colour: " in said
+        code, said = await refused(mcp, "write_file", sandboxId="sbx_x", path="a\0b", content="")
+        assert code == "invalid_argument" and "NUL" in said
+        code, said = await refused(mcp, "get_session", sessionId="ses_nobodys")
+        assert (code, said) == ("not_found", "There is no session 'ses_nobodys'. (not_found)")
+        found = await place.audit("mcp.get_session")
+        assert [(one.user_name, one.target, one.outcome) for one in found] == [("maria", "ses_nobodys", "not_found")]
+        assert found[0].means.startswith("token:") and found[0].address == "127.0.0.1" and found[0].request_id
+
+
+async def test_what_nobody_expected_is_not_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("the password is swordfish")
+
+    maria = await place.person("maria")
+    monkeypatch.setattr(place.services.projects, "list", broken)
+    async with client(place.url, maria.token) as mcp:
+        code, said = await refused(mcp, "list_projects")
+    assert code == "internal" and "swordfish" not in said
+    assert [one.outcome for one in await place.audit("mcp.list_projects")] == ["internal"]
+
+
+async def test_projects_are_the_callers(place: Place) -> None:
+    maria, otto = await place.person("maria"), await place.person("otto")
+    project = await place.services.projects.create(maria.principal, "website")
+    async with client(place.url, maria.token) as mcp:
+        found = await done(mcp, "list_projects")
+        assert [one["id"] for one in found["items"]] == [project.id]
+    async with client(place.url, otto.token) as mcp:
+        assert (await done(mcp, "list_projects"))["items"] == []
+        for tool, arguments in (
+            ("create_session", {"projectId": project.id}),
+            ("list_sessions", {"projectId": project.id}),
+        ):
+            result = await mcp.call_tool(tool, arguments)
+            assert "website" not in str(result)
+            if tool == "create_session":
+                assert result.meta is not None and result.meta["code"] == "not_found"
+
+
+async def test_limits_are_the_apis(place: Place) -> None:
+    maria = await place.person("maria")
+    async with client(place.url, maria.token) as mcp:
+        codes = [(await refused(mcp, "create_sandbox"))[0] for _ in range(4)]
+    assert codes[3] == "rate_limited" and "rate_limited" not in codes[:3]
+    assert len(await place.audit("mcp.create_sandbox")) == 3
+    async with httpx.AsyncClient(headers=maria.headers) as web:  # the same bucket
+        answer = await web.post(f"{place.url.removesuffix('/mcp')}/api/v1/sandboxes", json={})
+    assert answer.status_code == 429
+
+
+async def test_a_revoked_token_ends_at_the_next_call(place: Place) -> None:
+    maria = await place.person("maria")
+    async with client(place.url, maria.token) as mcp:
+        await done(mcp, "list_projects")
+        tokens = await place.services.users.list_tokens(maria.principal, PageRequest())
+        for token in tokens.items:
+            await place.services.users.revoke_token(maria.principal, token.id)
+        with pytest.raises(MCPError):
+            await done(mcp, "list_projects")
+
+
+async def test_a_client_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """The same client, the same address, another platform: nothing has to be said again."""
+    settings = PlatformSettings.load({}, data_dir=tmp_path)
+    current: list[str] = []
+
+    class Follow(httpx2.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            request.url = httpx2.URL(current[-1])
+            return await super().handle_async_request(request)
+
+    async with opened(settings) as services, serving(build(services, ROUTERS)) as url:
+        place = Place(services, url)
+        maria = await place.person("maria")
+        current.append(url)
+        web = httpx2.AsyncClient(headers=maria.headers, transport=Follow(), timeout=30)
+        streams = streamable_http_client("http://127.0.0.1:1/mcp", http_client=web)
+        read, write = await streams.__aenter__()
+        session = await ClientSession(read, write).__aenter__()
+        await session.initialize()
+        assert not (await session.call_tool("list_projects", {})).is_error
+    async with opened(settings) as services, serving(build(services, ROUTERS)) as url:
+        current.append(url)
+        with anyio.fail_after(30):
+            assert not (await session.call_tool("list_projects", {})).is_error
+        await session.__aexit__(None, None, None)
+        await streams.__aexit__(None, None, None)
+        await web.aclose()

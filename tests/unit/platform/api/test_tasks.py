@@ -1,0 +1,195 @@
+"""Tasks and schedules on the wire: what comes back, and how refusals look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sandyard.platform.api import schedules as schedules_api
+from sandyard.platform.api import tasks as tasks_api
+from sandyard.platform.db.models import ModelCall, PullRequest, Session, Step
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.schedules import Schedules
+from sandyard.platform.domain.users.tokens import instant
+from tests.unit.platform.domain.tasks.desk import Desk, desk_in
+from tests.unit.platform.world import client, everything
+
+
+class Front:
+    """The API before a board whose attempts nobody works on."""
+
+    def __init__(self, desk: Desk, web: httpx.AsyncClient) -> None:
+        self.desk, self.web = desk, web
+
+    async def post(self, path: str, expected: int = 200, **body: Any) -> dict[str, Any]:
+        answer = await self.web.post(f"/api/v1{path}", json=body)
+        assert answer.status_code == expected, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def get(self, path: str, **query: Any) -> dict[str, Any]:
+        answer = await self.web.get(f"/api/v1{path}", params=query)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def card(self, title: str = "Fix the login", **body: Any) -> dict[str, Any]:
+        return await self.post("/tasks", 201, projectId=self.desk.project.id, title=title, **body)
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[Front]:
+    async with desk_in(tmp_path) as desk:
+        world = desk.world
+        schedules = Schedules(world.database, world.projects, desk.tasks, world.clock)
+        for name, service in (("tasks", desk.tasks), ("attempts", desk.attempts), ("schedules", schedules)):
+            setattr(world, name, service)
+        async with client(world.app(tasks_api.router, schedules_api.router), desk.owner) as web:
+            yield Front(desk, web)
+
+
+async def test_a_card_from_its_making_to_done(front: Front) -> None:
+    wanted = [{"agent": "demo", "model": "small"}, {"agent": "opencode", "model": None}]
+    card = await front.card(
+        description="Words.", attempts=wanted, baseBranch="main", priority=3, budget={"usd": 2.5}, model="large"
+    )
+    assert card["wanted"] == wanted
+    assert (card["status"], card["position"], card["attempts"], card["blockedBy"]) == ("backlog", 0, [], [])
+    assert card["budget"] == {"usd": 2.5, "tokens": None}
+    assert card["source"] == {"kind": "person"}
+    path = f"/tasks/{card['id']}"
+    moved = await front.post(f"{path}/move", status="in_progress")
+    assert [one["queuePosition"] for one in moved["attempts"]] == [1, 2]
+    assert moved["queuePosition"] == 1
+    queue = await front.get("/queue")
+    assert [(one["position"], one["taskId"], one["title"], one["number"]) for one in queue["items"]] == [
+        (1, card["id"], "Fix the login", 1),
+        (2, card["id"], "Fix the login", 2),
+    ]
+    changed = await front.web.patch(f"/api/v1{path}", json={"title": "Mend it", "agent": None, "description": None})
+    assert (changed.json()["title"], changed.json()["description"]) == ("Mend it", "Words.")
+    stopped = await front.post(f"{path}/stop")
+    assert stopped["status"] == "cancelled"
+    assert {one["status"] for one in stopped["attempts"]} == {"cancelled"}
+    assert (await front.post(f"{path}/retry"))["status"] == "in_progress"
+    await front.post(f"{path}/stop")
+    assert (await front.web.delete(f"/api/v1{path}")).status_code == 204
+    assert (await front.web.get(f"/api/v1{path}")).status_code == 404
+
+
+async def test_what_is_known_of_an_attempt(front: Front) -> None:
+    card = await front.card(start=True)
+    task = await front.desk.tasks.get(front.desk.me, card["id"])
+    (attempt,) = await front.desk.attempts_of(task)
+    now = instant(front.desk.world.clock)
+    mine = {"owner_id": front.desk.me.user_id, "project_id": task.project_id, "template": "base"}
+    of = {"project_id": task.project_id, "task_id": task.id, "session_id": attempt.session_id}
+    pull = {"forge": "github", "url": "https://x.test/1", "state": "open", "draft": False, "review": "none"}
+    when = {"created_at": now, "updated_at": now}
+    async with front.desk.world.database.transaction() as tx:
+        tx.add(Session(id=attempt.session_id, task_id=task.id, title="x", sandbox_id="sbx_1", **mine, **when))
+        await tx.session.flush()
+        for number, cost in ((1, 250_000), (2, None)):
+            tokens = {"input_tokens": 100, "output_tokens": 20, "cost_micros": cost}
+            tx.add(ModelCall(id=f"mcl_{number}", status=200, started_at=now, duration_ms=5, **tokens, **of))
+        tx.add(
+            PullRequest(
+                id="pul_1",
+                number=7,
+                title="fix: x",
+                head_branch="b",
+                base_branch="main",
+                checks="none",
+                **pull,
+                **of,
+                **when,
+            )
+        )
+        row = await tx.session.merge(attempt)
+        row.status, row.started_at, row.finished_at = AttemptStatus.IN_REVIEW, now, now + timedelta(seconds=90)
+        row.detail = {
+            "verified": {"ok": False, "command": "make test", "exitCode": 2, "seconds": 3.5, "at": "x"},
+            "diff": {"files": 2, "added": 10, "removed": 3},
+            "branch": "b",
+            "head": "1" * 40,
+        }
+        tx.add(Step(attempt_id=row.id, round=1, number=1, name="setup", status="completed", started_at=now))
+    await front.desk.becomes(task, AttemptStatus.IN_REVIEW, Column.IN_REVIEW)
+    found = await front.get(f"/tasks/{task.id}")
+    (view,) = found["attempts"]
+    assert (view["verified"], view["verification"]["exitCode"]) == (False, 2)
+    assert view["diff"] == {"files": 2, "added": 10, "removed": 3}
+    assert (view["spent"]["calls"], view["spent"]["costUsd"], view["spent"]["unpriced"]) == (2, 0.25, 1)
+    assert (view["seconds"], view["sandboxId"], view["pullRequest"]["number"]) == (90.0, "sbx_1", 7)
+    assert [step["name"] for step in view["steps"]] == ["setup"]
+    assert found["pullRequest"]["url"] == "https://x.test/1"
+    assert (await front.get(f"/tasks/{task.id}/attempts"))["items"] == [view]
+    (listed,) = (await front.get("/tasks", status="in_review"))["items"]
+    assert listed["attempts"][0]["steps"] is None
+    without = await front.post(f"/tasks/{task.id}/move", 400, status="in_progress")
+    assert without["code"] == "feedback_needed"
+    back = await front.post(f"/tasks/{task.id}/move", status="in_progress", feedback="Use a set.")
+    assert back["attempts"][0]["round"] == 2
+
+
+async def test_refusals(front: Front) -> None:
+    first = await front.card("first")
+    second = await front.card("second", needs=[first["id"]], start=True)
+    assert second["status"] == "backlog"
+    assert second["startWhenReady"]
+    assert second["blockedBy"] == second["needs"] == [first["id"]]
+    blocked = await front.post(f"/tasks/{second['id']}/move", 409, status="in_progress")
+    assert (blocked["code"], blocked["blockedBy"]) == ("task_blocked", [first["id"]])
+    circle = await front.web.patch(f"/api/v1/tasks/{first['id']}", json={"needs": [second["id"]]})
+    assert (circle.status_code, circle.json()["code"]) == (400, "needs_cycle")
+    await front.desk.configure(wipLimits={"in_progress": 1})
+    await front.post(f"/tasks/{first['id']}/move", status="in_progress")
+    full = await front.post(f"/tasks/{(await front.card('third'))['id']}/move", 409, status="in_progress")
+    assert (full["code"], full["limit"], full["count"]) == ("column_full", 1, 1)
+    assert (await front.post(f"/tasks/{first['id']}/move", 409, status="done"))["code"] == "move_refused"
+    for wrong in (
+        {"title": " "},
+        {"attempts": [{}] * 9},
+        {"baseBranch": "a..b"},
+        {"agent": "nobody"},
+        {"budget": {"usd": 0}},
+    ):
+        answer = await front.web.post("/api/v1/tasks", json={"projectId": front.desk.project.id, "title": "x", **wrong})
+        assert answer.status_code in (400, 422), wrong
+    assert (await front.web.get("/api/v1/tasks", params={"cursor": "nonsense"})).status_code == 400
+
+
+async def test_all_pages(front: Front) -> None:
+    for number in range(5):
+        await front.card(str(number), start=number % 2 == 0)
+    found = await everything(front.web, "/api/v1/tasks", limit=2, projectId=front.desk.project.id)
+    assert [(one["status"], one["title"], one["position"]) for one in found] == [
+        ("backlog", "1", 0),
+        ("backlog", "3", 1),
+        ("in_progress", "0", 0),
+        ("in_progress", "2", 1),
+        ("in_progress", "4", 2),
+    ]
+
+
+async def test_schedules(front: Front) -> None:
+    given = {"projectId": front.desk.project.id, "name": "nightly", "cron": "0 3 * * *", "task": {"title": "Tidy"}}
+    made = await front.post("/schedules", 201, **given, timezone="Europe/Berlin")
+    assert (made["nextAt"], made["lastError"], made["task"]["start"]) == ("2023-11-15T02:00:00.000Z", None, True)
+    wrong = await front.post("/schedules", 400, **{**given, "cron": "0 3 * * FOO"})
+    assert "no cron expression" in wrong["detail"]
+    task = await front.post(f"/schedules/{made['id']}/run", 201)
+    assert (task["status"], task["source"]["scheduleId"]) == ("in_progress", made["id"])
+    off = await front.web.patch(
+        f"/api/v1/schedules/{made['id']}", json={"enabled": False, "task": {"title": "Tidy up"}}
+    )
+    assert (off.json()["nextAt"], off.json()["task"]["title"]) == (None, "Tidy up")
+    assert off.json()["lastTaskId"] == task["id"]
+    assert [one["id"] for one in (await front.get("/schedules"))["items"]] == [made["id"]]
+    assert (await front.web.delete(f"/api/v1/schedules/{made['id']}")).status_code == 204
+    assert (await front.web.get(f"/api/v1/schedules/{made['id']}")).status_code == 404
