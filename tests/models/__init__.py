@@ -10,10 +10,12 @@ Only the standard library, so that it runs inside a sandbox as well.
 
 from __future__ import annotations
 
+from tests.models.asked import Call
 from tests.models.server import Conversation, ModelServer
 from tests.models.steps import Cut, Edit, Fail, Hang, Read, Say, Shell, Step, Usage, Use, Write
 
 __all__ = [
+    "Call",
     "Conversation",
     "Cut",
     "Edit",

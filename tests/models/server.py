@@ -18,7 +18,7 @@ from tests.models.steps import Act, Cut, Fail, Hang, Say, Step, Usage
 from tests.models.tools import NoSuchToolError, example, tool_call
 from tests.models.wire import Reply, read_call
 
-MODELS = ("gpt-5.5", "claude-sonnet-5-5", "gemini-3-pro-preview", "scripted")
+MODELS = ("gpt-5.5", "claude-sonnet-5-5", "gemini-3.1-pro-preview", "scripted")
 SIDE = Usage(input=10, output=3)
 """Of an answer to what is asked beside the conversation."""
 
@@ -66,6 +66,7 @@ class ModelServer:
         self.refused: list[str] = []
         """Steps that no offered tool could do, in words: a test looks here when nothing happened."""
         self.heard: Callable[[Call], None] = lambda call: None
+        """Called after each request, in the server's own thread."""
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -135,7 +135,7 @@ def test_generate_content(models: ModelServer) -> None:
     scripted(models, Shell("make test"), Say(TEXT, usage=Usage(70, 7)))
     declared = [{"functionDeclarations": [{"name": "run_shell_command", "parametersJsonSchema": COMMAND}]}]
     body = {"contents": [{"role": "user", "parts": [{"text": QUESTION}]}], "tools": declared}
-    path = f"{models.url}/v1beta/models/gemini-3-pro-preview"
+    path = f"{models.url}/v1beta/models/gemini-3.1-pro-preview"
     key = {"x-goog-api-key": "sk-real"}
     whole = httpx.post(f"{path}:generateContent", json=body, headers=key).json()
     assert whole["candidates"][0]["content"]["parts"] == [

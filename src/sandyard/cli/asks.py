@@ -78,6 +78,9 @@ def answer_one(
         for ask in asks:
             for line in described(ask):
                 click.echo(line.text)
+            which = f" --ask {ask['id']}" if len(asks) > 1 else ""
+            what = "session" if "sessionId" in whose else "task"
+            click.echo(f"  To answer: sandyard {what} answer {name} ANSWER{which}", err=True)
         return
     if len(asks) > 1:
         raise CommandError(f"{name} asks several things: name one with --ask, of {', '.join(a['id'] for a in asks)}.")

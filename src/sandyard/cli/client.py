@@ -119,7 +119,7 @@ class Client:
         try:
             yield
         except httpx.ConnectError as error:
-            hint = " `sandyard up` starts a server." if self.login.local else ""
+            hint = " `sandyard up` starts one, `sandyard login URL` takes another." if self.login.local else ""
             raise NoAnswerError(f"There is no server at {self.login.url}: {_reason(error)}.{hint}") from None
         except httpx.TransportError as error:
             raise NoAnswerError(f"The server at {self.login.url} does not answer: {_reason(error)}.") from None
@@ -128,7 +128,9 @@ class Client:
         if not answer.is_error and not answer.is_redirect:
             return
         if answer.status_code == 401 and self.login.token is None:
-            raise NotLoggedInError(f"Nobody is logged in at {self.login.url}: `sandyard login` does that.")
+            raise NotLoggedInError(
+                f"Nobody is logged in at {self.login.url}: `sandyard login {self.login.url}` does that."
+            )
         raise _problem(answer)
 
 

@@ -12,7 +12,7 @@ import click
 
 from sandyard.cli import config
 from sandyard.cli.connection import connect, segment
-from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.errors import ApiError, CommandError, NotLoggedInError
 from sandyard.cli.output import printable
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.secret import Secret
@@ -67,12 +67,23 @@ def _by_token(where: config.Login, token: str | None) -> config.Login:
     if token == "-":  # noqa: S105 - it says where the token is
         token = sys.stdin.readline()
     elif token is None:
-        token = click.prompt("Token", hide_input=True, err=True)
+        token = _asked(where)
     if not (token := token.strip()):
-        raise CommandError("The token is empty.")
+        raise CommandError(
+            "The token is empty. `sandyard up` said one when it started first; `sandyard api-key create` makes more."
+        )
     if not token.isascii() or not token.isprintable():
         raise CommandError("That is not a token: it has characters that no token has.")
     return config.Login(where.url, Secret(token))
+
+
+def _asked(where: config.Login) -> str:
+    """Typed by a person, once it is known that somebody is there to take it; else the first line of standard input."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline()
+    with connect(where) as client, contextlib.suppress(ApiError, NotLoggedInError):
+        client.get("/me")
+    return str(click.prompt("Token", hide_input=True, err=True))
 
 
 def _by_password(where: config.Login, name: str) -> config.Login:

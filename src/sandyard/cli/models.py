@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -94,7 +95,9 @@ def _prices(context: click.Context, parameter: click.Parameter, values: tuple[st
 
 @model.command()
 @click.argument("name")
-@click.option("--kind", type=click.Choice(KINDS), required=True, help="How it is spoken to.")
+@click.option(
+    "--kind", type=click.Choice(KINDS), help="How it is spoken to.  [default: NAME, where that is one of these]"
+)
 @click.option("--base-url", help="Where it is.  [default: the provider's own address]")
 @click.option("--project", shell_complete=project_ids, help="For this project only.  [default: for everybody]")
 @click.option("--model", "models", multiple=True, help="A model it has; the first is the default. Repeatable.")
@@ -113,7 +116,7 @@ def _prices(context: click.Context, parameter: click.Parameter, values: tuple[st
 def add(
     *,
     name: str,
-    kind: str,
+    kind: str | None,
     base_url: str | None,
     project: str | None,
     models: tuple[str, ...],
@@ -125,17 +128,23 @@ def add(
 ) -> None:
     """Add a provider, for everybody (as an administrator) or for a project.
 
+    \b
+    sandyard model add anthropic
+    sandyard model add local --kind openai_chat --base-url http://127.0.0.1:11434/v1 --model qwen3-coder --no-key
+
     The key is asked for, or read from standard input with --key-stdin; it never is an argument, which others on this machine could
     see. The exit code is 1 when the provider was added but does not work yet.
     """
     if no_key and key_stdin:
         raise click.UsageError("Either --key-stdin or --no-key, not both.")
+    if kind is None and name not in KINDS:
+        raise click.UsageError(f"Say how {name} is spoken to: --kind with one of {', '.join(KINDS)}.")
     key = None if no_key else _key(name, from_stdin=key_stdin)
     with connect() as client:
         project_id = project_of(client, project) if project else None
         body = given(
             name=name,
-            kind=kind,
+            kind=kind or name,
             baseUrl=base_url,
             projectId=project_id,
             models=list(models) or None,
@@ -176,11 +185,24 @@ def test(provider: str, project: str | None, output: str | None) -> None:
     sys.exit(0 if verdict["ok"] else FAILED)
 
 
+def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Without a zone it is UTC."""
+    if value is None:
+        return None
+    try:
+        when = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no time: it looks like 2026-01-31 or 2026-01-31T08:00:00Z.") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).isoformat()
+
+
 @click.command()
 @click.option("--project", shell_complete=project_ids, help="Only of this project.")
 @click.option("--task", shell_complete=task_ids, help="Only for this task.")
 @click.option("--session", shell_complete=session_ids, help="Only in this session.")
-@click.option("--since", metavar="TIME", help="Only from then on, as 2026-01-31T00:00:00Z.")
+@click.option(
+    "--since", metavar="TIME", callback=_time, help="Only from then on, as 2026-01-31 or 2026-01-31T08:00:00Z."
+)
 @output_option
 def usage(project: str | None, task: str | None, session: str | None, since: str | None, output: str | None) -> None:
     """What was spent on models, in all and by model."""

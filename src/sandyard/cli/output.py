@@ -180,5 +180,5 @@ def _cell(field: str, value: Json) -> Any:
         import json  # noqa: PLC0415 - help does not need it
 
         return Text(printable(json.dumps(value, ensure_ascii=False)))
-    text = printable(str(value))
+    text = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else printable(str(value))
     return Text(text, style=STATUS_STYLES.get(text, "") if field.endswith("status") else "")

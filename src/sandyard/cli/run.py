@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sandyard.cli import config
 from sandyard.cli.completion import agent_names
 from sandyard.cli.connection import segment
 from sandyard.cli.errors import FAILED
 from sandyard.cli.output import printable
 from sandyard.cli.tasks.adding import body_of, titled
-from sandyard.cli.tasks.ending import ended, pull_of
+from sandyard.cli.tasks.ending import ended, pull_of, where
 from sandyard.cli.tasks.finding import Agents
 from sandyard.cli.tasks.following import Following, leave, well
 from sandyard.cli.tasks.screen import Screen
@@ -59,12 +57,20 @@ def run(
     when there is none. The last line on standard output is the pull request's address, or the branch that was pushed where there
     are no pull requests.
     """
-    from sandyard.cli.tasks.trying import platform, project_for, repository_of, token_from  # noqa: PLC0415 - slow to load
+    from sandyard.cli.tasks.trying import (  # noqa: PLC0415 - slow to load
+        left_out,
+        platform,
+        project_for,
+        repository_of,
+        token_from,
+    )
 
     title, description = titled(sys.stdin.read() if text == "-" else text)
     token = token_from(variable)
+    repository = repository_of(repo, local=config.load().local)
     with Screen() as screen, platform(screen, keep=keep) as (client, background):
-        repository = repository_of(repo, local=client.login.local)
+        if note := left_out(repository):
+            screen.note(note)
         project = project_for(client, repository, token=token, verify=verify, screen=screen)
         body = body_of(title, description, agent=agent, model=model, base=base, budget_usd=budget_usd)
         task = client.post("/tasks", {**body, "projectId": project["id"], "start": True})
@@ -84,7 +90,7 @@ def run(
                 _put_to_sleep(client, task)
         for line in ended(task):
             screen.note(line)
-        for line in _where(task, repository):
+        for line in where(task, repository):
             screen.note(line)
         if pull := pull_of(task):
             screen.line(printable(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or "")))
@@ -100,21 +106,6 @@ def _warn_of_demo(client: Client, task: Any, screen: Screen) -> None:
             f"{agents.label(name)} is no real agent: it only does what it is told step by step. "
             "`sandyard agent list` shows others, for --agent."
         )
-
-
-def _where(task: Any, repository: str) -> Iterator[str]:
-    """How to look at a branch that was pushed to where there are no pull requests."""
-    pull = pull_of(task)
-    if not pull or pull.get("number") is not None or not pull.get("headBranch"):
-        return
-    head, base = str(pull["headBranch"]), str(pull.get("baseBranch") or "HEAD")
-    if Path(repository).is_dir():
-        words = ["git", "-C", repository, "diff", f"{base}...{head}"]
-        yield f"To look at it: {shlex.join(words)}"
-        yield f"To merge it: {shlex.join(['git', '-C', repository, 'merge', head])}"
-    else:
-        fetch = shlex.join(["git", "fetch", repository, head])
-        yield f"To look at it, in a clone: {fetch} && git diff {shlex.quote(base)}...FETCH_HEAD"
 
 
 def _put_to_sleep(client: Client, task: Any) -> None:

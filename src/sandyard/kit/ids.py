@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 
 from sandyard.kit.secret import Secret
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # in the order in which they sort
+_WIDTH = 10
+_ROOM, _STRIDE = 36**_WIDTH, 1 << 24
+_last, _lock = (0, 0), threading.Lock()
 _LIMIT = 256 - 256 % len(ALPHABET)  # bytes at or above this would make some letters likelier than others
 
 
@@ -22,12 +26,23 @@ def random_id(prefix: str = "", length: int = 20) -> str:
 
 
 def ordered_id(prefix: str) -> str:
-    """`prefix`, the time in milliseconds and ten random letters: of two ids, the one made later sorts behind."""
-    moment, letters = time.time_ns() // 1_000_000, ""
-    for _ in range(10):
-        moment, digit = divmod(moment, 36)
+    """`prefix`, the time in milliseconds and ten random letters: of two ids that a process has made, the later one sorts behind."""
+    global _last  # noqa: PLW0603 - what the next one has to be behind of
+    moment = time.time_ns() // 1_000_000
+    with _lock:
+        past, number = _last
+        again = moment <= past  # in the same millisecond, or the clock was set back
+        _last = (past, number + 1 + secrets.randbelow(_STRIDE)) if again else (moment, secrets.randbelow(_ROOM // 2))
+        moment, number = _last
+    return prefix + _written(moment) + _written(number)
+
+
+def _written(number: int) -> str:
+    letters = ""
+    for _ in range(_WIDTH):
+        number, digit = divmod(number, 36)
         letters = _DIGITS[digit] + letters
-    return prefix + letters + random_id(length=10)
+    return letters
 
 
 def random_secret(prefix: str = "", size: int = 32) -> Secret:

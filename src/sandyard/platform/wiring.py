@@ -135,11 +135,13 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
     stack.push_async_callback(turns.close)
     models.over_budget.append(turns.over_budget)
     sessions = Sessions(database, lifecycle, commands, projects=projects, git=git, settings=settings)
+    sessions.before_delete.append(turns.purge)
     trials = Trials(database, feed, agents, sessions, turns)
     stack.push_async_callback(trials.close)
     attempts = Attempts(database, projects, lifecycle, turns, settings)
     stack.push_async_callback(attempts.close)
     tasks = Tasks(database, projects, attempts, agents, clock)
+    attempts.advance = tasks.advance
     stack.push_async_callback(tasks.close)
     schedules = Schedules(database, projects, tasks, clock)
     stack.push_async_callback(schedules.close)

@@ -12,7 +12,7 @@ import pytest
 from sandyard.kit import logging as kit_logging
 from sandyard.kit.clock import ManualClock, SystemClock
 from sandyard.kit.errors import ConflictError
-from sandyard.kit.ids import ALPHABET, random_id, random_secret
+from sandyard.kit.ids import ALPHABET, ordered_id, random_id, random_secret
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 
@@ -156,3 +156,10 @@ async def test_cancel_ends_everything_and_what_comes_after() -> None:
     late = tasks.spawn(asyncio.sleep(1000))
     await asyncio.gather(first, late, return_exceptions=True)
     assert first.cancelled() and late.cancelled()
+
+
+def test_later_ids_sort_behind_earlier_ones() -> None:
+    """Also within a millisecond."""
+    made = [ordered_id("x_") for _ in range(5000)]
+    assert made == sorted(set(made))
+    assert {len(one) for one in made} == {22}

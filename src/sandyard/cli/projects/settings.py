@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
-from sandyard.cli.completion import project_ids
+from sandyard.cli.completion import agent_names, project_ids
 from sandyard.cli.connection import connect, project_of, segment
 from sandyard.cli.output import output_option, show_one
 from sandyard.cli.projects.repository import located
 from sandyard.cli.projects.showing import FIELDS
 
 F = TypeVar("F", bound=Callable[..., Any])
+BUDGET = click.FloatRange(min=0)
 IDENTITY = re.compile(r"^\s*([^<>]+?)\s*<([^<>\s]+)>\s*$")
 PLACES = {
     "forge": ("forge", "kind"),
@@ -29,10 +30,20 @@ PLACES = {
     "committer": ("git", "committer"),
     "co_author": ("git", "coAuthor"),
     "commit_messages": ("git", "commitMessages"),
+    "verify": ("verify", "command"),
+    "setup": ("setup", "command"),
+    "agent": ("agent", "default"),
+    "model": ("agent", "model"),
+    "permissions": ("agent", "permissions", "mode"),
+    "parallel": ("tasks", "parallel"),
+    "budget_usd": ("tasks", "budget", "usd"),
+    "monthly_budget_usd": ("tasks", "monthlyBudget", "usd"),
+    "issue_label": ("tasks", "issueLabel"),
     "idle_seconds": ("idleSeconds",),
     "template": ("template",),
 }
 """Where in the project's settings an option belongs."""
+BUDGETS = {"budget_usd", "monthly_budget_usd"}
 
 
 def _identity(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, str] | str | None:
@@ -54,6 +65,23 @@ def _list(name: str, text: str) -> Callable[[F], F]:
 @click.option("--base", help="The branch to start from and to merge into.")
 @click.option("--forge", type=click.Choice(["auto", "github", "plain"]), help="What the repository lies on.")
 @click.option("--api-url", help="Of a GitHub Enterprise Server.")
+@click.option("--verify", metavar="COMMAND", help="What must succeed before work is pushed, as `make test`.")
+@click.option(
+    "--setup",
+    metavar="COMMAND",
+    help="What prepares a checkout, once for each base commit.  [default: .sandyard/setup.sh, else as devcontainer.json says]",
+)
+@click.option("--agent", shell_complete=agent_names, help="Who does tasks that name nobody.")
+@click.option("--model", help="With which model, where a task names none.")
+@click.option(
+    "--permissions",
+    type=click.Choice(["ask", "allow_reads", "allow_all"]),
+    help="What agents may do in their sandbox without asking you.",
+)
+@click.option("--parallel", type=click.IntRange(1, 200), help="So many attempts may run at once.")
+@click.option("--budget-usd", type=BUDGET, help="A task stops when models have cost this much; 0: no limit.")
+@click.option("--monthly-budget-usd", type=BUDGET, help="The same for the whole project and month.")
+@click.option("--issue-label", help="Issues that get this label become tasks.")
 @click.option("--template", help="The root file system of its sandboxes.")
 @click.option("--idle-seconds", type=click.IntRange(5), help="Sandboxes unused this long are paused.")
 @click.option("--author", callback=_identity, help="Of commits: `Name <address>`.")
@@ -99,5 +127,5 @@ def changed(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, tuple):
             target[field] = [item for item in value if item]
         else:
-            target[field] = None if value == "" else value
+            target[field] = None if value == "" or (name in BUDGETS and not value) else value
     return settings

@@ -50,7 +50,7 @@ def stop(task: str, output: str | None) -> None:
 @follow_option
 @output_option
 def retry(task: str, following: bool, output: str | None) -> None:
-    """Once more what has failed or was stopped, from where it was."""
+    """Once more what has failed or was stopped, from where it was. A task that is done starts over."""
     with connect() as client:
         found = find_task(client, task)
         seen = known(client, found) if following else None
@@ -61,9 +61,17 @@ def retry(task: str, following: bool, output: str | None) -> None:
     told(done, output)
 
 
+def _column(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """`in_review`, also as people write it: in-review, "In review"."""
+    name = "_".join(value.lower().replace("-", " ").replace("_", " ").split())
+    if name not in COLUMNS:
+        raise click.BadParameter(f"there is no column {value!r}. There are: {', '.join(COLUMNS)}.")
+    return name
+
+
 @click.command()
 @task_argument
-@click.argument("column", type=click.Choice([*COLUMNS, *(name.replace("_", "-") for name in COLUMNS if "_" in name)]))
+@click.argument("column", metavar="COLUMN", callback=_column)
 @click.option("--feedback", help="What the agent is told; needed to send a task back from review.")
 @click.option("--position", type=click.IntRange(0), help="Before which card of the column; 0 is the first.")
 @follow_option
@@ -71,11 +79,14 @@ def retry(task: str, following: bool, output: str | None) -> None:
 def move(
     *, task: str, column: str, feedback: str | None, position: int | None, following: bool, output: str | None
 ) -> None:
-    """Move a task to COLUMN. To in_progress begins it; back from in_review needs --feedback."""
+    """Move a task to COLUMN: backlog, in_progress, in_review, done or cancelled.
+
+    To in_progress begins it; back from in_review needs --feedback.
+    """
     with connect() as client:
         found = find_task(client, task)
         seen = known(client, found) if following else None
-        body = given(status=column.replace("-", "_"), feedback=feedback, position=position)
+        body = given(status=column, feedback=feedback, position=position)
         done = client.post(f"/tasks/{segment(found['id'])}/move", body)
         if following:
             follow_to_the_end(client, done, as_json=output == "json", seen=seen)

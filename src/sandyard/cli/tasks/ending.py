@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandyard.cli.errors import FAILED
+from sandyard.cli.connection import segment
+from sandyard.cli.errors import FAILED, ApiError
 from sandyard.cli.output import print_json, printable
 from sandyard.cli.tasks.following import Following, Known, chosen, leave, well
 from sandyard.cli.tasks.screen import Screen
@@ -35,6 +38,8 @@ def follow_to_the_end(
         else:
             for line in ended(task, number):
                 screen.note(line)
+            for line in where(task, repository_of(client, task)):
+                screen.note(line)
             if url := address(task):
                 screen.line(url)
     if not well(task, number):
@@ -55,6 +60,21 @@ def ended(task: Any, number: int | None = None) -> Iterator[str]:
         yield f"To try again: sandyard task retry {name}"
     if task.get("error") and not any(one.get("error") for one in attempts):
         yield printable(str(task["error"]))
+
+
+def where(task: Any, repository: str) -> Iterator[str]:
+    """How to look at a branch that was pushed to where there are no pull requests."""
+    pull = pull_of(task)
+    if not pull or pull.get("number") is not None or not pull.get("headBranch") or not repository:
+        return
+    head, base = str(pull["headBranch"]), str(pull.get("baseBranch") or "HEAD")
+    if Path(repository).is_dir():
+        words = ["git", "-C", repository, "diff", f"{base}...{head}"]
+        yield f"To look at it: {shlex.join(words)}"
+        yield f"To merge it: {shlex.join(['git', '-C', repository, 'merge', head])}"
+    else:
+        fetch = shlex.join(["git", "fetch", repository, head])
+        yield f"To look at it, in a clone: {fetch} && git diff {shlex.quote(base)}...FETCH_HEAD"
 
 
 def _outcome(attempt: Any, *, several: bool) -> Iterator[str]:
@@ -81,6 +101,16 @@ def _sizes(attempt: Any) -> str:
         return ""
     files = "1 file" if diff["files"] == 1 else f"{diff['files']} files"
     return f": {files} changed, +{diff.get('added') or 0} -{diff.get('removed') or 0} lines"
+
+
+def repository_of(client: Client, task: Any) -> str:
+    """Of a task that ended at a pushed branch, where to find that; else nothing is asked, and nothing is known."""
+    pull = pull_of(task)
+    if not pull or pull.get("number") is not None:
+        return ""
+    with contextlib.suppress(ApiError):
+        return str(client.get(f"/projects/{segment(task['projectId'])}").get("repository") or "")
+    return ""
 
 
 def pull_of(task: Any) -> Any:

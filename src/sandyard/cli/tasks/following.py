@@ -78,7 +78,8 @@ class Watching:
         for step in self.steps.news(self.attempt.get("steps") or []):
             if step["status"] != "running":
                 colour = "red" if state_of(step) == "failed" else "green"
-                self._screen.note(f"{self._prefix}{described(step)}", fg=colour)
+                fatal = self.attempt["status"] == "failed" and step.get("error") == self.attempt.get("error")
+                self._screen.note(f"{self._prefix}{described(step, error=not fatal)}", fg=colour)  # the end says it
             elif not self._screen.terminal:
                 self._screen.note(f"{self._prefix}… {name_of(step)}")
 

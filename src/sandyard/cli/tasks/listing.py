@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sandyard.cli.asks import pending
 from sandyard.cli.completion import project_ids
 from sandyard.cli.connection import MANY, connect, project_of
 from sandyard.cli.options import limit_option
@@ -72,7 +73,8 @@ def list_tasks(
         names = _projects(client) if project_id is None and page["items"] else {}
         agents = Agents(client)
         tasks = sorted(page["items"], key=lambda task: ORDER.get(task["status"], 9))
-        rows = [_row(task, names, agents) for task in tasks]
+        asking = _asking(client, tasks)
+        rows = [_row(task, names, agents, asking) for task in tasks]
     width = console().width
     columns = LIST if width >= WIDE else NARROW
     rows = fitted(rows, columns, width)
@@ -93,12 +95,12 @@ def _pages(client: Client, limit: int, statuses: tuple[str, ...], **params: obje
     return {"items": items, "nextCursor": more}
 
 
-def _row(task: Any, projects: dict[str, str], agents: Agents) -> dict[str, Any]:
+def _row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) -> dict[str, Any]:
     attempts = task.get("attempts") or []
     pull = pull_of(task) or {}
     names = dict.fromkeys(agents.label(one.get("agent")) for one in attempts if one.get("agent"))
     number = pull.get("number")
-    column, state = str(task["status"]).replace("_", " "), state_of(task)
+    column, state = str(task["status"]).replace("_", " "), "asks you" if task["id"] in asking else state_of(task)
     return {
         **task,
         "column": column,
@@ -109,6 +111,13 @@ def _row(task: Any, projects: dict[str, str], agents: Agents) -> dict[str, Any]:
         "pull": f"#{number}" if number is not None else "pushed" if pull else None,
         "project": projects.get(task["projectId"]) if len(projects) > 1 else None,
     }
+
+
+def _asking(client: Client, tasks: list[Any]) -> set[str]:
+    """Those whose agent waits for a person."""
+    if not any(attempt["status"] == "running" for task in tasks for attempt in task.get("attempts") or []):
+        return set()
+    return {str(ask["taskId"]) for ask in pending(client, {}) if ask.get("taskId")}
 
 
 def fitted(rows: list[Any], columns: dict[str, str], width: int) -> list[Any]:
@@ -185,7 +194,7 @@ def compared(attempt: Any, agents: Agents) -> dict[str, Any]:
         "number": str(attempt["number"]),
         "agent": agents.label(attempt["agent"]),
         "model": attempt.get("model"),
-        "status": attempt["status"],
+        "status": str(attempt["status"]).replace("_", " "),
         "verified": None if verified is None else "yes" if verified else "no",
         "files": str(diff["files"]) if diff.get("files") is not None else None,
         "lines": f"+{diff.get('added') or 0} -{diff.get('removed') or 0}" if diff else None,

@@ -91,6 +91,8 @@ def add(
     \b
     sandyard schedule add "0 6 * * 1-5" "Update the dependencies" --project website
     """
+    if len(cron.split()) != 5:
+        raise CommandError(f"{printable(cron)!r} is no cron expression: it has five fields, as in 0 6 * * MON-FRI.")
     title, description = titled(read(text, file))
     with connect() as client:
         body = given(
@@ -128,6 +130,7 @@ def remove(schedule: str, yes: bool) -> None:
         if not yes:
             click.confirm(f"Delete the schedule {printable(found['name'])}?", abort=True, err=True)
         client.delete(f"/schedules/{segment(found['id'])}")
+    click.echo(f"{printable(found['name'])} is removed.", err=True)
 
 
 @schedule.command()

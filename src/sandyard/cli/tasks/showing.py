@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +11,11 @@ import click
 
 from sandyard.cli.asks import described as asked
 from sandyard.cli.asks import pending
-from sandyard.cli.connection import connect
+from sandyard.cli.connection import connect, segment
 from sandyard.cli.errors import ApiError
 from sandyard.cli.output import ago, as_json, in_colour, output_option, print_json, printable, show_one, visible
 from sandyard.cli.pull_requests import summary
-from sandyard.cli.tasks.ending import pull_of
+from sandyard.cli.tasks.ending import pull_of, repository_of, where
 from sandyard.cli.tasks.finding import Agents, find_task, task_argument
 from sandyard.cli.tasks.listing import cost, state_of, tokens_of
 from sandyard.cli.tasks.screen import duration
@@ -26,7 +27,7 @@ FIELDS = {
     "title": "title",
     "column": "column",
     "state": "status",
-    "project": "projectId",
+    "project": "project",
     "agent": "agent",
     "model": "model",
     "base": "baseBranch",
@@ -55,15 +56,25 @@ def show(task: str, output: str | None) -> None:
             return
         agents = Agents(client)
         asks = _asks(client, found["id"])
-        show_one(_card(found, agents), FIELDS, output)
+        card = {**_card(found, agents), "project": _project(client, found["projectId"])}
+        show_one(card, FIELDS, output)
         for line in _rest(found, agents):
             click.echo(line)
+        for line in where(found, repository_of(client, found)):
+            click.echo(f"  {line}")
     for ask in asks:
         click.echo()
         for one in asked(ask):
             click.echo(click.style(one.text, **one.style) if in_colour() else one.text)
         which = f" --ask {ask['id']}" if len(asks) > 1 else ""
         click.echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
+
+
+def _project(client: Any, project_id: str) -> str:
+    """`website (prj_…)`"""
+    with contextlib.suppress(ApiError):
+        return f"{client.get(f'/projects/{segment(project_id)}')['name']} ({project_id})"
+    return project_id
 
 
 def _asks(client: Any, task_id: str) -> list[Any]:
@@ -109,11 +120,14 @@ def _rest(task: Any, agents: Agents) -> Iterator[str]:
     if pull := pull_of(task):
         yield ""
         yield _pull(pull)
-        yield f"  {printable(str(pull.get('url') or ''))}"
+        if pull.get("number") is not None:
+            yield f"  {printable(str(pull.get('url') or ''))}"
 
 
 def _pull(pull: Any) -> str:
-    return f"{'Pull request' if pull.get('number') is not None else 'Pushed:'} {summary(pull)}"
+    if pull.get("number") is not None:
+        return f"Pull request {summary(pull)}"
+    return printable(f"Pushed: {pull['title']}: {pull['headBranch']} into {pull['baseBranch']}")
 
 
 def _attempt(attempt: Any, agents: Agents) -> Iterator[str]:

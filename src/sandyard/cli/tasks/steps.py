@@ -9,7 +9,7 @@ from typing import Any
 from sandyard.cli.output import printable
 from sandyard.cli.tasks.screen import duration
 
-MARKS = {"running": "…", "completed": "✓", "failed": "✗"}
+MARKS = {"running": "…", "completed": "✓", "failed": "✗", "nothing": "-"}
 DOING = {
     "setup": "preparing the repository and the agent",
     "provision": "starting a sandbox",
@@ -27,21 +27,27 @@ def name_of(step: Any) -> str:
 
 
 def state_of(step: Any) -> str:
-    """Its status; of a check that was carried out and did not succeed, `failed`."""
-    failed = step["status"] == "completed" and (step.get("detail") or {}).get("ok") is False
-    return "failed" if failed else str(step["status"])
+    """Its status; of a check that was carried out and did not succeed, `failed`; where there is no check, `nothing`."""
+    detail = step.get("detail") or {}
+    if step["status"] != "completed":
+        return str(step["status"])
+    if step["name"] == "verify" and not detail:
+        return "nothing"
+    return "failed" if detail.get("ok") is False else "completed"
 
 
-def described(step: Any, now: datetime | None = None) -> str:
-    """`✓ verify  12 s  (tried 2 times)`, with what went wrong behind it."""
+def described(step: Any, now: datetime | None = None, *, error: bool = True) -> str:
+    """`✓ verify  12 s  (tried 2 times)`, with what went wrong behind it, unless it is said elsewhere."""
     words = f"{MARKS.get(state_of(step), '·')} {name_of(step)}"
+    if state_of(step) == "nothing":
+        return f"{words}  the project has no check"
     if (seconds := seconds_of(step, now)) is not None and seconds >= 0.05:
         words += f"  {duration(seconds)}"
     if int(step.get("tries") or 1) > 1:
         words += f"  (begun {step['tries']} times)"
     if state_of(step) == "failed" and (step.get("detail") or {}).get("exitCode") is not None:
         words += f"  exit code {step['detail']['exitCode']}"
-    if step.get("error"):
+    if error and step.get("error"):
         words += f"  {printable(str(step['error']))[:500]}"
     return words
 

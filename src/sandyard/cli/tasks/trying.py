@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,6 @@ from sandyard.cli.errors import ApiError, CommandError, NoAnswerError, NotLogged
 from sandyard.cli.options import given
 from sandyard.cli.output import printable
 from sandyard.cli.projects.checking import look
-from sandyard.cli.projects.repository import located
 from sandyard.cli.tasks.screen import Screen
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sandyard.cli.up.background import Background
 
 DEFAULT_PORT = 8700
+GIT_SECONDS = 20
 
 
 @contextlib.contextmanager
@@ -108,12 +110,49 @@ def repository_of(text: str, *, local: bool) -> str:
             raise CommandError(
                 f"{text} is on this machine, and the platform is not: give the address of a repository it can reach."
             )
-        if not path.is_dir() or not any((path / name).exists() for name in (".git", "HEAD")):
-            raise CommandError(f"{path.resolve()} is not a git repository. `git init` makes one.")
-        return located(text)
+        path = path.resolve()
+        folder = next((one for one in (path, *path.parents) if (one / ".git").exists()), None)
+        if (path / "HEAD").exists() and (path / "objects").is_dir():
+            folder = path  # a bare one
+        if folder is None:
+            raise CommandError(f"{path} is not a git repository. `git init` makes one.")
+        if folder != path:
+            raise CommandError(f"{path} lies in the repository {folder}: say --repo {shlex.quote(str(folder))}.")
+        if _git(folder, "for-each-ref", "--count=1", "refs/heads") == "":
+            raise CommandError(
+                f"{folder} has no commit yet, and an agent needs one to begin with: git -C {shlex.quote(str(folder))} commit "
+                "--allow-empty -m 'chore: begin'"
+            )
+        return str(folder)
     if ":" in text and not text.startswith(("/", ".", "~")):
         return text  # user@host:path
     raise CommandError(f"There is no directory {text}, and it is no address of a repository.")
+
+
+def left_out(repository: str) -> str | None:
+    """What to say of changes in a directory of this machine that an agent will not see."""
+    if "://" in repository or not (Path(repository) / ".git").exists():
+        return None
+    if not (lines := (_git(Path(repository), "status", "--porcelain") or "").splitlines()):
+        return None
+    what = "1 file is" if len(lines) == 1 else f"{len(lines)} files are"
+    return f"{what} not committed in {printable(repository)}: the agent begins with what is committed, without them."
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says; None when it does not know either."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            check=True,
+            timeout=GIT_SECONDS,
+            text=True,
+            errors="replace",
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def project_for(client: Client, repository: str, *, token: str | None, verify: str | None, screen: Screen) -> Any:

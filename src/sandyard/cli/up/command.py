@@ -19,6 +19,8 @@ from sandyard.cli.up.state import State, default_data_dir
 from sandyard.cli.up.supervisor import supervise
 
 LOOPBACK = "127.0.0.1"
+AGENT_MEMORY_MB = "2048"
+"""What a sandbox may use at most: an agent that is a Node program with a model's context in memory needs more than the engine's default."""
 TOKEN_LINE = "admin token:"  # noqa: S105 - how the platform begins the line that says it
 
 
@@ -113,7 +115,8 @@ def children(plan: Plan, state: State) -> list[Child]:
         command = [*python, "engine", "--host", LOOPBACK, "--port", str(plan.engine_port)]
         command += ["--data-dir", str(state.engine), *plan.engine_options]
         given = os.environ.get("SANDYARD_API_KEYS")
-        engine = common | {"SANDYARD_API_KEYS": f"{given},{key}" if given else key}
+        engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
+        engine |= {"SANDYARD_API_KEYS": f"{given},{key}" if given else key}
         started.append(Child("engine", command, engine, f"{url}/health", 204, state.lock, _say))
     # without sandboxes it is never ready, and still says so to whoever asks
     sound = "/ready" if platform.get("E2B_API_KEY") else "/health"

@@ -17,6 +17,7 @@ TAGS = {
     "tasks": "Cards on a project's board, the attempts at them, and the queue.",
     "schedules": "Tasks that are made again and again.",
     "sessions": "One agent working, with its sandbox.",
+    "turns": "What an agent is told, what it does, and what it asks.",
     "preparations": "Checkouts in which a project's setup has run, kept for sessions to start from.",
     "agents": "Which there are, those of people's own, and whether one works.",
     "models": "Where agents find their models, and what was spent there.",

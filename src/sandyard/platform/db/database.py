@@ -207,6 +207,8 @@ def _in_our_words(error: DBAPIError) -> Exception:
     state = str(getattr(error.orig, "sqlstate", None) or "")
     if state == "53100":
         return NoSpaceError(_FULL)
+    if state in ("40001", "40P01"):  # it was in the way of others, or they of each other
+        return BusyError("The database is busy; try again.")
     if state.startswith(("28", "3D")):  # who we are, or which database we ask for
         said = str(error.orig).rpartition(": ")[2]
         return DatabaseUnavailableError(f"The database refuses us: {said}. Look at SANDYARD_DATABASE_URL.")

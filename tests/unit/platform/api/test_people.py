@@ -143,7 +143,9 @@ async def test_projects(room: Room) -> None:
     project = made.json()
     path = f"/api/v1/projects/{project['id']}"
     assert project["name"] == "website" and project["baseBranch"] is None
-    assert project["settings"].items() >= settings.items() and set(project["settings"]) == {*settings, "git", "forge"}
+    more = {"git", "forge", "agent", "setup", "verify", "tasks"}
+    assert set(project["settings"]) == {*settings, *more}
+    assert {name: project["settings"][name] for name in settings} == settings
     assert (await room.maria.get(path)).json() == project
     assert (await room.otto.get(path)).status_code == 404
     otto = await me(room.otto)

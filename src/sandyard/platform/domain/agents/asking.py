@@ -115,7 +115,7 @@ def close(
     ask.answered_at = utc_now()
     if ask.detail.get("by") != PLATFORM and run is not None and run.status in LIVE_RUNS:
         say(tx, run, wire.answer(ask.request, result))
-    tx.emit(f"ask.{status}", **about(session), **_about(ask), answer=answer, decidedBy=by)
+    tx.emit(f"ask.{status}", **about(session), **_about(ask), answer=bounded(answer, 4000), decidedBy=by)
     tx.add(
         Audit(
             at=ask.answered_at,
@@ -159,6 +159,14 @@ def _result(
 async def pending_of(tx: Transaction, turn: Turn) -> list[Ask]:
     query = select(Ask).where(Ask.turn_id == turn.id, Ask.status == AskStatus.PENDING).order_by(Ask.id)
     return list(await tx.session.scalars(query))
+
+
+async def withdraw_stuck(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
+    """It does something again, so nobody has to say whether it shall."""
+    for ask in await pending_of(tx, turn):
+        if ask.detail.get("by") == PLATFORM:
+            close(tx, session, run, ask, AskStatus.CANCELLED, by="cancel")
+    await go_on(tx, session, turn)
 
 
 async def cancel_all(tx: Transaction, session: Session, run: AgentRun | None, turn: Turn) -> None:

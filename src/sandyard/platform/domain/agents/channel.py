@@ -17,8 +17,10 @@ from sqlalchemy import select
 
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.db.models import AgentInput
+from sandyard.platform.db.models import AgentInput, AgentRun
+from sandyard.platform.domain.agents.measure import batches
 from sandyard.platform.domain.agents.ports import Desk
+from sandyard.platform.domain.agents.rows import DELIVERED
 from sandyard.platform.domain.agents.wire import Lines
 from sandyard.platform.domain.sandboxes.e2b import (
     Ended,
@@ -69,12 +71,12 @@ def command(run_id: str, argv: Sequence[str], first: str) -> str:
 class Inputs:
     """Delivers what was decided to be said, in its order. `nudge` when there is more."""
 
-    def __init__(self, desk: Desk, run_id: str, sandbox_id: str) -> None:
+    def __init__(self, desk: Desk, run: AgentRun) -> None:
         self._desk = desk
-        self._run_id = run_id
-        self._sandbox_id = sandbox_id
+        self._run_id = run.id
+        self._sandbox_id = run.sandbox_id
         self._more = asyncio.Event()
-        self.delivered: int | None = None  # None: nobody knows
+        self.delivered: int | None = run.options.get(DELIVERED)  # None: nobody knows
 
     def nudge(self) -> None:
         self._more.set()
@@ -107,6 +109,10 @@ class Inputs:
             return
         sandbox = await self._desk.lifecycle.rows.get(self._sandbox_id)
         await self._desk.lifecycle.call(sandbox, lambda engine_id: self._write(engine_id, rows))
+        async with self._desk.database.transaction() as tx:  # so that nobody has to wake the sandbox to see it
+            run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
+            if run is not None:
+                run.options = {**run.options, DELIVERED: self.delivered}
 
     async def _write(self, engine_id: str, rows: Sequence[AgentInput]) -> None:
         engine, path = self._desk.lifecycle.engine, input_path(self._run_id)
@@ -142,6 +148,7 @@ class Outputs:
         self._held = 0
         self._errors = 0  # bytes of standard error known here
         self._flushing = asyncio.Lock()
+        self._hurry = False  # what waits to be taken is left for later
         self._news, self._urgent = asyncio.Event(), asyncio.Event()
         self._last = 0.0
         self.heard = 0.0
@@ -163,27 +170,36 @@ class Outputs:
     ) -> Ended | None:
         """Its end, when that was seen."""
         loop = asyncio.get_running_loop()
-        flusher = loop.create_task(self._flusher())
+        flusher, reader = loop.create_task(self._flusher()), loop.create_task(self._hear(events, started))
         try:
-            async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
-                async for event in stream:
-                    if flusher.done():
-                        flusher.result()  # raises what made it end
-                    if isinstance(event, Output):
-                        self.heard = loop.time()
-                        self._add(event)
-                        if self._held > HELD:
-                            await self.flush()
-                    elif isinstance(event, Started):
-                        started(event)
-                    else:
-                        await self.flush()
-                        return event
+            await asyncio.wait((flusher, reader), return_when=asyncio.FIRST_COMPLETED)
+            if flusher.done():
+                flusher.result()  # raises what made it end, also when the agent says nothing more
+            ended = reader.result()
         finally:
+            reader.cancel()
+            self._hurry = True
             async with self._flushing:  # not in the middle of a batch
                 flusher.cancel()
-            await asyncio.wait((flusher,))
+            self._hurry = False
+            await asyncio.wait((flusher, reader))
         await self.flush()
+        return ended
+
+    async def _hear(
+        self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
+    ) -> Ended | None:
+        async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
+            async for event in stream:
+                if isinstance(event, Output):
+                    self.heard = asyncio.get_running_loop().time()
+                    self._add(event)
+                    if self._held > HELD:
+                        await self.flush()
+                elif isinstance(event, Started):
+                    started(event)
+                else:
+                    return event
         return None
 
     def _add(self, event: Output) -> None:
@@ -198,7 +214,7 @@ class Outputs:
             if not fresh:
                 return
             self._keep(STDOUT, seen, fresh)
-            lines = self._lines.feed(fresh)
+            lines = [one for one in self._lines.feed(fresh) if one[1].lstrip()[:1] == b"{"]  # others are no messages
             self._ready += lines
             if any(b'"id"' in line for _, line in lines):
                 self._urgent.set()
@@ -223,25 +239,43 @@ class Outputs:
     async def flush(self) -> None:
         """Keep what came, and take what it says. Tries on while the database is away."""
         async with self._flushing:
-            self._news.clear()
-            self._urgent.clear()
-            self._last = asyncio.get_running_loop().time()
-            # first of all: what comes while this is written is not kept yet, and must not count as taken
-            lines, consumed = list(self._ready), self._lines.consumed
-            for stream, pieces in self._raw.items():
-                if pieces:
-                    count, data = len(pieces), b"".join(piece for _, piece in pieces)
-                    await self._desk.files.write(self._run_id, stream, pieces[0][0], data)
-                    del pieces[:count]
-            while lines:
-                try:
-                    await self._take(lines, consumed)
-                except SandyardError as error:
-                    if error.status != AWAY:
-                        raise
-                    log.warning("agent_output_waits", run=self._run_id, reason=error.message)
-                    await asyncio.sleep(RETRY_S)
-                else:
-                    break
-            del self._ready[: len(lines)]
-            self._held = 0
+            try:
+                await self._flush()
+            except BaseException:
+                self._news.set()  # what could not be taken is tried again by whoever reads next
+                raise
+
+    async def _flush(self) -> None:
+        self._news.clear()
+        self._urgent.clear()
+        self._last = asyncio.get_running_loop().time()
+        # first of all: what comes while this is written is not kept yet, and must not count as taken
+        lines, consumed = list(self._ready), self._lines.consumed
+        for stream, pieces in self._raw.items():
+            if pieces:
+                count, data = len(pieces), b"".join(piece for _, piece in pieces)
+                await self._desk.files.write(self._run_id, stream, pieces[0][0], data)
+                del pieces[:count]
+        now = asyncio.get_running_loop().time
+        for batch, end in batches(lines, consumed):
+            if self._hurry:
+                self._news.set()
+                return
+            begun = now()
+            await self._taken(batch, end)
+            del self._ready[: len(batch)]
+            if self._ready:
+                await asyncio.sleep(
+                    min(1.0, now() - begun)
+                )  # who says much takes half of the time, and leaves half to others
+        self._held = 0
+
+    async def _taken(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> None:
+        while True:
+            try:
+                return await self._take(lines, consumed)
+            except SandyardError as error:
+                if error.status != AWAY:
+                    raise
+                log.warning("agent_output_waits", run=self._run_id, reason=error.message)
+                await asyncio.sleep(RETRY_S)

@@ -32,6 +32,11 @@ CANCEL_S = 15.0
 """How long an agent may take to stop when it is asked to."""
 GREET_S = 300.0
 """How long it may take to be ready after its start."""
+ASLEEP_S = 10.0
+"""How often one is looked at whose sandbox sleeps: whatever wakes it says so."""
+CRASHES, CRASHES_S = 3, 60.0
+"""So often, in so many seconds, the platform may fail to follow a process before it is ended."""
+_INTERNAL = "The platform failed to work on this. Its log says why."
 
 
 @dataclass(slots=True)
@@ -59,6 +64,8 @@ class Conductor:
         self._watch: Watch | None = None
         self._heard = 0.0
         self._idle_since: float | None = None
+        self._tick = TICK_S
+        self._crashes: list[float] = []
 
     def nudge(self) -> None:
         """Something has changed."""
@@ -86,13 +93,13 @@ class Conductor:
                     log.error("session_crashed", session=self.session_id, exc=error)  # noqa: TRY400
                     busy = True
                     with contextlib.suppress(SandyardError):
-                        await self._fail_turn("The platform failed to work on this. Its log says why.", "internal")
+                        await self._fail_turn(_INTERNAL, "internal")
                     await asyncio.sleep(TICK_S)
                 if not busy and not self._nudged.is_set():
                     self.over = True
                     return
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._nudged.wait(), TICK_S)
+                    await asyncio.wait_for(self._nudged.wait(), self._tick)
         finally:
             self.over = True
             self._release()
@@ -113,11 +120,17 @@ class Conductor:
     async def _round(self) -> bool:
         """False: nothing is left to do."""
         view = await self._view()
+        crashed = _crashed(self._task)
         if self._task is not None and self._task.done():
             self._task = self._life = None
         if view is None:
             self._release()
             return False
+        asleep = view.sandbox is not None and view.sandbox.status == Status.PAUSED
+        self._tick = ASLEEP_S if asleep else TICK_S
+        if crashed and view.run is not None:
+            await self._after_crash(view)
+            return self._again()
         if self.ending is not None:
             await self._end(view)
             done, self.ending = self.ending, None
@@ -130,6 +143,16 @@ class Conductor:
             return await self._rest(view)
         self._idle_since = None
         return await self._work(view, view.turn)
+
+    async def _after_crash(self, view: _View) -> None:
+        """Its process may be followed again, but not for ever."""
+        now = asyncio.get_running_loop().time()
+        self._crashes = [*(at for at in self._crashes if now - at < CRASHES_S), now]
+        await asyncio.sleep(TICK_S)
+        if len(self._crashes) >= CRASHES:
+            self._crashes = []
+            await self._fail_turn(_INTERNAL, "internal")
+            await self._end(view)
 
     def _again(self) -> bool:
         self._nudged.set()
@@ -328,3 +351,7 @@ class Conductor:
     def _release(self) -> None:
         self._held.close()
         self._holding, self._watch = None, None
+
+
+def _crashed(task: asyncio.Task[None] | None) -> bool:
+    return task is not None and task.done() and not task.cancelled() and task.exception() is not None

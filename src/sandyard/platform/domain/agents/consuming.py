@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +15,16 @@ from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
 from sandyard.platform.domain.agents import asking, ending, steps, wire
 from sandyard.platform.domain.agents.errors import AgentFailedError
+from sandyard.platform.domain.agents.measure import Measure
 from sandyard.platform.domain.agents.model import AskStatus, RunStatus
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import Scene, about, about_turn, answered, last_message, pending, say, turn_of
 from sandyard.platform.domain.agents.transcript import Entry, Transcript, bounded, deltas, shown
 from sandyard.platform.domain.sandboxes.model import utc_now
 
+TOO_LOUD = "agent_too_loud"
+APART = 64 << 10
+"""A longer line is read in a thread."""
 DELTAS = 16
 """Events for the growth of one message in one batch; of more it is only said that it has grown."""
 
@@ -46,10 +51,11 @@ class Consumer:
         self._run_id = run_id
         self._transcript: Transcript | None = None
         self._turn_id: str | None = None
+        self._measure = Measure()
 
     async def take(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> int:
         """How many bytes there are by now to be said to it. RunBrokenError: what it said was taken, and it has to be ended."""
-        incoming = [(end, told) for end, line in lines if (told := wire.parse(line)) is not None]
+        incoming = await self._parsed(lines)
         usage = await self._usage() if any(isinstance(one, wire.Answer | wire.Refusal) for _, one in incoming) else {}
         broken: RunBrokenError | None = None
         try:
@@ -62,6 +68,8 @@ class Consumer:
                         continue  # another one, who was cut off, has taken it
                     try:
                         await batch.handle(one)
+                        if (fault := self._measure.fault(batch.transcript)) is not None:
+                            raise RunBrokenError(fault, TOO_LOUD)  # noqa: TRY301
                     except RunBrokenError as error:
                         broken = error
                         break
@@ -76,6 +84,15 @@ class Consumer:
         if broken is not None:
             raise broken
         return batch.run.sent
+
+    async def _parsed(self, lines: Sequence[tuple[int, bytes]]) -> list[tuple[int, wire.Incoming]]:
+        found = []
+        for end, line in lines:
+            told = wire.parse(line) if len(line) <= APART else await asyncio.to_thread(wire.parse, line)
+            if told is not None:
+                found.append((end, told))
+                self._measure.count(told, len(line))
+        return found
 
     async def over(
         self,
@@ -162,25 +179,27 @@ class _Batch:
             await self._request(told)
         else:
             await self._answer(told)
-        self._alive()
+        await self._alive()
 
     def _scene(self, turn: Turn) -> Scene:
         return Scene(self.tx, self.session, self.run, turn)
 
-    def _alive(self) -> None:
+    async def _alive(self) -> None:
         if self.turn is None:
             return
         self.turn.active_at = utc_now()
         if self.turn.stuck_at is not None and self.turn.error_code != steps.WAKING:
             self.turn.stuck_at = None
             self.tx.emit("turn.unstuck", **about(self.session), **about_turn(self.turn))
+            await asking.withdraw_stuck(self.tx, self.session, self.run, self.turn)
 
     def _update(self, params: dict[str, Any]) -> None:
         update = params.get("update")
         if not isinstance(update, dict):
             return
         replay = "session/load" in pending(self.run)  # what is here already
-        if replay and update.get("sessionUpdate") not in _FACTS:
+        kind = update.get("sessionUpdate")
+        if replay and not (isinstance(kind, str) and kind in _FACTS):
             return
         facts = self.transcript.apply(update)
         if facts is None:

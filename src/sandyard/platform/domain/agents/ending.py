@@ -17,6 +17,10 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 
 OVER_BUDGET, REPLACED = "over_budget", "replaced"
 """Error codes that say why an end was asked for: of a turn, and of a run that makes room for another one."""
+_GAVE_UP = (
+    "The agent has ended its turn by itself, as it may when a permission is refused. Tell it how to go on, or allow more in the "
+    "project's settings (agent.permissions)."
+)
 _REFUSED = "The agent refused to go on."
 _CUT_SHORT = {
     "max_tokens": "The agent stopped, because its model may answer no longer than this.",
@@ -56,8 +60,8 @@ async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any]) -> Non
     status, error, code = TurnStatus.COMPLETED, None, None
     if turn.cancel_at is not None:
         status, error, code = _stopped(turn)
-    elif stop_reason == "cancelled":
-        status = TurnStatus.CANCELLED
+    elif stop_reason == "cancelled":  # of its own accord: some agents do so when they are refused something
+        status, error, code = TurnStatus.FAILED, _GAVE_UP, "agent_gave_up"
     elif stop_reason == "refusal":
         status, error, code = TurnStatus.FAILED, _REFUSED, "agent_refused"
     elif stop_reason in _CUT_SHORT:
@@ -110,7 +114,7 @@ async def run_over(
         await finish(tx, session, run, turn, stopped, error=sentence, code=why, usage=usage)
     elif turn.error_code == WAKING or wanted is not None:
         await asking.cancel_all(tx, session, run, turn)
-        turn.run_id = turn.request = None
+        turn.run_id = turn.request = turn.stuck_at = None  # the next process has its own time
         turn.status = TurnStatus.RUNNING
     else:
         said = error or f"The agent's process ended in the middle of its work, with exit code {exit_code}."

@@ -43,7 +43,8 @@ def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
             return Verdict(None, "It is too long to be looked through.")
     if settings.mode == "allow_all":
         return Verdict("allow", "The project's policy allows everything in the sandbox.")
-    if settings.mode == "allow_reads" and tool_call.get("kind") in READS:
+    kind = tool_call.get("kind")
+    if settings.mode == "allow_reads" and isinstance(kind, str) and kind in READS:
         return Verdict("allow", "The project's policy allows reading.")
     return Verdict(None, "The project's policy asks a person.")
 
@@ -51,10 +52,11 @@ def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
 def searched(tool_call: dict[str, Any]) -> list[str]:
     """Title, paths and all texts of the input, each for itself; an argv as one line, and the input as JSON besides."""
     found = [str(tool_call.get("title") or "")]
-    for one in tool_call.get("locations") or ():
+    locations, content = tool_call.get("locations"), tool_call.get("content")
+    for one in locations if isinstance(locations, list) else ():
         if isinstance(one, dict):
             found.append(str(one.get("path") or ""))
-    for one in tool_call.get("content") or ():
+    for one in content if isinstance(content, list) else ():
         if isinstance(one, dict) and one.get("type") == "diff":
             found.append(str(one.get("path") or ""))
     given = tool_call.get("rawInput", tool_call.get("input"))

@@ -16,10 +16,11 @@ from sandyard.platform.domain.agents.model import OPEN_TURNS, RunStatus, TurnSta
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
 
 LIVE_RUNS = (RunStatus.STARTING, RunStatus.READY)
-PENDING, FOLDER, AUTH, FRESH, SERVED = "pending", "folder", "auth", "fresh", "served"
+PENDING, FOLDER, AUTH, FRESH, SERVED, DELIVERED = "pending", "folder", "auth", "fresh", "served", "delivered"
 """In the options of a run: requests of ours that the agent has not answered; where it works; what it wants to be authenticated
-with; that it knows nothing of what was said before; that it has its model through a tunnel of ours."""
-HIDDEN = frozenset((PENDING, FOLDER, AUTH, FRESH, SERVED))
+with; that it knows nothing of what was said before; that it has its model through a tunnel of ours; how many bytes of what was
+said to it are in its sandbox for certain."""
+HIDDEN = frozenset((PENDING, FOLDER, AUTH, FRESH, SERVED, DELIVERED))
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from sandyard.platform.domain.agents.consuming import Consumer, RunBrokenError, 
 from sandyard.platform.domain.agents.errors import CheckoutMissingError
 from sandyard.platform.domain.agents.model import LaunchWish, Profile, RunStatus
 from sandyard.platform.domain.agents.ports import Desk
-from sandyard.platform.domain.agents.rows import AUTH, FOLDER, SERVED, about
+from sandyard.platform.domain.agents.rows import AUTH, FOLDER, LIVE_RUNS, SERVED, about
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandSpec,
@@ -40,6 +40,8 @@ HOME = "/home/user"
 RETRY_S = 1.0
 AWAKE_S = 30.0
 KILL_S = 20.0
+UNSEEN = 5
+"""Of so many earlier processes whose end was not seen it is made sure."""
 _BRINGING = (OperationKind.CLONE, OperationKind.RESTORE, OperationKind.BRANCH)
 _ENDS = {
     EndReason.LOST: "The agent's process was lost: its sandbox was restarted under it.",
@@ -89,8 +91,9 @@ class Life:
         self._first = 0
         self._consumer = Consumer(desk, run.id)
         self._outputs = Outputs(desk, run.id, run.consumed, self._take)
-        self._inputs = Inputs(desk, run.id, run.sandbox_id)
-        self._awake = asyncio.Event()
+        self._inputs = Inputs(desk, run)
+        self._awake, self._woken = asyncio.Event(), asyncio.Event()
+        self._attaching: asyncio.Task[None] | None = None
         self.asked = run.consumed > 0 or run.status == RunStatus.READY  # the process may be there
         self.begun = self.asked
         self.began_at: float | None = None
@@ -106,6 +109,7 @@ class Life:
     def look(self) -> None:
         """Its sandbox was woken, or has ended."""
         self._awake.set()
+        self._woken.set()
 
     async def run(self) -> None:
         delivering: asyncio.Task[None] | None = None
@@ -113,11 +117,14 @@ class Life:
             await self._outputs.begin()
             spec = None if self.begun else await self._patiently(self._prepare)
             if self.begun and self._served:
-                self._desk.tasks.spawn(self._attach())
+                self._attaching = self._desk.tasks.spawn(self._attached())
             delivering = asyncio.get_running_loop().create_task(self._inputs_when_begun())
             await self._follow(spec)
         except RunGoneError:
             log.info("agent_run_gone", run=self.run_id)
+        except (BusyError, DatabaseUnavailableError) as error:
+            log.warning("agent_not_followed", run=self.run_id, reason=error.message)
+            await asyncio.sleep(RETRY_S)  # nothing is known of it: whoever holds it takes it up again
         except RunBrokenError as error:
             await self._put_away()
             await self._over(RunStatus.ENDED, error=error.message, code=error.reason)
@@ -125,9 +132,11 @@ class Life:
             log.warning("agent_not_started", run=self.run_id, code=error.code, reason=error.message)
             await self._over(RunStatus.ENDED, error=error.message, code=error.code)
         finally:
-            if delivering is not None:
-                delivering.cancel()
-                await asyncio.wait((delivering,))
+            left = [task for task in (delivering, self._attaching) if task is not None]
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
 
     # starting ----------------------------------------------------------------------------------------------------------
 
@@ -154,6 +163,7 @@ class Life:
         sandbox = await desk.lifecycle.rows.get(self.sandbox_id)
         profile = await desk.agents.profile(self._session.owner_id, self._row.agent)
         engine_id = await desk.lifecycle.awake(sandbox)
+        await self._end_earlier(engine_id)
         folder = await self._folder(sandbox)
         if profile.install is not None:
             await desk.install(engine, engine_id, profile, desk.settings, self._progress)
@@ -177,8 +187,30 @@ class Life:
             id=self.run_id, command=command(self.run_id, launch.argv, first), cwd=folder, envs=dict(launch.envs)
         )
 
+    async def _end_earlier(self, engine_id: str) -> None:
+        """Processes that could not be reached when they were to end, because their sandbox slept, must not go on beside this one."""
+        query = select(AgentRun.id).where(
+            AgentRun.sandbox_id == self.sandbox_id, AgentRun.status.not_in(LIVE_RUNS), AgentRun.exit_code.is_(None)
+        )
+        async with self._desk.database.reading() as session:
+            found = list(await session.scalars(query.order_by(AgentRun.id.desc()).limit(UNSEEN)))
+        for run_id in found:
+            await self._desk.lifecycle.engine.commands.kill(engine_id, run_id)
+
     async def _attach(self) -> None:
         await self._desk.models.attach(self._session, await self._desk.lifecycle.rows.get(self.sandbox_id))
+
+    async def _attached(self) -> None:
+        """Of a process that was there before us: its model is brought to it again, as soon as its sandbox is awake."""
+        while True:
+            self._woken.clear()
+            try:
+                return await self._attach()
+            except SandyardError as error:
+                log.info("agent_without_model", run=self.run_id, reason=error.message)
+                asleep = isinstance(error, SandboxNotRunningError)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), AWAKE_S if asleep else RETRY_S)
 
     async def _folder(self, sandbox: Sandbox) -> str:
         """Where it works: in the checkout, once that is there."""
@@ -307,6 +339,8 @@ class Life:
                 await asyncio.sleep(RETRY_S)
             else:
                 break
+        if self._attaching is not None:
+            self._attaching.cancel()
         if self._served:
             self._served = False
             with contextlib.suppress(SandyardError):

@@ -69,7 +69,7 @@ async def greeted(tx: Transaction, run: AgentRun, result: dict[str, Any]) -> Non
         "info": bounded(result.get("agentInfo"), 2_000),
     }
     methods = result.get("authMethods")
-    offered = {one.get("id") for one in methods if isinstance(one, dict)} if isinstance(methods, list) else set()
+    offered = [one.get("id") for one in methods if isinstance(one, dict)] if isinstance(methods, list) else []
     wanted = run.options.get(AUTH)
     if wanted is not None and wanted in offered:
         ask(tx, run, "authenticate", {"methodId": wanted})

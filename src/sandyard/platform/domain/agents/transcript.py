@@ -38,6 +38,7 @@ class Entry:
     changed: bool = False
     delta: str = ""
     spoken: str | None = None  # the agent's own name for the message this belongs to
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,9 @@ class Transcript:
     """Of one turn. `last` is the id of the newest message of its session; `known` are the turn's own, oldest first."""
 
     def __init__(self, last: str = "", known: Iterable[tuple[str, dict[str, Any]]] = ()) -> None:
-        self._entries = [Entry(id, part, new=False) for id, part in known]
+        self._entries = [Entry(id, part, new=False, weight=_size(part)) for id, part in known]
+        self.weight = sum(entry.weight for entry in self._entries)
+        """About as many letters are kept of it."""
         self._calls = {
             entry.part.get("toolCallId"): entry for entry in self._entries if entry.part.get("type") == "tool_call"
         }
@@ -74,9 +77,14 @@ class Transcript:
         self._open = self._entries[-1] if self._entries else None
         self._touched: dict[str, Entry] = {}
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def apply(self, update: dict[str, Any]) -> Facts | None:
         """One `session/update`. Facts that are not for the transcript are given back."""
         kind = update.get("sessionUpdate")
+        if not isinstance(kind, str):
+            return None
         if kind in _TEXTS:
             self._chunk(_TEXTS[kind], update)
         elif kind in ("tool_call", "tool_call_update"):
@@ -132,6 +140,7 @@ class Transcript:
             piece, text = text[:room], text[room:]
             entry.part = {**entry.part, "text": entry.part["text"] + piece}
             entry.delta += piece
+            self._weigh(entry, entry.weight + len(piece))
             self._touch(entry)
 
     def _planned(self, update: dict[str, Any]) -> None:
@@ -155,6 +164,7 @@ class Transcript:
             self._plan = self._add(part)
         else:
             self._plan.part = part
+            self._weigh(self._plan, _size(part))
             self._touch(self._plan)
 
     def _call(self, update: dict[str, Any]) -> None:
@@ -169,6 +179,7 @@ class Transcript:
             entry = self._calls[key] = self._add(blank)
         part = {**entry.part, **_call_fields(update)}
         entry.part = _within(part)
+        self._weigh(entry, _size(entry.part))
         self._touch(entry)
 
     def _add(self, part: dict[str, Any]) -> Entry:
@@ -176,8 +187,13 @@ class Transcript:
         entry = Entry(self._last, part)
         self._entries.append(entry)
         self._open = entry
+        self._weigh(entry, _size(part))
         self._touch(entry)
         return entry
+
+    def _weigh(self, entry: Entry, weight: int) -> None:
+        self.weight += weight - entry.weight
+        entry.weight = weight
 
     def _touch(self, entry: Entry) -> None:
         entry.changed = True
@@ -203,10 +219,9 @@ def _call_fields(update: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if isinstance(update.get("title"), str):
         fields["title"] = cut(update["title"], 2000)
-    if update.get("kind") in _KINDS:
-        fields["kind"] = update["kind"]
-    if update.get("status") in _STATUSES:
-        fields["status"] = update["status"]
+    for name, known in (("kind", _KINDS), ("status", _STATUSES)):
+        if isinstance(update.get(name), str) and update[name] in known:
+            fields[name] = update[name]
     if isinstance(update.get("locations"), list):
         fields["locations"] = [
             {"path": cut(one["path"], 2000), "line": one.get("line") if isinstance(one.get("line"), int) else None}

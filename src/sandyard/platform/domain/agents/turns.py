@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy import delete, func, select
 
 from sandyard.kit.clock import Clock
-from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.kit.errors import ConflictError, ForbiddenError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable_json
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import AgentInput, AgentRun, Event, Message, Sandbox, Session, Turn
+from sandyard.platform.db.models import AgentInput, AgentRun, Event, Message, Project, Sandbox, Session, Turn
 from sandyard.platform.domain.agents import asking, ending, wire
 from sandyard.platform.domain.agents.conducting import Conductor
 from sandyard.platform.domain.agents.model import OPEN_TURNS, Origin, TurnStatus
@@ -27,6 +27,7 @@ from sandyard.platform.domain.agents.runs import RUN
 from sandyard.platform.domain.agents.transcript import message_id, shown
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects.service import visible_to
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -89,16 +90,17 @@ class Turns:
         mode: str | None = None,
     ) -> Turn:
         """A turn, queued behind those there are. Under the same key it is the same turn. Model and mode stay for the turns that
-        follow."""
+        follow. ForbiddenError for whoever has left the session's project, whose models it would use."""
         await self._session(caller, session_id)
         async with self._database.transaction() as tx:
-            if key is not None:
-                known = (await tx.session.scalars(select(Turn).where(Turn.key == key))).first()
-                if known is not None:
-                    return known
             row = await tx.session.get(Session, session_id, with_for_update=True)
             if row is None:
                 raise _no_session(session_id)
+            if key is not None:  # whoever asks for the same at the same time waits above
+                known = (await tx.session.scalars(select(Turn).where(Turn.key == key))).first()
+                if known is not None:
+                    return known
+            await _require_project(tx, caller, row)
             turn = await self._draft(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)
         self._conduct(session_id)
         return turn
@@ -373,6 +375,13 @@ class Turns:
         if row is None:
             raise _no_session(session_id)
         return row
+
+
+async def _require_project(tx: Transaction, caller: Principal, row: Session) -> None:
+    if row.project_id is not None:
+        seen = select(Project.id).where(Project.id == row.project_id, visible_to(caller))
+        if await tx.session.scalar(seen) is None:
+            raise ForbiddenError("You have left the project of this session, so its agent no longer works for you.")
 
 
 def _no_session(session_id: str) -> NotFoundError:

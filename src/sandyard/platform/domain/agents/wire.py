@@ -12,8 +12,10 @@ from typing import Any
 
 from sandyard.kit.text import storable, storable_json
 
-LONGEST = 50 << 20
-"""Of a line. What is longer is skipped."""
+LONGEST = 8 << 20
+"""Of a line. What is longer is skipped: to read it would keep everybody waiting."""
+PIECES = 500_000
+"""Signs in a line that could begin a value: each of them costs much more memory than room in the line."""
 METHOD_NOT_FOUND, INVALID_PARAMS, CANCELLED = -32601, -32602, -32800
 MAX_WORDS = 4000
 LONGEST_KEY = 200
@@ -71,10 +73,12 @@ def parse(line: bytes) -> Incoming | None:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    if not line.startswith(b"{"):
+    if not line.startswith(b"{") or sum(map(line.count, (b",", b"[", b"{"))) > PIECES:
         return None
     try:
-        told = storable_json(json.loads(line.decode("utf-8", "replace"), parse_constant=_refuse, parse_float=_finite))
+        told = json.loads(line.decode("utf-8", "replace"), parse_constant=_refuse, parse_float=_finite)
+        if b"\\u" in line:  # no other way leads to a letter that cannot be kept
+            told = storable_json(told)
     except (ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) else None

@@ -20,6 +20,7 @@ from sandyard.platform.domain.git.mirror import Mirror, Mirrors
 from sandyard.platform.domain.git.model import FOLDER, Credential, Identity, Progress
 from sandyard.platform.domain.git.remote import Remote, parse
 from sandyard.platform.domain.projects.model import IdentitySettings, ProjectSettings
+from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError, SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.settings import PlatformSettings
 
@@ -97,7 +98,14 @@ class Ground:
     async def inside(self, sandbox: Sandbox, folder: str = FOLDER) -> AsyncIterator[Guest]:
         """Git in a sandbox that runs, woken for this if need be."""
         async with self.lifecycle.using(sandbox) as engine_id:
-            yield self.guest(engine_id, folder)
+            try:
+                yield self.guest(engine_id, folder)
+            except SandboxNotRunningError:
+                await self.lifecycle.seen_paused(sandbox.id)
+                raise
+            except SandboxNotFoundError:
+                await self.lifecycle.lost(sandbox.id)
+                raise
 
 
 def shown(remote: Remote) -> str:

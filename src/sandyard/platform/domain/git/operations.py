@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,11 +27,14 @@ from sandyard.platform.db.models import GitOperation, Sandbox
 from sandyard.platform.domain.git.errors import GitTimeoutError
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus, Progress
 from sandyard.platform.domain.git.turns import Turns
+from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import about, utc_now
 
 log = get_logger(__name__)
 OPEN = (OperationStatus.QUEUED, OperationStatus.RUNNING)
-ATTEMPTS = 5
+ATTEMPTS = 100
+PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+"""Before what failed because the engine was away, or the sandbox had fallen asleep, is done once more."""
 TOLD_EVERY_S, THINGS = 1.0, 50
 Detail = dict[str, Any]
 Handler = Callable[["Job"], Awaitable[Detail]]
@@ -215,7 +218,7 @@ class Operations:
         try:
             async with asyncio.timeout(timeout_s):
                 try:
-                    detail = await self._handle(job)
+                    detail = await self._handle(job, PAUSES if timeout_s is None else ())
                 finally:
                     await reporter.told()
         except TimeoutError:
@@ -230,10 +233,23 @@ class Operations:
         finally:
             self._carried.discard(row.id)
 
-    async def _handle(self, job: Job) -> Detail:
+    async def _handle(self, job: Job, pauses: Sequence[float]) -> Detail:
         if job.operation.attempts > ATTEMPTS:
             raise SandyardError(f"It was begun {ATTEMPTS} times, and each time the platform ended before it did.")
-        return await self.handlers[OperationKind(job.operation.kind)](job)
+        handler = self.handlers[OperationKind(job.operation.kind)]
+        for pause in pauses:
+            try:
+                return await handler(job)
+            except EngineError as error:
+                asleep = isinstance(error, SandboxNotRunningError)  # behind our back: by now its row says so
+                if job.operation.kind == OperationKind.DISCARD or not (error.transient or asleep):
+                    raise
+                log.info(
+                    "git_operation_again", operation=job.operation.id, kind=job.operation.kind, reason=error.message
+                )
+                job.progress("waiting for the engine")
+                await asyncio.sleep(pause)
+        return await handler(job)
 
     async def _end(
         self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None

@@ -18,6 +18,7 @@ from sandyard.platform.domain.users.model import Principal
 
 LONGEST = 1000
 _RESOLVE_S = 10.0
+_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 
 
 async def clean(caller: Principal, base_url: str) -> str:
@@ -29,7 +30,7 @@ async def clean(caller: Principal, base_url: str) -> str:
     if parts.scheme != "https":
         raise ForbiddenError("Only an administrator may name an address that begins with http://. Use https://.")
     for address in await _addresses(parts.hostname or "", parts.port or 443):
-        if not address.is_global or address.is_multicast:
+        if not all(one.is_global and not one.is_multicast for one in _meant(address)):
             raise ForbiddenError(
                 "This address is in a private network, which only an administrator may let the platform speak to. Ask one to add this "
                 "provider."
@@ -73,6 +74,18 @@ def _parsed(base_url: str) -> SplitResult:
     if parts.query or parts.fragment:
         raise InvalidInputError("The address of a provider has no '?' and no '#' in it.")
     return parts
+
+
+def _meant(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """With those that are within it: of IPv4, to which a gateway would translate it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    within = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _TRANSLATED):
+        within.append(ipaddress.IPv4Address(address.packed[-4:]))
+    return [address, *(one for one in within if one is not None)]
 
 
 async def _addresses(host: str, port: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:

@@ -25,9 +25,9 @@ SPEAKS: Mapping[ModelApi, tuple[ModelApi, ...]] = {
 }
 """What a provider of a kind understands: OpenAI's own API has both."""
 
-_MODELS = ("GET", r"/v1/models(/[A-Za-z0-9._:@-]+)?", False)
+_MODELS = ("GET", r"/v1/models(/(?!\.+$)[A-Za-z0-9._:@-]+)?", False)
 _CHAT = (("POST", r"/v1/chat/completions", True), ("POST", r"/v1/embeddings", True), _MODELS)
-_NAME = r"[A-Za-z0-9._-]+"
+_NAME = r"(?!\.+(?:[:/]|$))[A-Za-z0-9._-]+"
 _ROUTES: Mapping[ModelApi, tuple[tuple[str, str, bool], ...]] = {
     ModelApi.ANTHROPIC: (
         ("POST", r"/v1/messages", True),
@@ -47,8 +47,11 @@ _HOP = frozenset(
     "connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
 )
 _NOT_UP = _HOP | frozenset(
-    "host content-length content-encoding expect accept-encoding cookie authorization x-api-key x-goog-api-key api-key forwarded".split()
+    "host content-length content-encoding expect accept-encoding cookie authorization x-api-key x-goog-api-key api-key forwarded "
+    "x-goog-fieldmask x-http-method x-http-method-override x-method-override".split()
 )
+_NOT_ASKED = frozenset(("key", "access_token", "oauth_token", "fields", "$fields"))
+"""In a query: another's credential, and what would have an answer without the tokens it took."""
 _NOT_DOWN = _HOP | frozenset("set-cookie location content-encoding alt-svc strict-transport-security".split())
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -91,7 +94,7 @@ def asked(kind: ModelApi, method: str, path: str, query: str) -> Asked | None:
     wanted = "GET" if method == "HEAD" else method
     for verb, pattern, counted in _ROUTES[kind]:
         if verb == wanted and re.fullmatch(pattern, path):
-            kept = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "key"]
+            kept = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name not in _NOT_ASKED]
             return Asked(path, urlencode(kept), counted)
     return None
 

@@ -11,6 +11,7 @@ from sandyard.platform.domain.models.model import Tokens
 
 LARGEST = 8 << 20
 """Of an answer in one piece, or of one event of a stream: larger ones are passed on, but not understood."""
+BYTES_OF_A_TOKEN = 4
 _MOST = 1 << 53
 _SIGN = b'"usage'  # usage, usageMetadata
 
@@ -26,8 +27,15 @@ class Counter:
         self._data: list[bytes] = []
         self._overflown = False
         self._found: dict[str, int] = {}
+        self._told = 0  # events, or bytes of an answer in one piece
+
+    @property
+    def at_least(self) -> int:
+        """Tokens that this much of an answer took, were nothing said of them: one for each event, or four bytes each."""
+        return self._told if self._events else self._told // BYTES_OF_A_TOKEN
 
     def feed(self, chunk: bytes) -> None:
+        self._told += chunk.count(b"data:") if self._events else len(chunk)
         if self._overflown and not self._events:
             return
         self._held += chunk

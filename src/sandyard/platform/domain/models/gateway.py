@@ -22,7 +22,7 @@ from sandyard.platform.domain.models import addresses, apis
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
-from sandyard.platform.domain.models.counting import Counter
+from sandyard.platform.domain.models.counting import BYTES_OF_A_TOKEN, Counter
 from sandyard.platform.domain.models.ledger import Ledger
 from sandyard.platform.domain.models.model import OverBudgetError, Tokens, cost_micros, price_of
 from sandyard.platform.domain.models.providers import Providers
@@ -72,6 +72,8 @@ class _Outcome:
         self.status = 0
         self.tokens = Tokens()
         self.error: str | None = None
+        self.sent = False
+        """The provider has the request, and works for it, as far as anybody knows."""
 
     @property
     def duration_ms(self) -> int:
@@ -161,7 +163,12 @@ class Gateway:
         reading = asyncio.to_thread(_parsed, body, call.asked) if len(body) > _APART else None
         parsed = await reading if reading is not None else _parsed(body, call.asked)
         if parsed is None:
-            raise _Refused(call.kind, 400, "invalid_argument", "The body of the request is not a JSON object.")
+            raise _Refused(
+                call.kind,
+                400,
+                "invalid_argument",
+                "The body of the request is not a JSON object, or says something twice.",
+            )
         model, body = parsed
         return replace(call, model=model, asking=replace(call.asking, body=body))
 
@@ -229,9 +236,14 @@ class Gateway:
         key = await self._key(call, outcome)
         redactor = Redactor(key)
         try:
+            outcome.sent = True
+            outcome.tokens = _at_least(Tokens(), call, 0)  # should the agent leave before the first word of an answer
             response = await self._sent(call, key)
+            outcome.tokens = Tokens()
         except httpx.HTTPError as error:
             late = isinstance(error, httpx.TimeoutException)
+            if not isinstance(error, httpx.ReadTimeout):
+                outcome.sent, outcome.tokens = False, Tokens()
             outcome.error = redactor.text(f"The provider could not be asked: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
             raise _Refused(
@@ -256,7 +268,7 @@ class Gateway:
         outcome.status = response.status_code
         counter = Counter(call.kind, response.headers.get("content-type", ""))
         said = _Beginning() if response.status_code >= 400 else None
-        complete = False
+        complete, outcome.sent = False, response.is_success
         headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
         try:
             await answer.head(
@@ -275,6 +287,10 @@ class Gateway:
             log.warning("model_answer_broken", provider=call.provider.id, reason=type(error).__name__)
         finally:
             outcome.tokens = counter.result()
+            if outcome.sent:
+                outcome.tokens = _at_least(
+                    outcome.tokens, call, 0 if complete and outcome.tokens.known else counter.at_least
+                )
         if said is not None:
             outcome.error = outcome.error or said.text
         return complete
@@ -323,7 +339,7 @@ class _Beginning:
 def _parsed(body: bytes, asked: Asked) -> tuple[str | None, bytes] | None:
     """The model and the body to send; None when it is not a JSON object."""
     try:
-        told: Any = json.loads(body)
+        told: Any = json.loads(body, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         return None
     if not isinstance(told, dict):
@@ -335,4 +351,20 @@ def _parsed(body: bytes, asked: Asked) -> tuple[str | None, bytes] | None:
     if asked.chat and told.get("stream") is True and not (isinstance(options, dict) and options.get("include_usage")):
         told["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         body = json.dumps(told).encode()
+    if told.pop("background", None):  # its tokens would be told to nobody
+        body = json.dumps(told).encode()
     return model[:200] if isinstance(model, str) else None, body
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values under one name, the provider might take the one that was not looked at here."""
+    told = dict(pairs)
+    if len(told) != len(pairs):
+        raise ValueError("twice")
+    return told
+
+
+def _at_least(tokens: Tokens, call: _Call, output: int) -> Tokens:
+    """What an answer took that was broken off, or did not say it. An estimate: nothing would let anybody spend without end."""
+    taken = tokens.input if tokens.input is not None else len(call.asking.body) // BYTES_OF_A_TOKEN
+    return replace(tokens, input=taken, output=max(tokens.output or 0, output))

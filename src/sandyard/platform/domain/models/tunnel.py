@@ -29,6 +29,8 @@ AT_ONCE = 64
 BODY_LIMIT = 50 << 20
 BODY_S = 60.0
 """How long the sandbox may be silent in the middle of a request's body."""
+WHOLE_S = 300.0
+"""How long it may take to send all of it: meanwhile it takes room that others want."""
 HELD_EACH, HELD_SMALL = 64 << 20, 1 << 20
 """Bytes of requests that one sandbox may have in memory; and what counts as small: such a request never waits for others' large ones."""
 WINDOW = 256 << 10
@@ -194,7 +196,8 @@ class _Exchange:
         self.size = size
         self.task: asyncio.Task[None] | None = None
         self.ended = self.gone = False
-        self._parts: list[bytes] = []
+        self._body = bytearray()
+        self._latest = 0.0
         self._come = self._wanted = 0
         self._complete = asyncio.Event()
         self._deadline: asyncio.Timeout | None = None
@@ -216,23 +219,24 @@ class _Exchange:
 
     async def body(self) -> bytes:
         if self.size:
+            self._latest = asyncio.get_running_loop().time() + WHOLE_S
             self._want()
             try:
                 async with asyncio.timeout(BODY_S) as self._deadline:
                     await self._complete.wait()
             except TimeoutError:
                 raise BodyLateError from None
-        body = b"".join(self._parts)
-        self._parts.clear()
+        body = bytes(self._body)
+        self._body.clear()
         return body
 
     def _add(self, data: bytes) -> None:
         self._come += len(data)
         if self._come > self._wanted:
             raise ValueError("more than was asked for")
-        self._parts.append(data)
-        if self._deadline is not None and not self._deadline.expired():
-            self._deadline.reschedule(asyncio.get_running_loop().time() + BODY_S)
+        self._body += data
+        if data and self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(min(self._latest, asyncio.get_running_loop().time() + BODY_S))
         if self._come == self.size:
             self._complete.set()
         elif self._wanted - self._come < WINDOW // 2:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import timedelta
 from itertools import groupby
 
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, func, not_, select, update
 
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -23,6 +23,8 @@ BUILDER = "sandyard/preparing"
 NEWEST = 3
 """Of a project, a base branch and an agent so many are kept, and those that were used within the last hour."""
 SUPERSEDED_AFTER = timedelta(hours=1)
+BEGINNING = timedelta(minutes=5)
+"""So long one that is being made may not be known as such: its row comes first."""
 
 
 class Clearing:
@@ -118,14 +120,19 @@ class Clearing:
             log.warning("preparation_not_removed", preparation=row.id, reason=error.message)
 
     async def drop_left(self, busy: Collection[str], building: Collection[str]) -> None:
-        """What could not be cleared away in its time, and what is left of projects that are gone: their preparations went with them."""
+        """What could not be cleared away in its time, and what is left of projects that are gone: their preparations went with them.
+        `busy` is asked again for each: others may begin meanwhile."""
+        begun = and_(Preparation.status == PreparationStatus.PREPARING, Preparation.used_at > utc_now() - BEGINNING)
         async with self._database.reading() as session:
-            late = select(Preparation.id, Preparation.sandbox_id).where(Preparation.sandbox_id.is_not(None))
-            named = [(one, box) for one, box in (await session.execute(late)).all() if box and one not in busy]
+            late = select(Preparation.id, Preparation.sandbox_id).where(
+                Preparation.sandbox_id.is_not(None), not_(begun)
+            )
+            named = [(one, box) for one, box in (await session.execute(late)).all() if box]
             strays = select(Sandbox.id).where(Sandbox.agent_id == BUILDER, Sandbox.project_id.is_(None))
             left = [one for one in await session.scalars(strays) if one not in building]
         for preparation_id, sandbox_id in named:
-            await self.clear(preparation_id, sandbox_id)
+            if preparation_id not in busy:
+                await self.clear(preparation_id, sandbox_id)
         for sandbox_id in left:
             await self._end(sandbox_id, keep=None)
             await self._lifecycle.rows.note(sandbox_id, agent_id=None)

@@ -292,9 +292,9 @@ class Preparing:
 
     async def tidy(self, older_than: timedelta) -> None:
         """Drop what nobody has used for so long, what newer ones have replaced, and what was left of projects that are gone."""
-        busy = frozenset(self._flights)
-        await self._clearing.drop_unused(older_than, busy)
-        await self._clearing.drop_left(busy, frozenset(flight.sandbox.id for flight in self._flights.values()))
+        await self._clearing.drop_unused(older_than, self._flights.keys())
+        building = frozenset(flight.sandbox.id for flight in self._flights.values())
+        await self._clearing.drop_left(self._flights.keys(), building)
 
 
 def _detail(recipe: Recipe) -> dict[str, Any]:

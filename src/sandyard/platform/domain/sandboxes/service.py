@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, not_, or_, select
+from sqlalchemy import ColumnElement, func, not_, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
@@ -22,6 +23,8 @@ from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, 
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
+
+_TEMPLATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
 
 
 class TooLargeError(SandyardError):
@@ -180,10 +183,14 @@ class Sandboxes:
 async def check_template(database: Database, principal: Principal, template: str) -> None:
     """Snapshots are templates too, and hold somebody's files: InvalidInputError for checkpoints of sessions and preparations of
     projects one may not see."""
-    base = template.partition(":")[0]
+    if not _TEMPLATE.fullmatch(template):  # an engine may take a name for another one that only looks different
+        raise InvalidInputError(f"template: there is no template {template!r}.")
+    base = template.partition(":")[0].lower()
+    names = {base, base.rpartition("/")[2]}
 
     def named(column: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
-        return or_(column == base, column.startswith(f"{base}:", autoescape=True))
+        known = func.lower(column)
+        return or_(*(or_(known == name, known.startswith(f"{name}:", autoescape=True)) for name in names))
 
     seen = select(Project.id).where(projects.visible_to(principal))
     foreign = (

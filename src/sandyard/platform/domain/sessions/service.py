@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sqlalchemy import select, update
@@ -61,6 +61,8 @@ class Sessions:
         self._projects = projects
         self._settings = settings
         self._snapshots = Snapshots(database, lifecycle)
+        self.before_delete: list[Callable[[str], Awaitable[None]]] = []
+        """Called with the id of a session that is about to go, while all of it is still there."""
         lifecycle.ended.append(self._snapshots.distrust)
         if settings.checkpoint_on_pause:
             lifecycle.before_pause.append(self._snapshots.keep_before_pause)
@@ -232,6 +234,8 @@ class Sessions:
     async def delete(self, principal: Principal, session_id: str) -> None:
         """With its sandboxes, messages and checkpoint."""
         row = await self.get(principal, session_id)
+        for hook in self.before_delete:
+            await hook(row.id)
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.session_id == row.id, Sandbox.status != Status.DESTROYED)
             sandboxes = list((await session.execute(query)).scalars())

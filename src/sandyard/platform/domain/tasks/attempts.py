@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVarTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
@@ -19,13 +19,14 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Attempt, Project, Session, Step, Task
+from sandyard.platform.db.models import Attempt, Project, Step, Task
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
-from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
+from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.tasks.leaving import Leaving
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column, RoundKind
-from sandyard.platform.domain.tasks.moving import held
+from sandyard.platform.domain.tasks.moving import AT_WORK, held
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -33,7 +34,10 @@ log = get_logger(__name__)
 
 LOOK_S = 5.0
 """How often waiting attempts are looked at without anybody having said that something has changed."""
+RECONCILE_S = 60.0
+"""How often those that run are compared with their workflows."""
 WORDS = 100_000
+Columns = TypeVarTuple("Columns")
 _RESTS = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
 
 
@@ -51,6 +55,9 @@ class Turns(Protocol):
     async def end_agent(self, session_id: str) -> None: ...
 
 
+Advance = Callable[[Transaction, Task, Column], Awaitable[None]]
+
+
 class Attempts:
     def __init__(
         self,
@@ -62,12 +69,14 @@ class Attempts:
     ) -> None:
         self._database = database
         self._projects = projects
-        self._lifecycle = lifecycle
+        self._leaving = Leaving(database, lifecycle, turns)
         self._turns = turns
         self._settings = settings
         self._tasks = TaskSet("attempts")
         self._news = asyncio.Event()
         self._executor: Executor | None = None
+        self.advance: Advance | None = None
+        """How the board moves a task on."""
 
     # for the board ---------------------------------------------------------------------------------------------------------
 
@@ -128,11 +137,14 @@ class Attempts:
 
     async def cancel(self, task_id: str) -> None:
         """End all that is under way, and what waits never begins. Work is kept. Idempotent."""
+        left = (*OPEN_ATTEMPTS, AttemptStatus.FAILED)  # what has failed is over, but for its sandbox
         async with self._database.transaction() as tx:
             await tx.session.get(Task, task_id, with_for_update=True)
-            query = select(Attempt).where(Attempt.task_id == task_id, Attempt.status.in_(OPEN_ATTEMPTS))
+            query = select(Attempt).where(Attempt.task_id == task_id, Attempt.status.in_(left))
             rows = list((await tx.session.scalars(query.with_for_update())).all())
             for row in rows:
+                if row.status == AttemptStatus.FAILED:
+                    continue
                 row.cancel_at = row.cancel_at or utc_now()
                 if row.status != AttemptStatus.RUNNING:
                     settle(tx, row, AttemptStatus.CANCELLED)
@@ -155,8 +167,9 @@ class Attempts:
             if not rows:
                 raise ConflictError("Nothing of this task has failed or was stopped, so there is nothing to retry.")
             for row in rows:
-                ended = row.error
-                self._next(tx, row, RoundKind.RETRY, ended=ended)
+                # nobody knows whether the agent has read them
+                said = {"said": row.work["said"]} if row.work.get("said") else {}
+                self._next(tx, row, RoundKind.RETRY, ended=row.error, **said)
             if known is not None:
                 known.error, known.finished_at = None, None
         self.nudge()
@@ -182,7 +195,7 @@ class Attempts:
             others = [row for row in rows if row is not picked and row.status != AttemptStatus.ARCHIVED]
             for row in others:
                 settle(tx, row, AttemptStatus.ARCHIVED)
-            self._next(tx, picked, RoundKind.PUBLISH)
+            self._next(tx, picked, RoundKind.PUBLISH, solo=True)  # what comes after it is published, too
         for row in others:
             self.leave(row.session_id, row.project_id, archive=True)
         self.nudge()
@@ -210,17 +223,19 @@ class Attempts:
 
     async def positions(self) -> dict[str, int]:
         """Of all that wait, by id; the next one is 1."""
-        return {row.id: place for place, row in enumerate(await self._waiting(), 1)}
+        async with self._database.reading() as session:
+            return {row: place for place, row in enumerate(await session.scalars(_in_order(select(Attempt.id))), 1)}
 
     async def queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
         """Those that wait and that the caller may see, with their place and what they wait for."""
+        async with self._database.reading() as session:
+            mine = set(await session.scalars(select(Project.id).where(visible_to(caller))))
         waiting, counts = await self._waiting(), await self._counts()
-        seen: list[tuple[Attempt, int, str]] = []
-        for place, row in enumerate(waiting, 1):
-            with contextlib.suppress(NotFoundError):
-                project = await self._projects.get(caller, row.project_id)
-                seen.append((row, place, self._obstacle(row, project, counts) or "It is about to start."))
-        return seen
+        return [
+            (row, place, self._obstacle(row, project, counts) or "It is about to start.")
+            for place, (row, project) in enumerate(waiting, 1)
+            if project.id in mine
+        ]
 
     async def _task(self, caller: Principal, task_id: str) -> Task:
         async with self._database.reading() as session:
@@ -241,24 +256,27 @@ class Attempts:
         await self._tasks.cancel()
 
     async def _dispatch(self) -> None:
-        reconciled = False
+        due, loop = 0.0, asyncio.get_running_loop()
+        self._tasks.spawn(self._leaving.recover())
         while True:
             self._news.clear()
             try:
-                if not reconciled:
+                if loop.time() >= due:
                     await self._reconcile()
-                    reconciled = True
+                    due = loop.time() + RECONCILE_S
                 await self._admit()
             except SandyardError as error:
+                due = 0.0  # one may be let in and not begun
                 log.warning("attempts_not_started", reason=error.message)
             except Exception as error:
+                due = 0.0
                 log.error("attempts_crashed", exc=error)  # noqa: TRY400
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._news.wait()
 
     async def _reconcile(self) -> None:
-        """What an earlier process has let in and not begun is begun; what is broken is said to be."""
+        """What was let in and not begun, by an earlier process or by this one, is begun; what is broken is said to be."""
         assert self._executor is not None
         async with self._database.reading() as session:
             query = select(Attempt).where(Attempt.status == AttemptStatus.RUNNING)
@@ -268,17 +286,14 @@ class Attempts:
             if state is None:
                 await self._executor.begin(row.id, row.round)
             elif state == "broken":
-                await self.fail(
-                    row.id, "internal", "The platform failed while it worked on this. Try again: `task retry`."
-                )
+                sentence = "The platform failed while it worked on this. Try again: `task retry`."
+                await self.fail(row.id, "internal", sentence, number=row.round)
 
     async def _admit(self) -> None:
         assert self._executor is not None
         counts = await self._counts()
-        for row in await self._waiting():
-            async with self._database.reading() as session:
-                project = await session.get(Project, row.project_id)
-            if project is None or self._obstacle(row, project, counts) is not None:
+        for row, project in await self._waiting():
+            if self._obstacle(row, project, counts) is not None:
                 continue
             async with self._database.transaction() as tx:
                 known = await tx.session.get(Attempt, row.id, with_for_update=True)
@@ -287,21 +302,20 @@ class Attempts:
                 known.status, known.updated_at = AttemptStatus.RUNNING, utc_now()
                 known.started_at = known.started_at or known.updated_at
                 emit(tx, known, "attempt.started", round=known.round)
-            counts.update(_places(known))
+            counts.update(("machine", known.project_id, known.owner_id))
             await self._executor.begin(known.id, known.round)
 
-    async def _waiting(self) -> list[Attempt]:
+    async def _waiting(self) -> list[tuple[Attempt, Project]]:
+        query = select(Attempt, Project).join(Project, Project.id == Attempt.project_id)
         async with self._database.reading() as session:
-            query = select(Attempt).join(Task, Task.id == Attempt.task_id).where(Attempt.status == AttemptStatus.QUEUED)
-            order = (Task.priority.desc(), Attempt.queued_at, Attempt.id)
-            return list((await session.scalars(query.order_by(*order))).all())
+            return [(row[0], row[1]) for row in (await session.execute(_in_order(query))).all()]
 
     async def _counts(self) -> Counter[str]:
         counts: Counter[str] = Counter()
+        query = select(Attempt.project_id, Attempt.owner_id).where(Attempt.status == AttemptStatus.RUNNING)
         async with self._database.reading() as session:
-            query = select(Attempt).where(Attempt.status == AttemptStatus.RUNNING)
-            for row in (await session.scalars(query)).all():
-                counts.update(_places(row))
+            for row in (await session.execute(query)).all():
+                counts.update(("machine", *row))
         return counts
 
     def _obstacle(self, row: Attempt, project: Project, counts: Counter[str]) -> str | None:
@@ -317,11 +331,12 @@ class Attempts:
 
     # for rounds ------------------------------------------------------------------------------------------------------------
 
-    async def fail(self, attempt_id: str, code: str, sentence: str) -> None:
-        """An honest failure. The task says so too, when nothing else of it is under way. Idempotent."""
+    async def fail(self, attempt_id: str, code: str, sentence: str, *, number: int | None = None) -> None:
+        """An honest failure of that round. The task says so too, when nothing else of it is under way; with others to pick from it
+        goes to review. Idempotent."""
         async with self._database.transaction() as tx:
             found = await locked(tx, attempt_id)
-            if found is None or found[1].status != AttemptStatus.RUNNING:
+            if found is None or found[1].status != AttemptStatus.RUNNING or number not in (None, found[1].round):
                 return
             task, row = found
             cancelled = row.cancel_at is not None
@@ -329,18 +344,23 @@ class Attempts:
                 settle(tx, row, AttemptStatus.CANCELLED)
             else:
                 settle(tx, row, AttemptStatus.FAILED, error=storable(sentence)[:WORDS], error_code=code)
-            if not cancelled and task.status == Column.IN_PROGRESS and not await self._others(tx, row):
-                task.error, task.updated_at = row.error, utc_now()
-                emit(tx, row, "task.updated", title=task.title, status=task.status, error=(task.error or "")[:1000])
+            if not cancelled and task.status == Column.IN_PROGRESS:
+                await self._without(tx, task, row)
         if cancelled:
             self.leave(row.session_id, row.project_id)
         self.nudge()
 
-    async def _others(self, tx: Transaction, row: Attempt) -> bool:
-        query = select(func.count()).where(
+    async def _without(self, tx: Transaction, task: Task, row: Attempt) -> None:
+        """What becomes of the task when this one has failed."""
+        query = select(Attempt.status).where(
             Attempt.task_id == row.task_id, Attempt.id != row.id, Attempt.status.in_(OPEN_ATTEMPTS)
         )
-        return bool(await tx.session.scalar(query))
+        others = set(await tx.session.scalars(query))
+        if not others:
+            task.error, task.updated_at = row.error, utc_now()
+            emit(tx, row, "task.updated", title=task.title, status=task.status, error=(task.error or "")[:1000])
+        elif not others & set(AT_WORK) and self.advance is not None:
+            await self.advance(tx, task, Column.IN_REVIEW)
 
     def rest(self, tx: Transaction, row: Attempt, status: AttemptStatus, **detail: Any) -> bool:
         """The round is over, and it is ready or in review. True: words that came meanwhile have begun the next one."""
@@ -354,27 +374,7 @@ class Attempts:
 
     def leave(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
         """Nobody works in its sandbox any more: in the background it goes, or sleeps, as the project wants. Branch and transcript stay."""
-        self._tasks.spawn(self._leave(session_id, project_id, archive))
-
-    async def _leave(self, session_id: str, project_id: str, archive: bool) -> None:
-        try:
-            await self._turns.end_agent(session_id)
-            async with self._database.transaction() as tx:
-                session = await tx.session.get(Session, session_id)
-                project = await tx.session.get(Project, project_id)
-                if session is None or session.sandbox_id is None:
-                    return
-                if archive and session.archived_at is None:
-                    session.archived_at = session.updated_at = utc_now()
-            row = await self._lifecycle.rows.get(session.sandbox_id)
-            if row.status not in LIVE:
-                return
-            if project is not None and ProjectSettings.of(project).tasks.finished == "pause":
-                await self._lifecycle.pause(row)
-            else:
-                await self._lifecycle.destroy(row)
-        except SandyardError as error:  # it sleeps when it is idle, and is cleared away when nobody comes back
-            log.warning("sandbox_not_left", session=session_id, reason=error.message)
+        self._tasks.spawn(self._leaving.leave(session_id, project_id, archive=archive))
 
 
 async def locked(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | None:
@@ -413,5 +413,7 @@ def emit(tx: Transaction, row: Attempt, kind: str, **data: Any) -> None:
     )
 
 
-def _places(row: Attempt) -> tuple[str, ...]:
-    return ("machine", row.project_id, row.owner_id)
+def _in_order(query: Select[*Columns]) -> Select[*Columns]:
+    """Of attempts: those that wait, the next one first."""
+    query = query.join(Task, Task.id == Attempt.task_id).where(Attempt.status == AttemptStatus.QUEUED)
+    return query.order_by(Task.priority.desc(), Attempt.queued_at, Attempt.id)

@@ -27,7 +27,7 @@ from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.tasks import moving
 from sandyard.platform.domain.tasks.cards import Cards
 from sandyard.platform.domain.tasks.fields import TaskFields
-from sandyard.platform.domain.tasks.model import Column
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.moving import Agents, Attempts, held
 from sandyard.platform.domain.tasks.needs import replace_needs
 from sandyard.platform.domain.tasks.placing import index_of, place
@@ -265,15 +265,19 @@ class Tasks:
     async def stop(self, caller: Principal, task_id: str) -> Task:
         """Cancelled, with all that works on it. Idempotent."""
         task = await self.get(caller, task_id)
-        return task if task.status == Column.CANCELLED else await self.move(caller, task_id, Column.CANCELLED)
+        if task.status != Column.CANCELLED:
+            return await self.move(caller, task_id, Column.CANCELLED)
+        await self._tasks.finish(self._attempts.cancel(task_id))  # what the first time was interrupted
+        return task
 
     async def retry(self, caller: Principal, task_id: str) -> Task:
         """Once more. What has failed or was stopped goes on with the work it has done; a task that is done starts over, one that was never
         begun starts. Raises like `move`."""
         async with self._database.transaction() as tx:
             project, task = await self._hold(tx, caller, task_id)
-            begun = await tx.session.scalar(select(Attempt.id).where(Attempt.task_id == task.id).limit(1)) is not None
-            if task.status == Column.CANCELLED and begun:
+            over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
+            left = await tx.session.scalar(select(Attempt.id).where(Attempt.task_id == task.id, over).limit(1))
+            if task.status == Column.CANCELLED and left is not None:
                 await self._moves.require_startable(tx, project, task)
                 await self._moves.put(tx, project, task, Column.IN_PROGRESS)
             elif task.status not in _AT_WORK:

@@ -20,6 +20,7 @@ from dbos import DBOS, DBOSConfig, SetWorkflowID, WorkflowSerializationFormat
 from sqlalchemy.engine import make_url
 
 from sandyard.kit.logging import get_logger
+from sandyard.platform.domain.sandboxes.commands import StoppingError
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -55,9 +56,12 @@ class Durable:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._engine: sa.Engine | None = None
+        self._closed = False
 
     async def _open(self) -> None:
         async with self._opening:
+            if self._closed:
+                raise StoppingError("The platform is stopping. The work goes on when it starts again.")
             if self._thread is None:
                 await self._start()
 
@@ -86,6 +90,7 @@ class Durable:
     async def close(self) -> None:
         """What is under way stops where it is, and goes on when a platform opens again."""
         global _current  # noqa: PLW0603
+        self._closed = True
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(self._thread.join)

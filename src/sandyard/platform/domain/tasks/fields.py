@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -12,6 +13,8 @@ from sandyard.platform.domain.projects.model import BudgetSettings
 
 MAX_TITLE, MAX_DESCRIPTION, MAX_ATTEMPTS, MAX_NEEDS, MAX_FEEDBACK = 300, 100_000, 8, 50, 50_000
 PRIORITIES = (-100, 100)
+_STEERING = frozenset(("Cc", "Cs", "Zl", "Zp"))
+_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def _branch(name: str) -> str:
@@ -20,9 +23,19 @@ def _branch(name: str) -> str:
     return name
 
 
+def _one_line(title: str) -> str:
+    """It becomes the subject of a commit, the name of a branch, a line on a terminal: nothing in it steers or hides."""
+    seen = "".join(" " if unicodedata.category(one) in _STEERING or one in _TURNING else one for one in title)
+    if not (line := " ".join(seen.split())):
+        raise ValueError("it has no letters")
+    return line
+
+
 AgentName = Annotated[str, Field(min_length=1, max_length=100)]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
-Title = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TITLE, strip_whitespace=True)]
+Title = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_TITLE, strip_whitespace=True), AfterValidator(_one_line)
+]
 Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
 Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_branch)]
 Priority = Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[1], description="Higher ones start first.")]

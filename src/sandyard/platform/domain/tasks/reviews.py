@@ -21,9 +21,10 @@ from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.events.model import EventView
 from sandyard.platform.domain.forge.model import Review
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.attempts import Attempts, locked, settle
 from sandyard.platform.domain.tasks.board import Tasks
-from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -31,6 +32,8 @@ log = get_logger(__name__)
 _SEEN = "reviews_seen"
 _EVERYTHING = Principal("", "platform", "admin", "platform")
 _RETRY_S = 5.0
+_NOTED_EVERY = 5000
+"""So many events may have to be read again after a start."""
 _KINDS = frozenset(
     f"pull_request.{kind}" for kind in ("merged", "closed", "checks_failed", "reviewed", "commented")
 ) | {"task.moved"}
@@ -55,11 +58,15 @@ class Reviews:
     async def _follow(self) -> None:
         while not self._feed.closed:
             try:
-                subscription = await self._feed.subscribe(_EVERYTHING, after=await self._seen())
+                noted = await self._seen()
+                subscription = await self._feed.subscribe(_EVERYTHING, after=noted)
                 while not subscription.ended:
                     for event in await subscription.batch():
                         if event.kind in _KINDS:
-                            await self._deal_with(event)
+                            await self._surely(event)
+                    if subscription.position - noted > _NOTED_EVERY:
+                        noted = subscription.position
+                        await self._note(noted)
             except SandyardError as error:
                 log.warning("reviews_interrupted", reason=error.message)
             except Exception as error:
@@ -74,6 +81,23 @@ class Reviews:
                 mark = Setting(name=_SEEN, value=str(self._feed.last))
                 tx.add(mark)
             return int(mark.value)
+
+    async def _surely(self, event: EventView) -> None:
+        """One that cannot be dealt with must not be in the way of all others for ever."""
+        try:
+            await self._deal_with(event)
+        except SandyardError:
+            raise
+        except Exception as error:
+            log.error("review_skipped", seq=event.seq, kind=event.kind, exc=error)  # noqa: TRY400
+            await self._note(event.seq)
+
+    async def _note(self, seq: int) -> None:
+        """All up to here are dealt with."""
+        async with self._database.transaction() as tx:
+            mark = await tx.session.get(Setting, _SEEN, with_for_update=True)
+            if mark is not None and seq > int(mark.value):
+                mark.value = str(seq)
 
     async def _deal_with(self, event: EventView) -> None:
         left: list[Attempt] = []
@@ -95,22 +119,28 @@ class Reviews:
         self._attempts.nudge()
 
     async def _moved(self, tx: Transaction, event: EventView) -> list[Attempt]:
-        """A person has called the task done: what waits for review waits no longer."""
+        """A person has called the task done: what waits waits no longer, and what works on it ends."""
         if event.data.get("to") != Column.DONE or event.task_id is None:
             return []
-        await tx.session.get(Task, event.task_id, with_for_update=True)
-        query = select(Attempt).where(Attempt.task_id == event.task_id, Attempt.status.in_(_RESTING))
+        task = await tx.session.get(Task, event.task_id, with_for_update=True)
+        if task is None or task.status != Column.DONE:
+            return []
+        left = (*OPEN_ATTEMPTS, AttemptStatus.FAILED)
+        query = select(Attempt).where(Attempt.task_id == event.task_id, Attempt.status.in_(left))
         rows = list((await tx.session.scalars(query.with_for_update())).all())
         for row in rows:
-            settle(tx, row, AttemptStatus.ARCHIVED)
-        return rows
+            if row.status == AttemptStatus.RUNNING:
+                row.cancel_at = row.cancel_at or utc_now()  # its round sees that, and leaves by itself
+            elif row.status != AttemptStatus.FAILED:
+                settle(tx, row, AttemptStatus.ARCHIVED)
+        return [row for row in rows if row.status != AttemptStatus.RUNNING]
 
     async def _heard(self, tx: Transaction, event: EventView, task: Task, attempt: Attempt) -> list[Attempt]:
         if event.kind == "pull_request.merged":
             return await self._merged(tx, task, attempt)
         if event.kind == "pull_request.closed":
             return await self._closed(tx, task, attempt)
-        if attempt.status in _LISTENING:
+        if attempt.status in _LISTENING and task.status in (Column.IN_PROGRESS, Column.IN_REVIEW):
             await self._said(tx, event, task, attempt)
         return []
 
@@ -121,8 +151,8 @@ class Reviews:
         return [attempt]
 
     async def _closed(self, tx: Transaction, task: Task, attempt: Attempt) -> list[Attempt]:
-        """Somebody does not want it. With nothing else to review, the task is over."""
-        if attempt.status not in (*_RESTING,):
+        """Somebody does not want it, whatever it does just now. With nothing else to review, the task is over."""
+        if AttemptStatus(attempt.status).over:
             return []
         settle(tx, attempt, AttemptStatus.ARCHIVED, error="Its pull request was closed without being merged.")
         others = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_((*_LISTENING, *_RESTING)))

@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import select
 
-from sandyard.kit.errors import ForbiddenError, NotFoundError, SandyardError
+from sandyard.kit.errors import BusyError, ForbiddenError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.db.database import Database
+from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task, User
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import StoppingError
@@ -30,6 +30,7 @@ from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
 Verb = Callable[..., Awaitable[Result]]
+AWAY_S = 1.0
 _INTERNAL = {
     "code": "internal",
     "message": "The platform failed in this step; its log says why. Try again: `task retry`.",
@@ -46,9 +47,12 @@ class Rounds:
 
     # the course ------------------------------------------------------------------------------------------------------------
 
-    async def course(self, step: StepOf, attempt_id: str, number: int) -> None:
+    async def course(self, steps: StepOf, attempt_id: str, number: int) -> None:
         """Every failure comes as a result, so that it is recorded like one."""
         count = 0
+
+        async def step(name: str, verb: Verb, *arguments: Any) -> Result:
+            return await steps(name, _surely, verb, *arguments)
 
         async def do(name: StepName, verb: Verb, **arguments: Any) -> Result:
             nonlocal count
@@ -64,14 +68,14 @@ class Rounds:
                 await self._work(do, plan, number)
             if plan["kind"] == RoundKind.PUBLISH or plan["solo"]:
                 await self._publish(do, plan, number)
-                await step("rest", self._rest, attempt_id, AttemptStatus.IN_REVIEW)
+                await step("rest", self._rest, attempt_id, number, AttemptStatus.IN_REVIEW)
             else:
-                await step("rest", self._rest, attempt_id, AttemptStatus.READY)
+                await step("rest", self._rest, attempt_id, number, AttemptStatus.READY)
         except _Stop as stop:
-            await step("fail", self._fail, attempt_id, stop.failure)
+            await step("fail", self._fail, attempt_id, number, stop.failure)
         except Exception as error:  # in a step that does not even say how it failed
             log.error("round_crashed", attempt=attempt_id, exc=error)  # noqa: TRY400
-            await step("fail", self._fail, attempt_id, _INTERNAL)
+            await step("fail", self._fail, attempt_id, number, _INTERNAL)
 
     async def _work(self, do: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
         prepared = {}
@@ -113,6 +117,8 @@ class Rounds:
         place = (attempt_id, number, count)
         try:
             work = await self._load(attempt_id)
+            if work.attempt.status != AttemptStatus.RUNNING or work.attempt.round != number:
+                return _CANCELLED  # it was merged, or this round is over
             before = await self._note_begun(place, name, work)
             result = _CANCELLED if work.attempt.cancel_at else await verb(work, place, before, **arguments)
         except StoppingError:
@@ -120,6 +126,8 @@ class Rounds:
         except CancelledStep:
             result = _CANCELLED
         except SandyardError as error:
+            if _database_away(error):
+                raise
             log.info("step_failed", attempt=attempt_id, step=name, code=error.code, reason=error.message)
             result = {"failed": {"code": error.code, "message": error.message}}
         except Exception as error:
@@ -191,11 +199,11 @@ class Rounds:
 
     # the end -----------------------------------------------------------------------------------------------------------------
 
-    async def _rest(self, attempt_id: str, status: AttemptStatus) -> Result:
+    async def _rest(self, attempt_id: str, number: int, status: AttemptStatus) -> Result:
         """In review, with a pull request; or ready, to be picked."""
         async with self._database.transaction() as tx:
             found = await locked(tx, attempt_id)
-            if found is None or found[1].status != AttemptStatus.RUNNING:
+            if found is None or found[1].status != AttemptStatus.RUNNING or found[1].round != number:
                 return {}
             task, row = found
             again = self._attempts.rest(tx, row, status)
@@ -211,9 +219,25 @@ class Rounds:
         self._attempts.nudge()
         return {}
 
-    async def _fail(self, attempt_id: str, failure: Mapping[str, str]) -> Result:
-        await self._attempts.fail(attempt_id, failure["code"], failure["message"])
+    async def _fail(self, attempt_id: str, number: int, failure: Mapping[str, str]) -> Result:
+        await self._attempts.fail(attempt_id, failure["code"], failure["message"], number=number)
         return {}
+
+
+def _database_away(error: SandyardError) -> bool:
+    return isinstance(error, DatabaseUnavailableError) or type(error) is BusyError  # an engine's is another one
+
+
+async def _surely(verb: Verb, *arguments: Any) -> Result:
+    """Once more while the database is away: what it would be recorded in is away too."""
+    while True:
+        try:
+            return await verb(*arguments)
+        except SandyardError as error:
+            if not _database_away(error):
+                raise
+            log.warning("step_waits", reason=error.message)
+            await asyncio.sleep(AWAY_S)
 
 
 class _Stop(Exception):  # noqa: N818 - a way out of the course, no error

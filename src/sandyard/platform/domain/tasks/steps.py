@@ -29,12 +29,13 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.preparing.service import Preparing
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b import EngineError
+from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineQuotaError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, Status, utc_now
 from sandyard.platform.domain.sessions.service import Sessions
+from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
 from sandyard.platform.domain.tasks import prompts
-from sandyard.platform.domain.tasks.model import RoundKind
+from sandyard.platform.domain.tasks.model import AttemptStatus, RoundKind
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -45,6 +46,8 @@ Place = tuple[str, int, int]
 
 PATIENCE_S = 900.0
 """How long the engine may be away before a step gives up."""
+UNFIT = 3
+"""So often what a sandbox is to be made of may not be there: a snapshot, then the template in its place."""
 LOOK_S = 1.0
 """How soon a long step sees that it is to end."""
 _FAILED_TURNS = {
@@ -127,21 +130,26 @@ class Steps:
             base_branch=work.task.base_branch,
             preparation=prepared,
         )
-        begun = time.monotonic()
+        begun, pause, unfit = time.monotonic(), 2.0, 0
         while True:
             try:
                 sandbox = await self._lifecycle.provisioned(sandbox.id)
             except SandyardError as error:  # its row says so too
                 log.info("provisioning_failed", attempt=attempt.id, reason=error.message)
                 sandbox = await self._lifecycle.rows.get(sandbox.id)
-            if sandbox.status not in (Status.ERROR, Status.DESTROYED):
+            usable = sandbox.status not in (Status.ERROR, Status.DESTROYED)
+            if usable and sandbox.doomed_at is None:
                 return {"shown": {"sessionId": row.id, "sandboxId": sandbox.id}}
-            if sandbox.status == Status.ERROR and time.monotonic() - begun > PATIENCE_S:
-                raise ConflictError(f"There is no sandbox to be had: {sandbox.error}")
-            if sandbox.status == Status.ERROR:
-                await asyncio.sleep(2.0)
+            failed = sandbox.status == Status.ERROR
+            unfit += failed and sandbox.error_code in NO_TEMPLATE
+            if unfit >= UNFIT or ((failed or usable) and time.monotonic() - begun > PATIENCE_S):
+                raise ConflictError(f"There is no sandbox to be had: {sandbox.error or 'the last one does not end'}")
+            if failed or usable:  # a usable one is being destroyed
+                await self._unless_cancelled(attempt.id, asyncio.sleep(pause))
+                pause = min(pause * 1.5, 30.0)
             await self._not_cancelled(attempt.id)
-            row, sandbox = await self._sessions.provision(work.caller, row.id)
+            if not usable:
+                row, sandbox = await self._sessions.provision(work.caller, row.id)
 
     async def checkout(self, work: Work, place: Place, before: Result) -> Result:
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
@@ -168,13 +176,17 @@ class Steps:
             model=attempt.model,
         )
         await self._note(place, turnId=row.id)
-        row = await self._turns.wait(row.id)
+        try:
+            row = await self._unless_cancelled(attempt.id, self._turns.wait(row.id))
+        except CancelledStep:
+            # this one may have been asked for when the others were cancelled already
+            await self._turns.cancel_all(attempt.session_id)
+            await self._turns.wait(row.id)
+            raise
         if row.status != TurnStatus.COMPLETED:
             await self._not_cancelled(attempt.id)
             code, sentence = _FAILED_TURNS.get(TurnStatus(row.status), ("turn_failed", "The agent has failed."))
             return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
-        if row.stop_reason == "refusal":
-            return {"failed": {"code": "refused", "message": "The agent has refused to do this."}}
         return {"shown": {"turnId": row.id, "stopReason": row.stop_reason}}
 
     async def _prompt(self, work: Work, words: str | None) -> tuple[Origin, list[str]]:
@@ -184,7 +196,8 @@ class Steps:
         if attempt.work["kind"] == RoundKind.FEEDBACK:
             return Origin.FEEDBACK, [prompts.of_feedback(attempt.work["said"])]
         if attempt.work["kind"] == RoundKind.RETRY and await self._has_worked(attempt.session_id):
-            return Origin.TASK, [prompts.of_retry(attempt.work.get("ended"))]
+            again = [prompts.of_feedback(attempt.work["said"])] if "said" in attempt.work else []
+            return Origin.TASK, [prompts.of_retry(attempt.work.get("ended")), *again]
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)
         sandbox = await self._sessions.sandbox(work.caller, attempt.session_id)
         row = await self._git.checkout(work.caller, sandbox.id)
@@ -199,7 +212,7 @@ class Steps:
     async def _has_worked(self, session_id: str) -> bool:
         """Its agent has been told the task before, and has done something."""
         async with self._database.reading() as session:
-            query = select(Turn.id).where(Turn.session_id == session_id, Turn.started_at.is_not(None))
+            query = select(Turn.id).where(Turn.session_id == session_id, Turn.request.is_not(None))
             return (await session.scalars(query.limit(1))).first() is not None
 
     async def verify(self, work: Work, place: Place, before: Result) -> Result:
@@ -208,7 +221,7 @@ class Steps:
         if verify.command is None:
             return {"ok": True}
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
-        command_id = before.get("commandId")
+        command_id = before.get("commandId") or await self._begun_before(place, sandbox.id, verify.command)
         if command_id is None:
             new = NewCommand(command=verify.command, timeout_s=verify.timeout_seconds, cwd=FOLDER, envs={"CI": "true"})
             command_id = (await self._patiently(lambda: self._commands.execute(work.caller, sandbox.id, new))).id
@@ -239,6 +252,15 @@ class Steps:
             f"`{verify.command}` still fails (exit code {command.exit_code}) after {verify.fixes} attempts to mend it."
         )
         return {"ok": False, "words": words, "message": message, "shown": shown}
+
+    async def _begun_before(self, place: Place, sandbox_id: str, command: str) -> str | None:
+        """By a try of this step that was cut off before it could note that."""
+        never = (CommandStatus.LOST, CommandStatus.NOT_STARTED)
+        query = select(Command.id).join(Step, Step.started_at <= Command.started_at)
+        query = query.where(Step.attempt_id == place[0], Step.round == place[1], Step.number == place[2])
+        query = query.where(Command.sandbox_id == sandbox_id, Command.command == command, Command.status.not_in(never))
+        async with self._database.reading() as session:
+            return await session.scalar(query.order_by(Command.id.desc()).limit(1))
 
     async def _watched(self, work: Work, command_id: str) -> Command:
         try:
@@ -325,13 +347,14 @@ class Steps:
                 row.detail = {**row.detail, **detail}
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Once more while the engine is away for a while."""
+        """Once more while the engine is away for a while, or full."""
         begun, pause = time.monotonic(), 0.5
         while True:
             try:
                 return await work()
             except EngineError as error:
-                if not error.transient or time.monotonic() - begun > PATIENCE_S:
+                passes = error.transient or isinstance(error, EngineQuotaError)
+                if not passes or time.monotonic() - begun > PATIENCE_S:
                     raise
                 log.info("engine_awaited", code=error.code, reason=error.message)
             await asyncio.sleep(pause)
@@ -340,7 +363,7 @@ class Steps:
     async def _not_cancelled(self, attempt_id: str) -> None:
         async with self._database.reading() as session:
             row = await session.get(Attempt, attempt_id)
-        if row is None or row.cancel_at is not None:
+        if row is None or row.cancel_at is not None or row.status != AttemptStatus.RUNNING:
             raise CancelledStep
 
     async def _unless_cancelled(self, attempt_id: str, work: Coroutine[Any, Any, T]) -> T:

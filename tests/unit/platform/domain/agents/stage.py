@@ -16,9 +16,11 @@ from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.models import AgentRun, Ask, Message, Sandbox, Session, Turn
 from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.launching import put_files
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, Profile
+from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, ModelEndpoint, Profile
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.model import Status
 from sandyard.platform.domain.sandboxes.output import STDOUT
 from tests.unit.platform.domain.sandboxes.yard import DEADLINE, Yard
 
@@ -58,16 +60,24 @@ class Spent:
 
 
 class FakeModels:
-    """No models; `budget` refuses."""
+    """No models, unless one is `given`; `budget` refuses."""
 
     def __init__(self) -> None:
         self.budget: SandyardError | None = None
         self.counting: list[str] = []
+        self.given: ModelEndpoint | None = None
+        self.attached = 0
 
-    async def endpoint(self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None) -> None:
-        return None
+    async def endpoint(
+        self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
+    ) -> ModelEndpoint | None:
+        return self.given
 
-    async def attach(self, session: Session, sandbox: Sandbox) -> None: ...
+    async def attach(self, session: Session, sandbox: Sandbox) -> None:
+        if sandbox.status == Status.PAUSED:
+            raise SandboxNotRunningError
+        self.attached += 1
+
     async def detach(self, sandbox_id: str) -> None: ...
 
     @contextlib.contextmanager

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Ask, Audit, Session, Turn
+from sandyard.platform.domain.agents import conducting
 from sandyard.platform.domain.agents.errors import AskOverError
+from sandyard.platform.domain.agents.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.sandboxes.model import Status
 from tests.unit.platform.domain.sandboxes.yard import until
 
@@ -126,3 +130,55 @@ async def test_an_agent_that_is_stuck(stage: Stage, when: str) -> None:
         await stage.asks.answer(stage.yard.owner, ask.id, option_id="stop")
     turn = await stage.done(turn)
     assert turn.status == ("completed" if when == "wake" else "cancelled")
+
+
+async def test_one_that_goes_on_by_itself_asks_no_longer(stage: Stage) -> None:
+    row = await asking(stage, {"stuck_minutes": 1, "when_stuck": "ask"})
+    turn = await stage.prompt(row, "say 1", "sleep 6", "say 2", "hold")
+    await until(lambda: stage.parts(turn), "it says something")
+
+    async def stuck() -> Ask | None:
+        stage.yard.clock.advance(20)
+        return await stage.pending(row)
+
+    ask = await until(stuck, "somebody is asked")
+    assert await status(stage, turn) == "waiting"
+
+    async def runs() -> bool:
+        return await status(stage, turn) == "running"
+
+    await until(runs, "it goes on")
+    assert (await stage.asks.get(stage.yard.owner, ask.id)).status == "cancelled"
+    await stage.turns.cancel(stage.yard.owner, turn.id)
+    assert (await stage.done(turn)).status == "cancelled"
+
+
+async def test_a_stuck_one_that_does_not_listen_is_replaced_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conducting, "CANCEL_S", 0.5)
+    row = await asking(stage, {"stuck_minutes": 1, "when_stuck": "wake"})
+    turn = await stage.prompt(row, "say 1", "deaf")
+    await until(lambda: stage.parts(turn), "it says something")
+
+    async def stuck() -> bool:
+        stage.yard.clock.advance(20)
+        return "turn.stuck" in await stage.yard.kinds(about="turn.")
+
+    await until(stuck, "it is seen to be stuck")
+    assert (await stage.done(turn)).status == "completed"
+    assert len(await stage.runs(row)) == 2
+
+
+async def test_its_model_comes_back_when_its_sandbox_wakes_under_another_platform(stage: Stage) -> None:
+    stage.models.given = ModelEndpoint(ModelApi.ANTHROPIC, "http://127.0.0.1:1/x", Secret("x"), None)
+    row = await asking(stage, {"permissions": {"mode": "ask"}})
+    turn = await stage.prompt(row, "ask execute make")
+    ask = await asked(stage, row)
+    sandbox = await stage.yard.services.lifecycle.rows.get(row.sandbox_id or "")
+    await stage.yard.services.lifecycle.pause(sandbox)
+    await stage.cut_off()
+    stage.models.attached = 0
+    await asyncio.sleep(0.5)
+    assert stage.models.attached == 0, "nothing wakes it"
+    await stage.asks.answer(stage.yard.owner, ask.id, decision="allow")
+    assert (await stage.done(turn)).status == "completed"
+    assert stage.models.attached == 1

@@ -23,6 +23,7 @@ OPTIONS = [
         ("allow_reads", [], {"kind": "search"}, "allow"),
         ("allow_reads", [], {"kind": "execute"}, None),
         ("allow_reads", [], {}, None),
+        ("allow_reads", ["x"], {"kind": ["read"], "locations": 5, "content": {"a": 1}, "title": []}, None),
         ("allow_all", [], {"kind": "execute"}, "allow"),
         ("allow_all", ["rm -rf"], {"title": "rm -rf /"}, "reject"),
         ("allow_all", ["rm -rf"], {"title": "Run", "rawInput": {"command": ["rm", "-rf", "/"]}}, "reject"),

@@ -151,3 +151,25 @@ def test_a_summary_has_the_end_of_what_was_said() -> None:
     assert "question 3 " not in told
     assert "You did: make (completed)" in told
     assert summary.write([]) is None
+
+
+def test_values_of_the_wrong_kind_do_no_harm() -> None:
+    made = Transcript()
+    made.apply({"sessionUpdate": ["tool_call"]})
+    made.apply({"sessionUpdate": {}})
+    made.apply(
+        {"sessionUpdate": "tool_call", "toolCallId": "t", "kind": [], "status": {}, "locations": 5, "content": "x"}
+    )
+    (part,) = parts(made)
+    assert (part["kind"], part["status"]) == ("other", "pending")
+
+
+def test_it_knows_its_weight() -> None:
+    made = Transcript()
+    for _ in range(3):
+        made.apply({"sessionUpdate": "tool_call", "toolCallId": "t", "rawInput": "x" * 1000})
+    made.apply(text("y" * 500))
+    assert len(made) == 2
+    assert 1500 < made.weight < 2500
+    again = Transcript(known=[(entry.id, entry.part) for entry in made.changes()])
+    assert abs(again.weight - made.weight) < 100

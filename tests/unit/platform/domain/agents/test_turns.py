@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sandyard.kit.errors import NotFoundError
+from sandyard.kit.errors import ForbiddenError, NotFoundError
 from sandyard.platform.domain.agents import conducting
 from sandyard.platform.domain.models.model import OverBudgetError
 from sandyard.platform.domain.paging import PageRequest
@@ -178,3 +178,41 @@ async def test_it_goes_on_after_a_pause_and_while_the_engine_is_away(stage: Stag
     turn = await stage.done(turn)
     assert turn.status == "completed", turn.error
     assert await stage.text(turn) == "".join(f"{number} " for number in range(1, 61))
+
+
+async def test_one_that_speaks_another_protocol_is_told_at_once(stage: Stage) -> None:
+    """Also when it says nothing after that, and does not end."""
+    answer = r"""read line; printf '{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":7}}\n'; sleep 600"""
+    stage.agents.known = ActingProfile(argv=("bash", "-c", answer))
+    turn = await stage.play(await stage.session(), "say 1")
+    assert (turn.status, turn.error_code) == ("failed", "agent_protocol")
+
+
+async def test_who_has_left_the_project_does_not_use_its_agents(stage: Stage) -> None:
+    yard = stage.yard
+    member = await yard.person("member")
+    project_id = await yard.project(yard.owner, member)
+    row, _ = await yard.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
+    words = [{"type": "text", "text": "say 1"}]
+    first = await stage.turns.prompt(member, row.id, words, key="once")
+    assert (await stage.turns.prompt(member, row.id, words, key="once")).id == first.id
+    assert (await stage.done(first)).status == "completed"
+    await yard.services.projects.remove_member(yard.owner, project_id, member.user_id)
+    with pytest.raises(ForbiddenError):
+        await stage.turns.prompt(member, row.id, words)
+
+
+async def test_one_that_slept_when_it_was_ended_does_not_go_on_beside_the_next(stage: Stage) -> None:
+    row, lifecycle = await stage.session(), stage.yard.services.lifecycle
+    turn = await stage.prompt(row, "say 1", "hold")
+    await until(lambda: stage.parts(turn), "it says something")
+    sandbox = await lifecycle.rows.get(row.sandbox_id or "")
+    await lifecycle.pause(sandbox)
+    await stage.turns.end_agent(row.id)
+    assert (await stage.done(turn)).status == "failed"
+    assert (await lifecycle.rows.get(sandbox.id)).status == "paused"
+    assert (await stage.play(row, "say 2")).status == "completed"
+    first, second = await stage.runs(row)
+    assert sandbox.engine_id is not None
+    assert not await lifecycle.engine.commands.kill(sandbox.engine_id, first.id)
+    assert await lifecycle.engine.commands.kill(sandbox.engine_id, second.id)

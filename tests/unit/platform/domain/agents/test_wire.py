@@ -63,3 +63,8 @@ def test_lines_are_counted_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (lines.consumed, lines.seen) == (107, 138)
     assert lines.feed(b"y" * 30 + b"\nok\n") == [(172, b"ok")]
     assert (lines.consumed, lines.seen) == (172, 172)
+
+
+def test_a_line_of_a_million_values_is_not_read() -> None:
+    assert wire.parse(b'{"method": "x", "params": {"a": [' + b"{}," * 600_000 + b"{}]}}") is None
+    assert wire.parse(b'{"method": "x", "params": {"a": "' + b"y" * 600_000 + b'"}}') is not None

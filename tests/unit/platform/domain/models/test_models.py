@@ -10,6 +10,8 @@ import pytest
 from sqlalchemy import select
 
 from sandyard.platform.db.models import ModelCall
+from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.gateway import _parsed
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from tests.unit.platform.domain.sandboxes.yard import Yard, until
@@ -152,6 +154,44 @@ async def test_a_budget_is_reached(yard: Yard, upstream: Upstream) -> None:
 
 async def _two(told: list[tuple[str, str]]) -> bool:
     return len(told) == 2
+
+
+async def test_an_answer_that_is_not_awaited_is_counted(yard: Yard, upstream: Upstream) -> None:
+    """Whoever leaves before the provider says what it took would spend without end."""
+
+    async def endless(seen: Seen, reply: Reply) -> None:
+        if "stream" not in seen.json:
+            await reply.whole({"words": "y" * 400})
+            return
+        await reply.stream()
+        while True:
+            await reply.event({"choices": [{"delta": {"content": "x"}}]})
+            await asyncio.sleep(0.01)
+
+    upstream.handler = endless
+    scene = await played(yard, upstream)
+    await scene.run(
+        "stream = opened(body={'model': 'tiny', 'stream': True, 'messages': ['x' * 4000]})\nstream.readline(); stream.close()\n"
+        "ask(body={'model': 'tiny', 'messages': ['x' * 4000]})"
+    )
+    await until(lambda: _counted(scene), "it is counted")
+    for row in await calls(scene):
+        assert (row.input_tokens or 0) >= 1000, row.error
+        assert (row.output_tokens or 0) >= 1
+
+
+async def _counted(scene: Scene) -> bool:
+    rows = await calls(scene)
+    return len(rows) == 2 and all(row.input_tokens is not None for row in rows)
+
+
+async def test_what_a_provider_might_read_otherwise_is_refused(yard: Yard, upstream: Upstream) -> None:
+    scene = await played(yard, upstream)
+    twice = '{"model": "dear", "model": "tiny", "messages": []}'
+    said = await scene.run(f"print(ask(body={ {**HELLO, 'background': True}!r})[0])")
+    assert said.strip() == "200"
+    assert upstream.seen[0].json == HELLO
+    assert _parsed(twice.encode(), Asked("/v1/chat/completions", "", counted=True)) is None
 
 
 async def test_dollars_need_a_price(yard: Yard, upstream: Upstream) -> None:

@@ -12,7 +12,7 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.agents.model import ModelApi
-from sandyard.platform.domain.models.apis import Asked, address, asked
+from sandyard.platform.domain.models.apis import Asked, address, asked, upward
 from sandyard.platform.domain.models.model import NoModelError, Price
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.service import chosen_from
@@ -75,11 +75,14 @@ async def test_who_may(world: World, providers: Providers, names: dict[str, str]
 async def test_where_it_may_be(world: World, providers: Providers, names: dict[str, str]) -> None:
     owner = (await world.person("owner")).principal
     mine = {"project_id": (await world.projects.create(owner, "website")).id, **CHAT}
+    names |= {"translated.example.org": "64:ff9b::7f00:1", "tunnelled.example.org": "2002:a00:1::1"}
     private = (
         "http://models.example.org",
         "https://inside.example.org",
         "https://127.0.0.1",
         "https://169.254.169.254",
+        "https://translated.example.org",
+        "https://tunnelled.example.org",
     )
     for number, url in enumerate(private):
         with pytest.raises(ForbiddenError):
@@ -168,3 +171,15 @@ def test_paths() -> None:
         (ModelApi.GEMINI, "GET", "/v1beta/files"),
     ):
         assert asked(kind, method, path, "") is None, path
+
+
+def test_what_would_hide_or_change_an_answer_is_left_out() -> None:
+    found = asked(ModelApi.GEMINI, "POST", "/v1beta/models/g:generateContent", "alt=sse&fields=a&%24fields=b&key=k")
+    assert found is not None
+    assert found.query == "alt=sse"
+    for kind, path in ((ModelApi.OPENAI, "/v1/models/.."), (ModelApi.GEMINI, "/v1/models/..")):
+        assert asked(kind, "GET", path, "") is None
+    assert asked(ModelApi.GEMINI, "POST", "/v1/models/..:generateContent", "") is None
+    assert asked(ModelApi.GEMINI, "GET", "/v1/models/gemini-2.5-pro", "") is not None
+    headers = [("x-goog-fieldmask", "a"), ("x-http-method-override", "DELETE"), ("x-mine", "1")]
+    assert [name for name, _ in upward(ModelApi.GEMINI, headers, None)] == ["x-mine", "accept-encoding"]

@@ -151,7 +151,15 @@ async def test_who_may_not_see_the_project_gets_nothing_of_it(garden: Garden) ->
         await services.preparing.list(stranger, garden.project.id, PageRequest())
     with pytest.raises(NotFoundError):
         await garden.prepare(caller=stranger)
-    for name in (made.snapshot or "", (made.snapshot or "").partition(":")[0]):
+    snapshot = made.snapshot or ""
+    for name in (
+        snapshot,
+        snapshot.partition(":")[0],
+        f" {snapshot}",
+        f"{snapshot}\n",
+        snapshot.upper(),
+        f"x/{snapshot}",
+    ):
         with pytest.raises(InvalidInputError, match="template"):
             await services.sessions.create(stranger, template=name)
         with pytest.raises(InvalidInputError, match="template"):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.kit.errors import BusyError, ConflictError, NotFoundError
 from sandyard.platform.db.models import Attempt, Task
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
@@ -125,6 +125,43 @@ async def test_one_is_picked(board: Board) -> None:
         await board.attempts.pick(board.owner, task.id, "att_unknown")
     picked = await board.attempts.pick(board.owner, task.id, ids[1])
     assert (picked.status, picked.work["kind"]) == (AttemptStatus.QUEUED, "publish")
+    assert picked.work["solo"], "words on its pull request go there, too"
     statuses = [row.status for row in await board.attempts.of_task(board.owner, task.id)]
     assert statuses == [AttemptStatus.ARCHIVED, AttemptStatus.QUEUED, AttemptStatus.ARCHIVED]
     assert ProjectSettings.of(board.project).tasks.parallel == 4
+
+
+async def test_what_could_not_be_begun_is_begun_later(board: Board) -> None:
+    board.executor.failures.append(BusyError())
+    attempt = await board.attempt(await board.task())
+    board.attempts.start(board.executor)
+    await board.until(lambda: not board.executor.failures)
+    board.attempts.nudge()
+    await board.until(lambda: bool(board.executor.begun))
+    assert board.executor.begun == [(attempt.id, 1)]
+
+
+async def test_the_last_one_fails_and_others_are_ready(board: Board) -> None:
+    task = await board.task(attempts=[{"agent": "demo"}] * 2)
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 2)
+    await board.let(await board.attempt(task, 1), AttemptStatus.READY)
+    assert (await board.tasks.get(board.owner, task.id)).status == Column.IN_PROGRESS
+    last = await board.attempt(task, 2)
+    await board.attempts.fail(last.id, "turn_failed", "It fails.", number=7)
+    assert (await board.attempt(task, 2)).status == AttemptStatus.RUNNING, "of another round"
+    await board.attempts.fail(last.id, "turn_failed", "It fails.", number=1)
+    known = await board.tasks.get(board.owner, task.id)
+    assert (known.status, known.error) == (Column.IN_REVIEW, None)
+
+
+async def test_words_are_not_lost_when_their_round_fails(board: Board) -> None:
+    task = await board.task()
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    await board.let(await board.attempt(task), AttemptStatus.IN_REVIEW)
+    await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="also this")
+    await board.until(lambda: len(board.executor.begun) == 2)
+    await board.attempts.fail((await board.attempt(task)).id, "engine_full", "There is no sandbox to be had.")
+    await board.attempts.retry(board.owner, task.id)
+    assert [said["words"] for said in (await board.attempt(task)).work["said"]] == ["also this"]

@@ -273,3 +273,12 @@ async def test_an_archived_project_starts_nothing(desk: Desk) -> None:
         await desk.tasks.move(desk.me, task.id, IN_PROGRESS)
     with pytest.raises(ConflictError, match="archived"):
         await desk.card()
+
+
+async def test_what_was_closed_starts_over(desk: Desk) -> None:
+    """Its attempts were archived, so there is none to go on with."""
+    task = await desk.card(start=True)
+    await desk.becomes(task, AttemptStatus.ARCHIVED, Column.CANCELLED)
+    await desk.tasks.retry(desk.me, task.id)
+    assert await desk.status(task) == Column.IN_PROGRESS
+    assert [row.status for row in await desk.attempts_of(task)] == [AttemptStatus.ARCHIVED, AttemptStatus.QUEUED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -136,10 +137,44 @@ async def test_merged_while_nobody_looked(board: Board, feed: Feed) -> None:
     await second.close()
 
 
-async def test_closed_without_a_merge(board: Board, reviews: Reviews) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+async def test_closed_without_a_merge(board: Board, reviews: Reviews, busy: bool) -> None:
     task = await in_review(board)
     attempt = await board.attempt(task)
+    if busy:
+        await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="also this")
+        await until_round(board, task, 2)
     await say(board, task, "closed")
     await board.until(lambda: attempt.session_id in board.turns.ended)
     assert (await board.attempt(task)).status == AttemptStatus.ARCHIVED
     assert await status(board, task) == Column.CANCELLED
+
+
+async def test_done_while_something_still_works_on_it(board: Board, reviews: Reviews) -> None:
+    task = await board.task(agent="demo", attempts=[{"agent": "demo"}] * 2)
+    await board.until(lambda: len(board.executor.begun) == 2)
+    await board.let(await board.attempt(task, 1), AttemptStatus.IN_REVIEW)
+    await board.tasks.move(board.owner, task.id, Column.DONE)
+    async with asyncio.timeout(20):
+        while (await board.attempt(task, 2)).cancel_at is None:
+            await asyncio.sleep(0.01)
+    assert (await board.attempt(task, 1)).status == AttemptStatus.ARCHIVED
+
+
+async def test_one_that_cannot_be_dealt_with_is_in_nobodys_way(
+    board: Board, reviews: Reviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await in_review(board)
+    dealt = reviews._heard
+
+    async def heard(tx: Any, event: Any, *rest: Any) -> Any:
+        if event.kind == "pull_request.commented":
+            raise ValueError("no words")
+        return await dealt(tx, event, *rest)
+
+    monkeypatch.setattr(reviews, "_heard", heard)
+    await say(board, task, "commented", text="@agent what")
+    await say(board, task, "merged")
+    async with asyncio.timeout(20):
+        while await status(board, task) != Column.DONE:
+            await asyncio.sleep(0.01)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, Project, Task, User
@@ -38,8 +39,11 @@ class Executor:
     def __init__(self) -> None:
         self.begun: list[tuple[str, int]] = []
         self.states: dict[str, str] = {}
+        self.failures: list[SandyardError] = []
 
     async def begin(self, attempt_id: str, number: int) -> None:
+        if self.failures:
+            raise self.failures.pop()
         self.begun.append((attempt_id, number))
 
     async def state(self, attempt_id: str, number: int) -> str | None:
@@ -59,6 +63,7 @@ class Board:
         self.projects = Projects(self.database, clock)
         self.attempts = Attempts(self.database, self.projects, None, self.turns, self.settings)  # type: ignore[arg-type]
         self.tasks = Tasks(self.database, self.projects, self.attempts, None, clock)
+        self.attempts.advance = self.tasks.advance
         self.project = await self.make(**settings)
         return self
 

@@ -22,6 +22,8 @@ PACE_S = 0.02
 """What is said within this time goes together: each message to a sandbox costs the same, however short it is."""
 LONGEST = 256 << 10
 """Of a line. A tenant may put another program in the place of ours, which then speaks for that sandbox only."""
+UNSENT = 48 << 20
+"""Characters that may wait to be sent. One who never reads what it is told is given up."""
 _SENT_AT_ONCE = 256 << 10
 _SEND_S, _KILL_S = 30.0, 5.0
 _QUEUE = 32
@@ -73,6 +75,7 @@ class LineStream:
         self._mark = random_id()
         self._queue: asyncio.Queue[str | None] = asyncio.Queue(_QUEUE)
         self._unsent: deque[str] = deque()
+        self._waiting = 0
         self._to_send = asyncio.Event()
         self._process: AsyncCommandHandle[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -98,6 +101,8 @@ class LineStream:
         ours says; NoPythonError."""
         rest, heard, noise = "", False, 0
         while (chunk := await self._next()) is not None:
+            if self._waiting > UNSENT:
+                raise EngineError("A program in the sandbox does not read what the platform tells it.")
             *lines, rest = (rest + chunk).split("\n")
             if len(rest) > LONGEST:
                 raise EngineError("A program in the sandbox says what the platform's own never would.")
@@ -115,7 +120,9 @@ class LineStream:
 
     def say(self, line: str) -> None:
         """Send it soon, in the order of the calls. When it cannot be sent, `lines` ends."""
-        self._unsent.append(line)
+        if self._waiting <= UNSENT:  # else `lines` is about to end
+            self._unsent.append(line)
+            self._waiting += len(line)
         self._to_send.set()
 
     async def close(self) -> None:
@@ -154,6 +161,7 @@ class LineStream:
         while self._unsent and size < _SENT_AT_ONCE:
             parts.append(self._unsent.popleft() + "\n")
             size += len(parts[-1])
+        self._waiting -= size - len(parts)
         if not self._unsent:
             self._to_send.clear()
         return "".join(parts)

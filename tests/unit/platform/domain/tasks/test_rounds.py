@@ -1,0 +1,94 @@
+"""The course of a round, with steps that do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.db.database import DatabaseUnavailableError
+from sandyard.platform.db.models import Attempt, Task
+from sandyard.platform.domain.tasks import rounds
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.rounds import Rounds
+from tests.unit.platform.domain.tasks.yard import Board
+
+
+class Steps:
+    """Each is done at once. `meanwhile` happens in the step of that name; an error given for one is raised once."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.meanwhile: dict[str, Callable[[], Awaitable[None]]] = {}
+        self.errors: dict[str, SandyardError] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[dict[str, Any]]]:
+        async def step(*_: Any, **__: Any) -> dict[str, Any]:
+            if (error := self.errors.pop(name, None)) is not None:
+                raise error
+            if name in self.meanwhile:
+                await self.meanwhile[name]()
+            self.done.append(name)
+            return {"ok": True}
+
+        return step
+
+
+async def play(board: Board, steps: Steps, attempt: Attempt, number: int = 1) -> None:
+    async def step(_: str, verb: Callable[..., Awaitable[dict[str, Any]]], *arguments: Any) -> dict[str, Any]:
+        return await verb(*arguments)
+
+    await Rounds(board.database, board.attempts, board.tasks, steps).course(step, attempt.id, number)  # type: ignore[arg-type]
+
+
+async def running(board: Board) -> tuple[Task, Attempt]:
+    task = await board.task()
+    board.attempts.start(board.executor)
+    await board.until(lambda: bool(board.executor.begun))
+    return task, await board.attempt(task)
+
+
+async def test_the_whole_course_also_when_the_database_is_away_for_a_while(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "AWAY_S", 0.01)
+    task, attempt = await running(board)
+    steps = Steps()
+    steps.errors["agent"] = DatabaseUnavailableError()
+    await play(board, steps, attempt)
+    assert steps.done == ["setup", "provision", "checkout", "agent", "verify", "commit", "push", "pull_request"]
+    assert (await board.attempt(task)).status == AttemptStatus.IN_REVIEW
+    assert (await board.tasks.get(board.owner, task.id)).status == Column.IN_REVIEW
+    tried = {step.name: step.tries for step in await board.attempts.steps(attempt.id)}
+    assert (tried["agent"], tried["verify"]) == (2, 1)
+    await play(board, steps, attempt)  # its end was not recorded
+    assert (len(steps.done), (await board.attempt(task)).status) == (8, AttemptStatus.IN_REVIEW)
+
+
+async def test_merged_meanwhile(board: Board) -> None:
+    task, attempt = await running(board)
+    steps = Steps()
+
+    async def merged() -> None:
+        async with board.database.transaction() as tx:
+            row = await tx.session.get(Attempt, attempt.id)
+            assert row is not None
+            row.status = AttemptStatus.MERGED
+
+    steps.meanwhile["provision"] = merged
+    await play(board, steps, attempt)
+    assert steps.done == ["setup", "provision"]
+    assert (await board.attempt(task)).status == AttemptStatus.MERGED
+
+
+async def test_what_an_earlier_round_has_left_ends_no_later_one(board: Board) -> None:
+    task, attempt = await running(board)
+    async with board.database.transaction() as tx:
+        row = await tx.session.get(Attempt, attempt.id)
+        assert row is not None
+        row.round = 2
+    steps = Steps()
+    await play(board, steps, attempt, 1)
+    assert (steps.done, (await board.attempt(task)).status) == ([], AttemptStatus.RUNNING)
