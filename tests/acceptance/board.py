@@ -71,7 +71,9 @@ class Card:
 
     def parts(self, session_id: str) -> list[dict[str, Any]]:
         """Of the agent."""
-        return [part for message in self.messages(session_id) if message["role"] == "agent" for part in message["parts"]]
+        return [
+            part for message in self.messages(session_id) if message["role"] == "agent" for part in message["parts"]
+        ]
 
     def said(self, session_id: str) -> str:
         """All that the agent has said, joined."""

@@ -60,6 +60,14 @@ def test_a_provider_is_added(ready: Server) -> None:
     assert run("model", "add", "x", "--kind", "openai", "--no-key", "--price", "a=1").exit_code == 2
 
 
+def test_a_name_that_says_how_it_is_spoken_to(ready: Server) -> None:
+    assert run("model", "add", "gemini", "--no-key", "--no-test").exit_code == 0
+    assert ready.asked[-1].json()["kind"] == "gemini"
+    result = run("model", "add", "mine", "--no-key")
+    assert (result.exit_code, "--kind" in result.stderr) == (2, True)
+    assert run("usage", "--since", "yesterday").exit_code == 2
+
+
 def test_by_name(ready: Server) -> None:
     assert json.loads(run("model", "test", "claude", "-o", "json").stdout) == GOOD
     assert run("model", "remove", "claude").exit_code == 0

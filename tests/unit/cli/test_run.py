@@ -24,6 +24,8 @@ from tests.unit.cli.tasks.answers import PULL, TASK, Story, attempt, page, task
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "website"
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", str(folder), *who, "commit", "-q", "--allow-empty", "-m", "begin"], check=True)
     return folder
 
 
@@ -95,6 +97,7 @@ def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
     ):
         result = run("Mend it", "--repo", repo)
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
+    assert not story.server.asked, "what is on this machine is looked at first"
     findings = [{"what": "push", "ok": False, "detail": "The token may not push."}]
     story.server.on("POST", "/projects/prj_1/test", Reply(200, {"ok": False, "findings": findings}))
     result = run("Mend it", "--repo", "https://example.org/o/website.git")
@@ -103,6 +106,17 @@ def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
     assert "--token-from" in result.stderr
     assert run("Mend it", "--repo", "git@example.org:o/r", "--token-from", "NOT_SET").exit_code == 1
     assert run(" ", "--repo", "git@example.org:o/r").exit_code == 1
+
+
+def test_directories(story: Story, repository: Path, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path / "empty")], check=True)
+    (repository / "inside").mkdir()
+    for repo, words in ((tmp_path / "empty", "has no commit yet"), (repository / "inside", f"say --repo {repository}")):
+        result = run("Mend it", "--repo", str(repo))
+        assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
+    (repository / "a.txt").write_text("new")
+    rests(story, "failed", error="The agent gave up.")
+    assert "1 file is not committed" in run("Mend it", "--repo", str(repository)).stderr
 
 
 def test_somebody_has_to_be_logged_in(server: Server) -> None:

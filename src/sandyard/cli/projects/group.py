@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard.cli.completion import project_ids
-from sandyard.cli.connection import MANY, connect, project_of, segment
+from sandyard.cli.connection import connect, project_of, segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import given, limit_option
 from sandyard.cli.output import as_json, output_option, print_json, show_list, show_one
@@ -77,10 +77,7 @@ def add(
                     f"{name} was added as {made['id']}, but not its credential: {error.message} {again}."
                 ) from None
         found = look(client, made["id"]) if test else None
-        note = _same_name(client, made)
     show_one(made, FIELDS, output)
-    if note is not None:
-        click.echo(note, err=True)
     if found is not None:
         tell(found, err=True)
         if not found["ok"]:
@@ -172,21 +169,6 @@ def delete(project: str, yes: bool) -> None:
             click.confirm(f"Delete {project} with its tasks and credentials?", abort=True, err=True)
         client.delete(f"/projects/{segment(project_id)}")
     click.echo(f"{project} is deleted.", err=True)
-
-
-def _same_name(client: Client, made: Any) -> str | None:
-    """What to say when another one is called so too: a name that two have names neither."""
-    others = [
-        one["id"]
-        for one in client.pages("/projects", MANY)["items"]
-        if one["name"] == made["name"] and one["id"] != made["id"]
-    ]
-    if not others:
-        return None
-    return (
-        f"Note: {', '.join(others)} has this name too, so name them by their ids; another name gives "
-        f"`sandyard project set {made['id']} --name NAME`."
-    )
 
 
 def _put(client: Client, project_id: str, credentials: dict[str, Any]) -> None:

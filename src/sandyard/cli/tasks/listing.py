@@ -115,9 +115,15 @@ def _row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) 
 
 def _asking(client: Client, tasks: list[Any]) -> set[str]:
     """Those whose agent waits for a person."""
-    if not any(attempt["status"] == "running" for task in tasks for attempt in task.get("attempts") or []):
-        return set()
-    return {str(ask["taskId"]) for ask in pending(client, {}) if ask.get("taskId")}
+    running = {
+        str(attempt["sessionId"]): str(task["id"])
+        for task in tasks
+        for attempt in task.get("attempts") or []
+        if attempt["status"] == "running"
+    }
+    return (
+        {running[ask["sessionId"]] for ask in pending(client, {}) if ask["sessionId"] in running} if running else set()
+    )
 
 
 def fitted(rows: list[Any], columns: dict[str, str], width: int) -> list[Any]:

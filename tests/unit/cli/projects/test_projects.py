@@ -210,6 +210,19 @@ def test_settings_keep_what_is_not_named(ready: Server) -> None:
     assert run("set", "website", "--author", "Maria").exit_code == 2
 
 
+def test_how_tasks_are_done(ready: Server) -> None:
+    words = ("--verify", "make test", "--setup", "", "--agent", "claude", "--permissions", "ask", "--parallel", "2")
+    assert run("set", "website", *words, "--budget-usd", "5", "--monthly-budget-usd", "0").exit_code == 0
+    settings = ready.asked[-1].json()["settings"]
+    assert settings == {
+        **PROJECT["settings"],
+        "verify": {"command": "make test"},
+        "setup": {"command": None},
+        "agent": {"default": "claude", "permissions": {"mode": "ask"}},
+        "tasks": {"parallel": 2, "budget": {"usd": 5}, "monthlyBudget": {"usd": None}},
+    }
+
+
 def test_names(ready: Server) -> None:
     assert json.loads(run("show", "website").stdout) == PROJECT
     assert asked(ready) == [("GET", "/projects"), ("GET", "/projects/prj_1")]

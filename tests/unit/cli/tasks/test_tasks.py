@@ -137,6 +137,8 @@ def test_list(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [line.split()[0] for line in lines] == ["ID", TASK, OTHER], "what is under way comes first"
         assert "verify" in lines[1] and "#7" in lines[1]
     assert lines[1].split()[3:12] == ["verify", "Mend", "the", "login", "demo", "(no", "model)", "#7", "shop"]
+    ready.on("GET", "/asks", page([{"id": "ask_1", "sessionId": running["sessionId"]}]))
+    assert "asks you" in run("list", "-o", "table").stdout
     assert len(json.loads(run("list", "--project", "shop").stdout)["items"]) == 2
     assert ready.asked[-1].query == {"limit": "50", "projectId": "prj_2"}
     run("list", "--status", "done", "--status", "backlog", "-q", "log")

@@ -197,7 +197,7 @@ def chosen_from(
         spoken = " or ".join(api.value for api in profile.apis)
         raise NoModelError(
             f"The agent {profile.name} needs a model, and there is no provider for it that speaks {spoken}. Add one with "
-            f"`sandyard model add`, for this project or, as an administrator, for everybody."
+            f"`sandyard model add {profile.apis[0].value}`, with --project for one project or, as an administrator, for everybody."
         )
     if model is None:
         provider, api = fitting[0]

@@ -164,9 +164,10 @@ async def test_who_may_not_see_the_project_gets_nothing_of_it(garden: Garden) ->
             await services.sessions.create(stranger, template=name)
         with pytest.raises(InvalidInputError, match="template"):
             await services.sandboxes.create_sandbox(stranger, template=name)
-        own = await garden.yard.project(stranger, template=name)
-        with pytest.raises(InvalidInputError, match="template"):
-            await services.sessions.create(stranger, project_id=own)
+        if name == name.strip():  # a project takes no other
+            own = await garden.yard.project(stranger, template=name)
+            with pytest.raises(InvalidInputError, match="template"):
+                await services.sessions.create(stranger, project_id=own)
     with pytest.raises(NotFoundError):
         await services.sessions.create(stranger, project_id=garden.project.id, preparation=made)
     other = await garden.yard.project(stranger)
