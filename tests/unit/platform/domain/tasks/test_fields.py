@@ -1,0 +1,16 @@
+"""What somebody says of a task."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from sandyard.platform.domain.tasks.fields import TaskFields
+
+
+def test_a_title_is_one_line_that_steers_nothing() -> None:
+    assert (
+        TaskFields(title="Mend\x1b]0;x\x07 the\n\nlogin\u202e \u2028now 👩‍💻").title == "Mend ]0;x the login now 👩‍💻"
+    )
+    with pytest.raises(ValidationError):
+        TaskFields(title="\x1b\x07\u202e")
