@@ -142,6 +142,8 @@ def test_failures_are_honest(platform: Platform, github: GitHub) -> None:
     body = {"projectId": project.id, "title": "x", "agent": "nobody-has-this"}
     unknown = problem(project.client.post("/tasks", json=body))
     assert "demo" in unknown["detail"], "it names the agents there are"
+    unable = add(project, "Think", agent="codex").rests("failed")
+    assert (unable["errorCode"], [step["name"] for step in unable["steps"]]) == ("no_model", ["setup"])
     assert "I cannot do this" in failing.rests("failed")["error"]
     assert crashing.rests("failed")["errorCode"] == "agent_died"
     assert "changed nothing" in idle.rests("failed")["error"]

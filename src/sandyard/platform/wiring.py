@@ -201,6 +201,7 @@ async def _started(services: Services, instance: str, stack: contextlib.AsyncExi
         services.commands,
         services.turns,
         services.agents,
+        services.models,
         services.preparing,
         services.git,
         services.pull_requests,

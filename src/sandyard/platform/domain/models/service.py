@@ -95,6 +95,11 @@ class Models:
         capability = await asyncio.to_thread(self._capabilities.of, sandbox.id)
         return ModelEndpoint(api, f"http://127.0.0.1:{port}/{provider.id}", capability, chosen)
 
+    async def require(self, project_id: str | None, profile: Profile, model: str | None) -> None:
+        """NoModelError when `endpoint` would have none to give."""
+        if profile.apis:
+            chosen_from(await self.providers.usable(project_id), profile, model)
+
     # the tunnel --------------------------------------------------------------------------------------------------------
 
     async def attach(self, session: Session, sandbox: Sandbox) -> None:

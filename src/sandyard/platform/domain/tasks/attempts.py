@@ -26,7 +26,8 @@ from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.leaving import Leaving
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column, RoundKind
-from sandyard.platform.domain.tasks.moving import AT_WORK, held
+from sandyard.platform.domain.tasks.moving import AT_WORK
+from sandyard.platform.domain.tasks.rows import emit, locked, settle
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -38,7 +39,6 @@ RECONCILE_S = 60.0
 """How often those that run are compared with their workflows."""
 WORDS = 100_000
 Columns = TypeVarTuple("Columns")
-_RESTS = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
 
 
 class Executor(Protocol):
@@ -375,42 +375,6 @@ class Attempts:
     def leave(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
         """Nobody works in its sandbox any more: in the background it goes, or sleeps, as the project wants. Branch and transcript stay."""
         self._tasks.spawn(self._leaving.leave(session_id, project_id, archive=archive))
-
-
-async def locked(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | None:
-    """An attempt and its task, which nobody else changes meanwhile: the board first, as all who move cards do."""
-    found = await tx.session.get(Attempt, attempt_id)
-    if found is None:
-        return None
-    await held(tx, found.project_id)
-    task = await tx.session.get(Task, found.task_id, with_for_update=True, populate_existing=True)
-    attempt = await tx.session.get(Attempt, attempt_id, with_for_update=True, populate_existing=True)
-    return None if task is None or attempt is None else (task, attempt)
-
-
-def settle(
-    tx: Transaction, row: Attempt, status: AttemptStatus, *, error: str | None = None, error_code: str | None = None
-) -> None:
-    """It is over, or rests, in this way."""
-    now = utc_now()
-    row.status, row.error, row.error_code, row.updated_at = status, error, error_code, now
-    row.finished_at = now
-    if status not in _RESTS:
-        row.step = None
-    emit(tx, row, f"attempt.{status}", round=row.round, error=None if error is None else error[:1000], code=error_code)
-
-
-def emit(tx: Transaction, row: Attempt, kind: str, **data: Any) -> None:
-    tx.emit(
-        kind,
-        owner_id=row.owner_id,
-        project_id=row.project_id,
-        task_id=row.task_id,
-        session_id=row.session_id,
-        attemptId=row.id,
-        number=row.number,
-        **data,
-    )
 
 
 def _in_order(query: Select[*Columns]) -> Select[*Columns]:

@@ -46,5 +46,5 @@ def of_refusal(sentence: str) -> str:
 
 
 def of_retry(ended: str | None) -> str:
-    why = f" It ended with: {ended}" if ended else ""
+    why = f" It ended with: {ended.rstrip().rstrip('.')}." if ended else ""
     return f"The work on this task was interrupted.{why} Look at what is there already, and finish the task."

@@ -22,9 +22,10 @@ from sandyard.platform.domain.events.model import EventView
 from sandyard.platform.domain.forge.model import Review
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
-from sandyard.platform.domain.tasks.attempts import Attempts, locked, settle
+from sandyard.platform.domain.tasks.attempts import Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
+from sandyard.platform.domain.tasks.rows import locked, settle
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)

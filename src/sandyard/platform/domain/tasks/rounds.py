@@ -21,10 +21,11 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks import prompts
-from sandyard.platform.domain.tasks.attempts import Attempts, emit, locked
+from sandyard.platform.domain.tasks.attempts import Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.durable import StepOf
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, RoundKind, StepName
+from sandyard.platform.domain.tasks.rows import emit, locked
 from sandyard.platform.domain.tasks.steps import CancelledStep, Place, Result, Steps, Work
 from sandyard.platform.domain.users.model import Principal
 

@@ -25,6 +25,7 @@ from sandyard.platform.domain.git.errors import CommitMessageError
 from sandyard.platform.domain.git.model import FOLDER, OperationKind, OperationStatus
 from sandyard.platform.domain.git.operations import OPEN
 from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.preparing.service import Preparing
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -85,6 +86,7 @@ class Steps:
         commands: Commands,
         turns: Turns,
         agents: Agents,
+        models: Models,
         preparing: Preparing,
         git: GitService,
         pull_requests: PullRequests,
@@ -95,6 +97,7 @@ class Steps:
         self._commands = commands
         self._turns = turns
         self._agents = agents
+        self._models = models
         self._preparing = preparing
         self._git = git
         self._pulls = pull_requests
@@ -104,6 +107,7 @@ class Steps:
         if work.project.repository is None:
             raise ConflictError(f"Project {work.project.name!r} has no repository. Give it one first.")
         profile = await self._agents.profile(work.attempt.owner_id, work.attempt.agent)
+        await self._models.require(work.project.id, profile, work.attempt.model)  # sooner than after minutes of setup
         prepared = await self._unless_cancelled(
             work.attempt.id,
             self._patiently(

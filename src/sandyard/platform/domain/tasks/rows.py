@@ -1,0 +1,49 @@
+"""Changes of an attempt's row, inside the transaction of whoever decides them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import Attempt, Task
+from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.tasks.model import AttemptStatus
+from sandyard.platform.domain.tasks.moving import held
+
+_RESTS = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
+
+
+async def locked(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | None:
+    """An attempt and its task, which nobody else changes meanwhile: the board first, as all who move cards do."""
+    found = await tx.session.get(Attempt, attempt_id)
+    if found is None:
+        return None
+    await held(tx, found.project_id)
+    task = await tx.session.get(Task, found.task_id, with_for_update=True, populate_existing=True)
+    attempt = await tx.session.get(Attempt, attempt_id, with_for_update=True, populate_existing=True)
+    return None if task is None or attempt is None else (task, attempt)
+
+
+def settle(
+    tx: Transaction, row: Attempt, status: AttemptStatus, *, error: str | None = None, error_code: str | None = None
+) -> None:
+    """It is over, or rests, in this way."""
+    now = utc_now()
+    row.status, row.error, row.error_code, row.updated_at = status, error, error_code, now
+    row.finished_at = now
+    if status not in _RESTS:
+        row.step = None
+    emit(tx, row, f"attempt.{status}", round=row.round, error=None if error is None else error[:1000], code=error_code)
+
+
+def emit(tx: Transaction, row: Attempt, kind: str, **data: Any) -> None:
+    tx.emit(
+        kind,
+        owner_id=row.owner_id,
+        project_id=row.project_id,
+        task_id=row.task_id,
+        session_id=row.session_id,
+        attemptId=row.id,
+        number=row.number,
+        **data,
+    )
