@@ -153,9 +153,10 @@ def desk(request: pytest.FixtureRequest, platform: Platform, github: GitHub, mod
         word,
         [
             Shell("cat app.py && python3 -m unittest -q", say="I look at the tests first."),
-            Edit(FILE, "    return a - b\n", "    return a * b\n"),
+            # another length: Python takes a file of the same size and second for the one it has compiled
+            Edit(FILE, "    return a - b\n", "    return a * b * 1\n"),
             Say("It should be right now."),
-            Edit(FILE, "    return a * b\n", "    return a + b\n"),
+            Edit(FILE, "    return a * b * 1\n", "    return a + b\n"),
             Shell("python3 -m unittest -q"),
             Say("Now the tests succeed.", usage=Usage(input=1000, output=50)),
         ],

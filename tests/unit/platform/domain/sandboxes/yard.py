@@ -28,7 +28,7 @@ from sandyard.platform.settings import PlatformSettings
 from tests.protocol.engine import Engine
 from tests.unit.platform.world import ROOT
 
-DEADLINE = 40
+DEADLINE = 90
 ROUNDS_S = 4.0
 """Longer sleeps are those between two rounds of upkeep: they never end, so that a round is there when a test asks for it."""
 
