@@ -255,13 +255,6 @@ class Tasks:
         if project is not None and task.status != status:
             await self._moves.put(tx, project, task, status, **data)
 
-    async def released(self, task_id: str) -> None:
-        """Look now for what can start in the task's project. It happens by itself after each move, too."""
-        async with self._database.reading() as session:
-            project_id = await session.scalar(select(Task.project_id).where(Task.id == task_id))
-        if project_id is not None:
-            await self._releases.release(project_id)
-
     async def stop(self, caller: Principal, task_id: str) -> Task:
         """Cancelled, with all that works on it. Idempotent."""
         task = await self.get(caller, task_id)
