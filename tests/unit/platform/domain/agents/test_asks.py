@@ -88,10 +88,7 @@ async def test_nobody_answers_in_time(stage: Stage) -> None:
     row = await asking(stage, {"permissions": {"mode": "ask", "timeout_seconds": 60}})
     turn = await stage.prompt(row, "ask read a file", "form")
     await asked(stage, row)
-    stage.yard.clock.advance(61)
-    await until(lambda: stage.parts(turn), "it is refused")
-    await asked(stage, row)
-    stage.yard.clock.advance(61)
+    stage.yard.clock.advance(61)  # and it stays ahead: the time of the form that follows is over as soon as it is there
     turn = await stage.done(turn)
     text = await stage.text(turn)
     assert '"optionId": "no-1"' in text
