@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help up engine test check format lock bench clean setup setup-dev setup-test template
+.PHONY: help up engine web wheel types test check screenshots format lock bench clean setup setup-dev setup-test template
 
 HOST ?= 127.0.0.1
 PORT ?= 8700
@@ -11,19 +11,30 @@ DATA ?=
 ARGS ?=
 # whoever runs the tests may pick some: make test TESTS=tests/unit
 TESTS ?= tests
-export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venv-node/bin:$(PATH)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options: HOST ($(HOST)), PORT ($(PORT)), DATA (where its state is kept), as in: make up PORT=9000 DATA=var"
 
-up: setup template ## set up everything and serve the platform, with its engine, on HOST:PORT
+up: setup web template ## set up everything and serve the platform, with its engine, on HOST:PORT
 	@exec sandyard up --host "$(HOST)" --port "$(PORT)" $(if $(DATA),--data-dir "$(DATA)") $(ARGS)
 
 engine: setup template ## set up everything and serve the engine alone on HOST:PORT
 	@exec sandyard engine --host "$(HOST)" --port "$(PORT)" $(if $(DATA),--data-dir "$(DATA)") $(ARGS)
 
-test: setup-test template ## set up everything and run every test and check
+web: ## build the web application; a running platform shows it with the next page
+	@scripts/system-packages
+	@scripts/web
+
+wheel: setup web ## a wheel in dist/, with the web application in it
+	@pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir dist .
+
+types: setup-dev ## make the API's types for the web anew
+	@scripts/node-packages web
+	@scripts/web-types
+
+test: setup-test web template ## set up everything and run every test and check
 	@$(MAKE) --no-print-directory static
 	@pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS) $(ARGS)
 
@@ -36,21 +47,32 @@ static:
 	@ruff check --quiet .
 	@mypy
 	@lint-imports --no-logo
+	@scripts/node-packages web
+	@scripts/web-types --check
+	@cd web && npm run --silent check
 
 format: setup-dev ## format the code and mend what ruff can mend
 	@ruff format --quiet .
 	@ruff check --fix .
+	@scripts/node-packages web
+	@cd web && npm run --silent format
 
 bench: setup-dev template ## measure the engine beside its floors; a table, and JSON in bench/results
 	@python -m bench $(ARGS)
 
-lock: setup-dev ## resolve the dependencies anew: make lock ARGS=--upgrade
-	@scripts/node-packages tests/protocol/js
+screenshots: setup-test web template ## take pictures of every page, in light and dark, for docs/screenshots
+	@python -m tests.web.screenshots
+
+lock: ## resolve the dependencies anew: make lock ARGS=--upgrade
+	@scripts/system-packages
+	@scripts/venv .venv requirements/dev.txt
+	@scripts/node-packages
 	@scripts/lock $(ARGS)
 
 clean: ## remove what was made here: environments, caches, results (the engine's data and templates stay)
-	@rm -rf .venv .venv-e2b-2.50 .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build \
-	  bench/results tests/protocol/js/node_modules tests/forge/js/node_modules
+	@rm -rf .venv .venv-e2b-2.50 .venv-node .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build \
+	  bench/results tests/protocol/js/node_modules tests/forge/js/node_modules \
+	  web/node_modules web/openapi.json src/sandyard/platform/static
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup:

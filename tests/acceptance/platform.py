@@ -19,7 +19,7 @@ import httpx
 
 from tests.protocol.engine import ROOT, SCRATCH, Engine, free_port
 
-READY_SECONDS = 90
+READY_SECONDS = 300
 PATIENCE = 90.0
 
 

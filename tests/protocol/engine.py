@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-READY_SECONDS = 60
+READY_SECONDS = 300
 STOP_SECONDS = 30
 GONE_SECONDS = 10
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ FILES = sorted(path.name for path in FOLDER.glob("*.test.mjs"))
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", FILES)
 def test_javascript(engine: Engine, name: str) -> None:
-    node = shutil.which("node", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    node = shutil.which("node", path=f"{FOLDER.parents[2] / '.venv-node/bin'}{os.pathsep}{os.environ['PATH']}")
     assert node, "node is missing: `make setup-test` brings it"
     assert (FOLDER / "node_modules/e2b").exists(), "the SDK is missing: `make setup-test` brings it"
     ran = subprocess.run(

@@ -83,7 +83,11 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, not
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     shown = {heading: field for heading, field in columns.items() if any(_value(item, field) for item in items)}
     for heading, field in shown.items():
-        whole = max(len(str(_value(item, field) or "")) for item in items) if field.lower().endswith("id") else None
+        whole = (
+            max(len(str(_value(item, field) or "")) for item in items)
+            if field.lower().endswith(("id", "url"))
+            else None
+        )
         table.add_column(
             heading, min_width=whole, overflow="ellipsis", no_wrap=True
         )  # what is cut off cannot be copied

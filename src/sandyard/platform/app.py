@@ -30,7 +30,9 @@ from sandyard.platform.api import git as git_api
 from sandyard.platform.api import git_reading as git_reading_api
 from sandyard.platform.api import models as models_api
 from sandyard.platform.api import preparations as preparations_api
+from sandyard.platform.api import previews as previews_api
 from sandyard.platform.api import pull_requests as pull_requests_api
+from sandyard.platform.api import remote as remote_api
 from sandyard.platform.api import sandboxes as sandboxes_api
 from sandyard.platform.api import schedules as schedules_api
 from sandyard.platform.api import sessions as sessions_api
@@ -39,6 +41,7 @@ from sandyard.platform.api import terminal as terminal_api
 from sandyard.platform.api import turns as turns_api
 from sandyard.platform.api import webhooks as webhooks_api
 from sandyard.platform.api.app import build
+from sandyard.platform.api.previewing.sockets import MESSAGE_LIMIT
 from sandyard.platform.domain.git.host import lacking
 from sandyard.platform.settings import PlatformSettings
 from sandyard.platform.wiring import opened
@@ -51,6 +54,8 @@ ROUTERS = (
     commands_api.router,
     files_api.router,
     terminal_api.router,
+    previews_api.router,
+    remote_api.router,
     turns_api.router,
     agents_api.router,
     tasks_api.router,
@@ -158,7 +163,7 @@ def _server(app: FastAPI) -> Server:
             proxy_headers=False,
             server_header=False,
             ws="websockets-sansio",
-            ws_max_size=1 << 20,
+            ws_max_size=MESSAGE_LIMIT,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=FAREWELL_SECONDS,
         )

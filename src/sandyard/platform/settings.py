@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -10,6 +11,8 @@ from pydantic import AfterValidator, Field, field_validator
 
 from sandyard.kit.secret import Secret
 from sandyard.kit.settings import Settings, home, known_level
+
+_DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:[1-9][0-9]{0,4})?")
 
 
 class PlatformSettings(Settings):
@@ -25,6 +28,9 @@ class PlatformSettings(Settings):
     data_dir: Path = Field(default_factory=lambda: home() / "platform")
     database_url: str | None = None  # None: SQLite in the data directory
     public_url: str | None = None  # as browsers see it; makes cookies secure when it is https
+    preview_domain: str | None = (
+        None  # below which previews are, e.g. previews.example.com; None: localhost, on one's own machine
+    )
 
     # which E2B endpoint; no URL means E2B Cloud
     e2b_api_key: Secret | None = None
@@ -91,6 +97,13 @@ class PlatformSettings(Settings):
     @classmethod
     def _wrap(cls, value: Any) -> Any:
         return Secret(value) if isinstance(value, str) and value else value or None
+
+    @field_validator("preview_domain")
+    @classmethod
+    def _named(cls, value: str | None) -> str | None:
+        if value is not None and not _DOMAIN.fullmatch(value.lower()):
+            raise ValueError("is a domain name, such as previews.example.com, and a port if it has another one")
+        return value.lower() if value else None
 
     @property
     def git_dir(self) -> Path:

@@ -32,8 +32,11 @@ from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.projects.credentials import Credentials
+from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.remote.service import Remotes
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
@@ -104,7 +107,8 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
     models = Models(database, lifecycle, projects, vault, settings=settings, clock=clock)
     stack.push_async_callback(models.close)
     credentials = Credentials(database, projects, vault, clock)
-    mirrors = Mirrors(Git(settings.git_dir, timeout_s=settings.git_timeout_s), settings)
+    host_git = Git(settings.git_dir, timeout_s=settings.git_timeout_s)
+    mirrors = Mirrors(host_git, settings)
     access = Access(credentials, projects, mirrors, clock)
     stack.push_async_callback(access.close)
     git = GitService(Ground(database, lifecycle, mirrors, access.credential, settings), projects)
@@ -149,15 +153,19 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
         database, credentials, pull_requests, clock, on_push=git.refresh, on_issue=IssueTasks(tasks).labelled
     )
     stack.push_async_callback(webhooks.close)
+    users = Users(settings, database, clock)
+    previews = Previews(database, lifecycle, tickets=users, vault=vault, settings=settings, clock=clock)
+    stack.push_async_callback(previews.close)
     return Services(
         settings=settings,
         clock=clock,
         database=database,
         events=feed,
-        users=Users(settings, database, clock),
+        users=users,
         audit=Audit(database, clock),
         secrets=Secrets(database, projects, vault, clock),
         projects=projects,
+        samples=Samples(database, projects, host_git, settings.data_dir / "samples"),
         agents=agents,
         trials=trials,
         engine=engine,
@@ -166,6 +174,7 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
         sandboxes=Sandboxes(database, lifecycle, projects, settings),
         commands=commands,
         preparing=preparing,
+        previews=previews,
         sessions=sessions,
         attempts=attempts,
         tasks=tasks,
@@ -173,6 +182,7 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
         turns=turns,
         asks=Asks(database, turns),
         terminals=Terminals(database, lifecycle),
+        remotes=Remotes(database, lifecycle, sessions),
         credentials=credentials,
         models=models,
         access=access,

@@ -18,7 +18,9 @@ from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Event
 from sandyard.platform.domain.audit.service import Audit
+from sandyard.platform.domain.git.host import Git
 from sandyard.platform.domain.projects.credentials import Credentials
+from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
 from sandyard.platform.domain.secrets.service import Secrets
@@ -38,6 +40,7 @@ class World:
     users: Users
     audit: Audit
     projects: Projects
+    samples: Samples
     secrets: Secrets
     credentials: Credentials
     vault: Vault
@@ -85,6 +88,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         users=Users(configured, database, clock),
         audit=Audit(database, clock),
         projects=projects,
+        samples=Samples(database, projects, Git(configured.git_dir, timeout_s=60), folder / "samples"),
         secrets=Secrets(database, projects, vault, clock),
         credentials=Credentials(database, projects, vault, clock),
         vault=vault,

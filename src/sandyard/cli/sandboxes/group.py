@@ -13,6 +13,7 @@ from sandyard.cli.output import output_option, show_list, show_one
 from sandyard.cli.sandboxes.copy import cp
 from sandyard.cli.sandboxes.execute import execute
 from sandyard.cli.sandboxes.logs import logs
+from sandyard.cli.sandboxes.previews import ports, preview
 from sandyard.cli.sandboxes.shell import shell
 from sandyard.cli.sandboxes.waiting import until_settled
 from sandyard.kit.errors import SandyardError
@@ -121,5 +122,5 @@ def _verb(name: str, help_text: str) -> None:
 _verb("pause", "Pause a sandbox: processes and memory stay as they are. The next use wakes it.")
 _verb("resume", "Wake a sandbox.")
 _verb("fork", "Make another sandbox that goes on from where this one is.")
-for command in (execute, shell, cp, logs):
+for command in (execute, shell, cp, logs, ports, preview):
     sandbox.add_command(command)

@@ -20,6 +20,8 @@ STOP_SECONDS = 2 * lifeline.STOP_SECONDS + 5
 LOOK_SECONDS = 0.1
 LAST_LINES = 15
 TOKEN = re.compile(rb"^admin token: (\S+)$", re.MULTILINE)
+SPELLED = re.compile(rb"(?:^admin token: |#token=)(\S+)$", re.MULTILINE)
+"""Wherever it is said."""
 READY = re.compile(rb"^Sandyard is at (\S+);", re.MULTILINE)
 DOING = re.compile(rb"^(engine|platform) +(ready|still starting.*)", re.MULTILINE)
 
@@ -125,12 +127,12 @@ class Background:
         """Strike it out where it was said."""
         with self.log.open("r+b") as stream:
             stream.seek(self._begin)
-            for found in TOKEN.finditer(stream.read()):
+            for found in SPELLED.finditer(stream.read()):
                 stream.seek(self._begin + found.start(1))
                 stream.write(b"*" * len(found[1]))
 
 
 def _last(said: bytes) -> str:
-    said = TOKEN.sub(b"admin token: ***", said)
+    said = SPELLED.sub(lambda found: found[0].removesuffix(found[1]) + b"***", said)
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
     return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pwd
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,7 +122,8 @@ def children(plan: Plan, state: State) -> list[Child]:
     # without sandboxes it is never ready, and still says so to whoever asks
     sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
     ready = f"{address(plan.host, plan.port)}{sound}"
-    started.append(Child("platform", [*python, "platform"], platform, ready, 200, state.lock, _say, _hear, plan.user))
+    hear = _hearing(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
+    started.append(Child("platform", [*python, "platform"], platform, ready, 200, state.lock, _say, hear, plan.user))
     return started
 
 
@@ -135,9 +137,16 @@ def _announce(plan: Plan, state: State) -> None:
         )
 
 
-def _hear(line: str) -> None:
-    """What the platform says on its standard output: the admin token, on the first start."""
-    _say(line)
+def _hearing(where: str) -> Callable[[str], None]:
+    """Passes on what the platform says on its standard output: the admin token, on the first start. With it goes the address that
+    signs a browser in; what stands behind its # is never sent to anybody."""
+
+    def hear(line: str) -> None:
+        if line.startswith(TOKEN_LINE):
+            line += f"\nsign in at:  {where.rstrip('/')}/sign-in#token={line.removeprefix(TOKEN_LINE).strip()}"
+        _say(line)
+
+    return hear
 
 
 def _say(line: str) -> None:

@@ -27,12 +27,17 @@ rm -f "$root/etc/resolv.conf" && : >"$root/etc/resolv.conf" # the driver says wh
 : >"$root/etc/machine-id"
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d" # there is no init: packages start no services
 chmod 0755 "$root/usr/sbin/policy-rc.d"
+# sshd is for `sandyard ssh`, which runs it for one connection with a key of that sandbox: it is no service, and a key that every
+# sandbox had would be nobody's
+rm -f "$root"/etc/ssh/ssh_host_*
+: >"$root/etc/ssh/sshd_not_to_be_run"
 
 # A template that lacks what is promised is not published.
 chroot "$root" runuser -u user -- env -i HOME=/home/user PATH=/usr/local/bin:/usr/bin:/bin sh -euc '
   cd
   test "$(sudo -n id -u)" = 0
   for tool in bash git curl python3 python node npm npx gcc make jq rg ssh tput; do command -v "$tool" >/dev/null; done
+  test -x /usr/sbin/sshd
   node -e "process.exit(0)" && npm --version >/dev/null && npx --version >/dev/null
   python3 -m pip --version >/dev/null && python3 -m venv .check && rm -rf .check
 '

@@ -24,7 +24,7 @@ NAME = "base"
 FORMAT = 2  # counts changes in how it is made that nothing else in the recipe shows
 PACKAGES = tuple(
     """
-    bash sudo git curl wget ca-certificates openssl openssh-client rsync attr mount
+    bash sudo git curl wget ca-certificates openssl openssh-client openssh-server openssh-sftp-server rsync attr mount
     python3 python3-pip python3-venv python3-dev python-is-python3 build-essential pkg-config
     procps psmisc lsof iproute2 netcat-openbsd ncurses-bin tzdata
     less nano vim-tiny file tree patch jq ripgrep sqlite3

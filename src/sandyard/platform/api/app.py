@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
@@ -15,7 +16,9 @@ from sandyard.platform.api.guard import Guard
 from sandyard.platform.api.limits import Limits
 from sandyard.platform.api.mcp import endpoint as mcp
 from sandyard.platform.api.metrics import Measured, Metrics
+from sandyard.platform.api.previewing.layer import Previewing
 from sandyard.platform.api.trail import Trail
+from sandyard.platform.api.web import STATIC, Web
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.services import Services
@@ -24,11 +27,12 @@ PREFIX = "/api/v1"
 _OWN = (login.router, users.router, tokens.router, projects.router, secrets.router, audit.router)
 
 
-def build(services: Services, routers: Iterable[APIRouter]) -> FastAPI:
-    """`routers` are those of the other nouns; they come under /api/v1 beside the people's own.
+def build(services: Services, routers: Iterable[APIRouter], *, static: Path = STATIC) -> FastAPI:
+    """`routers` are those of the other nouns; they come under /api/v1 beside the people's own. `static` is the built web
+    application, which answers browsers where no route does.
 
-    Every layer is plain ASGI, so that a stream passes as it is made. Outside in: the frame gives the id and answers
-    what nobody expected; measuring; the guard; the audit's trail, which sees the outcome; then routing.
+    Every layer is plain ASGI, so that a stream passes as it is made. Outside in: previews, which end there; the frame
+    gives the id and answers what nobody expected; measuring; the guard; the audit's trail, which sees the outcome; then routing.
     """
     app = FastAPI(
         title="Sandyard",
@@ -49,11 +53,13 @@ def build(services: Services, routers: Iterable[APIRouter]) -> FastAPI:
     app.include_router(mcp.router)
     for router in (*_OWN, *routers):
         app.include_router(router, prefix=PREFIX)
+    app.router.default = Web(app.router.default, services.settings, static)
     for layer, options in (
         (Trail, {}),
         (Guard, {"settings": services.settings}),
         (Measured, {"metrics": app.state.metrics}),
         (Frame, {"https": (services.settings.public_url or "").startswith("https:")}),
+        (Previewing, {"services": services}),
     ):
         app.add_middleware(layer, **options)  # the last one added is the outermost
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -119,6 +120,16 @@ class UsageView(UsageSums):
     models: list[UsageOfModel]
 
 
+class UsageOfDay(UsageOfModel):
+    day: date = Field(description="In UTC.")
+    project_id: str | None = Field(description="Null: of sessions without a project.")
+
+
+class UsageDays(Model):
+    items: list[UsageOfDay]
+    truncated: bool = Field(description="There are older days than these; ask for fewer, or for one project.")
+
+
 @router.get("/model-providers", name="model_provider.list")
 async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProject = None) -> Page[ModelProviderView]:
     found = await models.providers.list(caller, page, project_id=project_id)
@@ -192,6 +203,19 @@ async def usage(
     return UsageView(
         **_sums(spent), models=[UsageOfModel(model=model, **_sums(of_model)) for model, of_model in by_model]
     )
+
+
+@router.get("/usage/days", name="usage.days")
+async def usage_days(
+    caller: Caller,
+    models: Models,
+    project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
+    since: Annotated[Moment | None, Query(description="Only requests from then on.")] = None,
+) -> UsageDays:
+    """The same by day, project and model, newest day first. Days on which nothing was asked are not among them."""
+    days, truncated = await models.days(caller, project_id=project_id, since=since)
+    items = [UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_sums(one.spent)) for one in days]
+    return UsageDays(items=items, truncated=truncated)
 
 
 def _sums(spent: Spent) -> dict[str, Any]:

@@ -25,6 +25,8 @@ TAGS = {
     "commands": "What was run, and its output.",
     "files": "Files in a sandbox.",
     "terminals": "Shells one can come back to.",
+    "previews": "Ports of sandboxes, and the way for a browser to see what listens there.",
+    "remote": "SSH and editors, of people's own machines and in the browser.",
     "git": "Checkouts in sandboxes: commits, branches, pushes, checkpoints.",
     "pull requests": "What becomes of a branch on its forge.",
     "webhooks": "What a forge tells by itself.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, SecretStr, StringConstraints
 
 from sandyard.kit.secret import Secret
@@ -17,12 +17,13 @@ from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_p
 from sandyard.platform.api.trail import note
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.projects import credentials as credential_service
-from sandyard.platform.domain.projects import service
+from sandyard.platform.domain.projects import sample, service
 from sandyard.platform.domain.projects.credentials import MAX_TOKEN, checked
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 router = APIRouter(tags=["projects"])
 Projects = Annotated[service.Projects, part("projects")]
+Samples = Annotated[sample.Samples, part("samples")]
 Credentials = Annotated[credential_service.Credentials, part("credentials")]
 ProjectId = Annotated[str, id_in_path("project", "prj_0mh3k7a1x2abcdefghij")]
 MemberId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
@@ -97,6 +98,20 @@ class ProjectChange(Input):
     archived: bool | None = None
 
 
+class SampleTask(Model):
+    model_config = example(title="Count words, not gaps", description="run: python3 -m unittest")
+
+    title: str
+    description: str = Field(description="For people, and with instructions that the demo agent follows.")
+
+
+class SampleProject(Model):
+    project: ProjectView
+    tasks: list[SampleTask] = Field(
+        description="What could be done in it first; as `title` and `description` of POST /tasks."
+    )
+
+
 class Member(Model):
     model_config = example(id="usr_0mh3k7a1x2abcdefghij", name="maria")
 
@@ -132,6 +147,22 @@ async def create_project(
     if drafts:
         await credentials.store(project.id, drafts)
     return view(project)
+
+
+@router.post(
+    "/projects/sample",
+    name="project.sample",
+    status_code=201,
+    dependencies=[limited("create")],
+    responses={200: {"model": SampleProject, "description": "It was there already."}},
+)
+async def sample_project(caller: Caller, request: Request, response: Response, samples: Samples) -> SampleProject:
+    """The caller's own project to try things with: a small repository that the platform makes, and tasks for it. Again: the same."""
+    found = await samples.ensure(caller)
+    note(request, target=found.project.id)
+    if not found.made:
+        response.status_code = 200
+    return SampleProject(project=view(found.project), tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
 
 
 @router.get("/projects/{project_id}", name="project.get")

@@ -18,8 +18,11 @@ from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.projects.credentials import Credentials
+from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.remote.service import Remotes
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -45,6 +48,7 @@ class Services:
     audit: Audit
     secrets: Secrets
     projects: Projects
+    samples: Samples
     agents: Agents
     trials: Trials
     engine: SandboxEngine
@@ -53,6 +57,7 @@ class Services:
     sandboxes: Sandboxes
     commands: Commands
     preparing: Preparing
+    previews: Previews
     sessions: Sessions
     turns: Turns
     attempts: Attempts
@@ -60,6 +65,7 @@ class Services:
     schedules: Schedules
     asks: Asks
     terminals: Terminals
+    remotes: Remotes
     credentials: Credentials
     models: Models
     access: Access

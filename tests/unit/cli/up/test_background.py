@@ -39,7 +39,7 @@ def test_started_and_stopped(tmp_path: Path) -> None:
         assert httpx.get(f"{up.url}/api/v1/me", headers=headers, timeout=10).status_code == 200
         said = up.log.read_text()
         assert up.token.reveal() not in said, "the file does not keep it"
-        assert "admin token: ***" in said
+        assert "admin token: ***" in said and "#token=***" in said
         assert up.log.stat().st_mode & 0o777 == 0o600
         with pytest.raises(CommandError, match="runs already on") as caught:
             Background(reserve("127.0.0.1", 0, "--port"), keep=False).start(heard.append, new_token=False)

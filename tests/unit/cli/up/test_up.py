@@ -38,6 +38,7 @@ def test_started_killed_started_again(yard: Yard) -> None:
     said = yard.up.text
     assert said.index("engine    ready") < said.index("platform  ready") < said.index("Sandyard is at")
     assert f"sandyard login {yard.url}" in said
+    assert f"\nsign in at:  {yard.url}/sign-in#token={yard.token}\n" in said
     assert alive(yard)
 
     key = (yard.data / "engine.key").read_text().strip()
@@ -67,7 +68,7 @@ def test_started_killed_started_again(yard: Yard) -> None:
     yard.up.process.kill()
     yard.up.ends()
     yard.start()  # waits by itself until the killed one's children are gone
-    assert "admin token" not in yard.up.text, "shown once in a life"
+    assert "admin token" not in yard.up.text and "#token" not in yard.up.text, "shown once in a life"
     assert yard.run("sandbox", "list").returncode == 0, "the token is still good"
     yard.clear()
     yard.up.process.send_signal(signal.SIGTERM)
@@ -122,6 +123,20 @@ def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
         assert "SANDYARD_TOKEN" not in child.environment
         assert key not in " ".join(child.command)
     assert "SANDYARD_API_KEYS" not in told
+
+
+def test_where_to_sign_in(state: State, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command.children(PLAN, state)[1].heard("admin token: sy_first")
+    monkeypatch.setenv("SANDYARD_PUBLIC_URL", "https://yard.example.org/")
+    command.children(PLAN, state)[1].heard("admin token: sy_first")
+    command.children(PLAN, state)[1].heard("Warning: look out.")
+    assert capsys.readouterr().out.splitlines() == [
+        "admin token: sy_first",
+        "sign in at:  http://127.0.0.1:8700/sign-in#token=sy_first",
+        "admin token: sy_first",
+        "sign in at:  https://yard.example.org/sign-in#token=sy_first",
+        "Warning: look out.",
+    ]
 
 
 def test_against_e2b_cloud(state: State, monkeypatch: pytest.MonkeyPatch) -> None:

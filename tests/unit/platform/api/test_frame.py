@@ -110,7 +110,7 @@ def problem(answer: httpx.Response, status: int, code: str) -> dict[str, object]
 
 
 async def test_every_answer_has_an_id_and_careful_headers(web: httpx.AsyncClient) -> None:
-    for path in ("/health", "/nowhere", "/api/v1/me", "/api/v1/fail"):
+    for path in ("/health", "/api/nowhere", "/api/v1/me", "/api/v1/fail"):
         answer = await web.get(path)
         assert answer.headers["x-request-id"].startswith("req_")
         for name, value in HEADERS.items():
@@ -155,7 +155,7 @@ async def test_half_an_answer_is_broken_off(web: httpx.AsyncClient) -> None:
 
 
 async def test_errors_are_problems(web: httpx.AsyncClient) -> None:
-    problem(await web.get("/nowhere"), 404, "not_found")
+    problem(await web.get("/api/nowhere"), 404, "not_found")
     answer = await web.delete("/api/v1/things")
     problem(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"

@@ -127,8 +127,17 @@ async def test_usage(services: Services, admin: httpx.AsyncClient) -> None:
             ("b", 2, None),
         ]
         assert (await web.get("/api/v1/usage")).json() == spent
+        days = (await web.get("/api/v1/usage/days", params={"projectId": project.id})).json()
+        assert [(one["model"], one["calls"], one["costUsd"]) for one in days["items"]] == [
+            ("a", 1, 0.000005),
+            ("b", 2, None),
+        ]
+        assert {(one["day"], one["projectId"]) for one in days["items"]} == {(f"{utc_now():%Y-%m-%d}", project.id)}
+        assert not days["truncated"]
         late = await web.get("/api/v1/usage", params={"since": "2100-01-01T00:00:00Z"})
         assert (late.json()["calls"], late.json()["costUsd"]) == (0, 0.0)
     async with client(app, stranger) as web:
         assert (await web.get("/api/v1/usage")).json()["calls"] == 0
         assert (await web.get("/api/v1/usage", params={"projectId": project.id})).status_code == 404
+        assert (await web.get("/api/v1/usage/days")).json()["items"] == []
+        assert (await web.get("/api/v1/usage/days", params={"projectId": project.id})).status_code == 404

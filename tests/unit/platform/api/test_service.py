@@ -79,7 +79,7 @@ async def test_metrics(world: World) -> None:
         await web.get("/api/v1/me")
         await web.get("/api/v1/projects/prj_1")
         await web.get("/api/v1/projects/prj_2")
-        await web.get("/no/such/place")
+        await web.get("/api/no/such/place")
         assert (await web.get("/api/v1/stream")).text == "1.0"
         answer = await web.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")

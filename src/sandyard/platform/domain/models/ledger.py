@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, func, select, update
+from sqlalchemy import ColumnElement, and_, case, extract, func, literal_column, select, update
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelCall, Session
-from sandyard.platform.domain.models.model import MICROS, Spent, Tokens
+from sandyard.platform.domain.models.model import MICROS, DaySpent, Spent, Tokens
 from sandyard.platform.domain.users.tokens import instant
 
 LONGEST_ERROR = 1000
 MODELS_SHOWN = 100
+DAYS_SHOWN = 10_000
 UNFINISHED = "The platform stopped before its end was seen."
 
 
@@ -82,6 +83,17 @@ class Ledger:
             rows = await session.execute(query.order_by(most.desc(), ModelCall.model).limit(MODELS_SHOWN))
             return [(row[0], _spent(*row[1:])) for row in rows]
 
+    async def by_day(self, *which: ColumnElement[bool], limit: int = DAYS_SHOWN) -> tuple[list[DaySpent], bool]:
+        """The same for each day in UTC, project and model, newest day first; and whether there would have been more than `limit`."""
+        keys = (ModelCall.project_id, ModelCall.model)
+        query = select(_DAY, *keys, *_SUMS).where(*which).group_by(_DAY, *keys)
+        async with self._database.reading() as session:
+            rows = (await session.execute(query.order_by(_DAY.desc(), *keys).limit(limit + 1))).all()
+        days = [
+            DaySpent(datetime.fromtimestamp(int(row[0]), UTC).date(), row[1], row[2], _spent(*row[3:])) for row in rows
+        ]
+        return days[:limit], len(days) > limit
+
 
 def calls_of(
     *,
@@ -102,6 +114,9 @@ def calls_of(
     return which if since is None else [*which, ModelCall.started_at >= since]
 
 
+_SECONDS = extract("epoch", ModelCall.started_at)
+_DAY: ColumnElement[Any] = _SECONDS - _SECONDS % literal_column("86400")
+"""Midnight in UTC, on any database. SQLite rounds to milliseconds."""
 _UNPRICED = and_(ModelCall.cost_micros.is_(None), ModelCall.status >= 200, ModelCall.status < 300)
 _SUMS: tuple[ColumnElement[Any], ...] = (
     func.count(ModelCall.id),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -95,6 +95,16 @@ class Spent:
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DaySpent:
+    """What one model took on one day (in UTC) in one project. `project_id` None: in sessions without one, or one that is gone."""
+
+    day: date
+    project_id: str | None
+    model: str | None
+    spent: Spent
 
 
 @dataclass(frozen=True, slots=True)

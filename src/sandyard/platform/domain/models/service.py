@@ -20,7 +20,7 @@ from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.gateway import Gateway, Place
 from sandyard.platform.domain.models.keeping import Keeper
 from sandyard.platform.domain.models.ledger import Ledger, calls_of
-from sandyard.platform.domain.models.model import NoModelError, Spent, Verdict
+from sandyard.platform.domain.models.model import DaySpent, NoModelError, Spent, Verdict
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.trying import tried
 from sandyard.platform.domain.models.tunnel import Room
@@ -178,6 +178,15 @@ class Models:
         which = calls_of(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
         which += calls_visible_to(caller)
         return await self._ledger.spent(*which), await self._ledger.by_model(*which)
+
+    async def days(
+        self, caller: Principal, *, project_id: str | None = None, since: datetime | None = None
+    ) -> tuple[list[DaySpent], bool]:
+        """What the caller may see of it by day, project and model; and whether that is not all. NotFoundError as in `report`."""
+        async with self._database.reading() as reading:
+            await require_visible(reading, caller, session_id=None, task_id=None, project_id=project_id)
+        which = calls_of(project_id=project_id, since=since) + calls_visible_to(caller)
+        return await self._ledger.by_day(*which)
 
     async def test(self, caller: Principal, provider_id: str) -> Verdict:
         """Ask the provider something tiny with its real key. For who may change it."""

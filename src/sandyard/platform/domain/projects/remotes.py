@@ -12,11 +12,11 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal
 
 
-def clean(caller: Principal, repository: str) -> str:
+def clean(caller: Principal, repository: str, *, vouched: bool = False) -> str:
     """The address as it is stored. RepositoryInvalidError; ForbiddenError for a path on this machine, which is everybody's who may
-    read it: only administrators say so."""
+    read it: only administrators say so, or the platform itself (`vouched`)."""
     remote = parse(repository)
-    if remote.kind == "local" and not caller.is_admin:
+    if remote.kind == "local" and not (caller.is_admin or vouched):
         raise ForbiddenError(
             "A path on the platform's own machine may only be given by an administrator. Use an https or ssh address."
         )

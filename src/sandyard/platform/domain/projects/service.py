@@ -39,15 +39,16 @@ class Projects:
         repository: str | None = None,
         base_branch: str | None = None,
         settings: ProjectSettings | None = None,
+        vouched: bool = False,
     ) -> Project:
         """Without a `base_branch` it is the remote's default one. RepositoryInvalidError; ForbiddenError for a repository that only an
-        administrator may name: a path on this machine."""
+        administrator may name: a path on this machine, unless it is `vouched` for, because the platform has made it itself."""
         now, settings = instant(self._clock), settings or ProjectSettings()
         project = Project(
             id=ordered_id("prj_"),
             owner_id=caller.user_id,
             name=name,
-            repository=None if repository is None else remotes.clean(caller, repository),
+            repository=None if repository is None else remotes.clean(caller, repository, vouched=vouched),
             base_branch=None if base_branch is None else names.check(base_branch),
             template=settings.template,
             settings=settings.stored(),
@@ -94,7 +95,7 @@ class Projects:
             before = remotes.servers(project.repository, ProjectSettings.of(project))
             if name is not None:
                 project.name = name
-            if repository is not UNCHANGED:
+            if repository is not UNCHANGED and repository != project.repository:
                 project.repository = None if repository is None else remotes.clean(caller, repository)
             if base_branch is not UNCHANGED:
                 project.base_branch = None if base_branch is None else names.check(base_branch)

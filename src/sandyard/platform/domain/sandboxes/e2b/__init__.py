@@ -28,12 +28,14 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     TerminalNotFoundError,
 )
 from sandyard.platform.domain.sandboxes.e2b.files import FileEntry
+from sandyard.platform.domain.sandboxes.e2b.ports import AGENT_PORT, Listener, Ports, Route
 from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramTimeoutError, Ran
 from sandyard.platform.domain.sandboxes.e2b.relay import CommandSpec, Ended, EndReason, Output, Started, Stream
 from sandyard.platform.domain.sandboxes.e2b.streams import GuestProgram, LineStream, NoPythonError
 from sandyard.platform.domain.sandboxes.e2b.terminal import Terminal, Terminals
 
 __all__ = [
+    "AGENT_PORT",
     "Breaker",
     "BreakerOpenError",
     "BreakerState",
@@ -57,11 +59,14 @@ __all__ = [
     "FileMissingError",
     "GuestProgram",
     "LineStream",
+    "Listener",
     "NoPythonError",
     "NotEnoughSpaceError",
     "Output",
+    "Ports",
     "ProgramTimeoutError",
     "Ran",
+    "Route",
     "SandboxEngine",
     "SandboxNotFoundError",
     "SandboxNotRunningError",

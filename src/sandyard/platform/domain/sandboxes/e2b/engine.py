@@ -24,6 +24,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 )
 from sandyard.platform.domain.sandboxes.e2b.files import FileEntry, Files
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, require_id
+from sandyard.platform.domain.sandboxes.e2b.ports import Ports
 from sandyard.platform.domain.sandboxes.e2b.programs import LIMIT, NO_ENVS, TIMEOUT_S, Programs, Ran
 from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF
 from sandyard.platform.domain.sandboxes.e2b.streams import Streams
@@ -55,6 +56,7 @@ class SandboxEngine:
         self.commands = Commands(self._gate)
         self.terminals = Terminals(self._gate)
         self.streams = Streams(self._gate)
+        self.ports = Ports(self._gate, self._programs)
 
     @property
     def configured(self) -> bool:

@@ -1,0 +1,103 @@
+"""The other side of the SSH WebSocket: standard input goes out, what comes in is standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+import click
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as connect_websocket
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from sandyard.cli.config import Login
+from sandyard.cli.connection import segment
+from sandyard.cli.errors import FAILED, ApiError, NoAnswerError, NotLoggedInError
+from sandyard.cli.output import printable
+
+OPEN_SECONDS = 120.0
+"""A sandbox may have to be made or woken first."""
+CHUNK = 64 << 10
+
+
+def carry(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
+    """Until either side ends; the exit code. `know` gets the host's key before a byte of it is passed on. ApiError, NoAnswerError."""
+    try:
+        return asyncio.run(_carried(login, sandbox_id, public_key, know))
+    except InvalidStatus as error:
+        raise _refusal(login, error) from None
+    except (OSError, TimeoutError, WebSocketException) as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise NoAnswerError(f"There is no SSH connection through {login.url}: {reason}.") from None
+
+
+async def _carried(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
+    base = "ws" + login.url.removeprefix("http")
+    address = f"{base}/api/v1/sandboxes/{segment(sandbox_id)}/ssh?{urlencode({'key': public_key})}"
+    headers = {"Authorization": f"Bearer {login.token.reveal()}"} if login.token else {}
+    proxy: Literal[True] | None = None if login.local else True
+    async with connect_websocket(
+        address,
+        additional_headers=headers,
+        proxy=proxy,
+        compression=None,  # what is encrypted cannot be made smaller
+        max_size=None,
+        open_timeout=OPEN_SECONDS,
+    ) as socket:
+        try:
+            async for message in socket:
+                if isinstance(message, bytes):
+                    await asyncio.to_thread(_write, message)
+                    continue
+                said: Any = json.loads(message)
+                if said["type"] == "opened":
+                    know(said["hostKey"])
+                    _read_on(socket, asyncio.get_running_loop())
+                elif said["type"] == "closed":
+                    return _ended(said.get("reason"))
+        except BrokenPipeError:  # whoever started us has gone
+            return 0
+        return _ended("The connection was closed.")
+
+
+def _read_on(socket: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
+    """Send what comes on standard input, from a thread of its own: a file, a pipe and a terminal can all be read like this."""
+
+    def read() -> None:
+        try:
+            while data := os.read(0, CHUNK):
+                asyncio.run_coroutine_threadsafe(socket.send(data), loop).result()
+            asyncio.run_coroutine_threadsafe(socket.send(json.dumps({"type": "eof"})), loop).result()
+        except (ConnectionClosed, OSError, RuntimeError, asyncio.CancelledError):
+            return  # the loop says why, or has ended
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def _ended(reason: str | None) -> int:
+    if reason is None:
+        return 0
+    click.echo(f"sandyard: {printable(reason)}", err=True)
+    return FAILED
+
+
+def _refusal(login: Login, error: InvalidStatus) -> Exception:
+    status = error.response.status_code
+    if status == 401 and login.token is None:
+        return NotLoggedInError(f"Nobody is logged in at {login.url}: `sandyard login {login.url}` does that.")
+    try:
+        detail = json.loads(error.response.body or b"{}").get("detail")
+    except (ValueError, AttributeError):
+        detail = None
+    return ApiError(printable(detail or f"The server refused an SSH connection: {status}."), status)

@@ -1,0 +1,152 @@
+"""One HTTP request of a browser and its answer, both passed on piece by piece as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.api.previewing.headers import to_browser, to_sandbox
+from sandyard.platform.api.previewing.pages import Trouble, enough, may_be_trouble, trouble
+from sandyard.platform.api.previewing.racing import first
+from sandyard.platform.domain.previews.addresses import Addresses, Place
+from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
+from sandyard.platform.domain.previews.service import Previews
+from sandyard.platform.domain.sandboxes.e2b import EngineUnreachableError, Route, SandboxUnreachableError
+
+log = get_logger(__name__)
+CONNECT_S = 10.0
+_TIMEOUT = {"connect": CONNECT_S, "pool": CONNECT_S, "read": None, "write": None}  # a stream may be silent for hours
+_LIVE = b"text/event-stream"
+
+
+class _GoneError(Exception):
+    """The browser has hung up."""
+
+
+class Exchange:
+    """`wake`: a person opens this, so that a sleeping sandbox is woken. Raises SandyardError when there is no answer to pass on."""
+
+    def __init__(
+        self,
+        previews: Previews,
+        addresses: Addresses,
+        place: Place,
+        *,
+        wake: bool,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._previews = previews
+        self._addresses = addresses
+        self._place = place
+        self._wake = wake
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._whole = asyncio.Event()  # all of the request has been read
+        names = dict(scope["headers"])
+        self._has_body = b"transfer-encoding" in names or names.get(b"content-length", b"0") != b"0"
+        if not self._has_body:
+            self._whole.set()
+
+    async def run(self) -> None:
+        """Until the answer is through, or the browser has gone."""
+        try:
+            await first(self._through(), self._left())
+        except _GoneError:
+            return
+
+    async def _left(self) -> None:
+        await self._whole.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _through(self) -> None:
+        for again in (True, False):
+            async with self._previews.reaching(self._place, wake=self._wake) as route:
+                answer = await self._ask(route)
+            try:
+                pieces = answer.aiter_raw()
+                held = await _held(answer, pieces)
+                reason = trouble(answer.status_code, held)
+                if reason is None:
+                    await self._pass_on(answer, held, pieces)
+                    return
+            finally:
+                await answer.aclose()
+            if reason is Trouble.CLOSED:
+                raise PortClosedError(
+                    f"Nothing listens on port {self._place.port} of this sandbox. Start a server there."
+                )
+            if not await self._previews.missed(self._place, wake=self._wake) or self._has_body or not again:
+                raise SandboxUnreachableError
+
+    async def _ask(self, route: Route) -> httpx.Response:
+        headers = list(to_sandbox(self._scope["headers"], self._addresses, self._place, route))
+        target = self._scope["raw_path"] + (b"?" + query if (query := self._scope["query_string"]) else b"")
+        try:
+            request = httpx.Request(
+                self._scope["method"],
+                route.url,
+                headers=headers,
+                content=self._body() if self._has_body else None,
+                extensions={"target": target, "timeout": _TIMEOUT},  # as it was written, dots and all
+            )
+            return await self._previews.http.send(request, stream=True, follow_redirects=False)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
+            raise EngineUnreachableError from None
+        except httpx.LocalProtocolError as error:
+            raise InvalidInputError(f"The request cannot be passed on: {error}.") from None
+        except httpx.TransportError as error:
+            log.info("preview_broken", sandbox=self._place.sandbox_id, port=self._place.port, reason=repr(error)[:200])
+            raise BrokenAnswerError from None
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _GoneError
+            if message.get("body"):
+                self._previews.touch(self._place)
+                yield message["body"]
+            if not message.get("more_body"):
+                self._whole.set()
+                return
+
+    async def _pass_on(self, answer: httpx.Response, held: bytes, pieces: AsyncIterator[bytes]) -> None:
+        """An answer that breaks off in the middle is left as it is: the server then breaks the browser's connection too."""
+        headers = list(to_browser(answer.headers.raw))
+        await self._send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+        # an open event stream is a tab that somebody may have forgotten
+        counts = not any(name == b"content-type" and value.lower().startswith(_LIVE) for name, value in headers)
+        try:
+            if held:
+                await self._send({"type": "http.response.body", "body": held, "more_body": True})
+            async for piece in pieces:
+                if counts:
+                    self._previews.touch(self._place)
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        except httpx.TransportError as error:
+            log.info("preview_cut", sandbox=self._place.sandbox_id, port=self._place.port, reason=repr(error)[:200])
+            return
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+async def _held(answer: httpx.Response, pieces: AsyncIterator[bytes]) -> bytes:
+    """The beginning of an answer that may be the engine's own."""
+    held = b""
+    if may_be_trouble(answer.status_code):
+        try:
+            async for piece in pieces:
+                held += piece
+                if enough(held):
+                    break
+        except httpx.TransportError:
+            raise BrokenAnswerError from None
+    return held

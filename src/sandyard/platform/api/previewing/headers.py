@@ -1,0 +1,84 @@
+"""Which headers pass: all of the browser's and the server's own, none that are ours, the engine's or of a single connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from sandyard.platform.domain.previews.addresses import Addresses, Place
+from sandyard.platform.domain.sandboxes.e2b import Route
+
+Pairs = Iterable[tuple[bytes, bytes]]
+OURS = (b"sandyard_", b"__host-sandyard_")
+"""How the names of the platform's cookies begin."""
+_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+_NOT_SENT = frozenset((b"host", b"expect", b"forwarded"))
+_NOT_ANSWERED = frozenset((b"date", b"alt-svc"))  # the first is added here; the second would lead past here
+_NOT_SENT_AHEAD = (b"e2b-", b"x-forwarded-")
+_SOCKET_AHEAD = b"sec-websocket-"
+
+
+def to_sandbox(given: Pairs, addresses: Addresses, place: Place, route: Route) -> Iterator[tuple[bytes, bytes]]:
+    """Of a request. Without a Host where the route has its own."""
+    host = addresses.host(place).encode()
+    if route.keeps_host:
+        yield b"host", host
+    for name, value in _passing(given, _NOT_SENT):
+        if name.startswith(_NOT_SENT_AHEAD):
+            continue
+        passed = _others_cookies(value) if name == b"cookie" else value
+        if passed or not value:
+            yield name, passed
+    yield b"x-forwarded-host", host
+    yield b"x-forwarded-proto", addresses.scheme.encode()
+    for key, word in route.headers.items():
+        yield key.lower().encode(), word.encode()
+
+
+def to_browser(given: Pairs) -> Iterator[tuple[bytes, bytes]]:
+    """Of an answer."""
+    for name, value in _passing(given, _NOT_ANSWERED):
+        if name != b"set-cookie":
+            yield name, value
+        elif not value.strip().lower().startswith(OURS):
+            yield name, _of_this_host(value)
+
+
+def without_sockets(given: Pairs) -> Iterator[tuple[bytes, bytes]]:
+    """Without what each end of a WebSocket says for itself."""
+    return (pair for pair in given if not pair[0].lower().startswith(_SOCKET_AHEAD))
+
+
+def _passing(given: Pairs, dropped: frozenset[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    pairs = [(name.lower(), value) for name, value in given]
+    named = {word.strip().lower() for name, value in pairs if name == b"connection" for word in value.split(b",")}
+    chunked = any(name == b"transfer-encoding" for name, _ in pairs)
+    for name, value in pairs:
+        if name in _HOP or name in dropped or (name in named and name != b"cookie"):
+            continue
+        if chunked and name == b"content-length":
+            continue
+        yield name, value
+
+
+def _others_cookies(value: bytes) -> bytes:
+    cookies = [one.strip() for one in value.split(b";")]
+    return b"; ".join(one for one in cookies if one and not one.lower().startswith(OURS))
+
+
+def _of_this_host(cookie: bytes) -> bytes:
+    """A cookie for a whole domain would be sent to other sandboxes' previews, and to the platform."""
+    value, *attributes = cookie.split(b";")
+    kept = [one for one in attributes if one.partition(b"=")[0].strip().lower() != b"domain"]
+    return b";".join((value, *kept))

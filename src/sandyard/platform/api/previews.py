@@ -1,0 +1,67 @@
+"""Ports of a sandbox, and the addresses under which a browser sees what listens there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.sandboxes import SandboxId
+from sandyard.platform.api.schema import Input, Instant, Model, example
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.previews import service
+from sandyard.platform.domain.previews.addresses import frame_sources
+
+__all__ = ["frame_sources", "router"]
+
+router = APIRouter(tags=["previews"])
+Previews = Annotated[service.Previews, part("previews")]
+_URL = "http://3000-00mwhnkzb5gfh26ygacc.localhost:8700/"
+
+
+class PortView(Model):
+    model_config = example(port=3000, address="127.0.0.1", process="node", url=_URL)
+
+    port: int
+    address: str = Field(description="What it listens on: `0.0.0.0` and `::` mean every address of the sandbox.")
+    process: str | None = Field(description="The program's name, where the sandbox tells it.")
+    url: str | None = Field(
+        description="Where a browser with a preview's cookie sees it. null: this platform has no address for previews."
+    )
+
+
+class PortList(Model):
+    items: list[PortView]
+    sleeping: bool = Field(description="The sandbox is paused: which ports are open is not known until it is woken.")
+
+
+class NewPreview(Input):
+    model_config = example(port=3000, path="/")
+
+    port: int = Field(ge=1, le=65535)
+    path: str = Field("/", max_length=2000, description="Where in it to begin, with its query.")
+
+
+class PreviewView(Model):
+    model_config = example(url=f"{_URL}?sandyard_ticket=AXk0…", expiresAt="2026-01-31T10:00:30.000Z")
+
+    url: str = Field(description="Opens the preview in the first browser that goes there.")
+    expires_at: Instant = Field(description="Until when it has to be opened; from then on the browser's cookie counts.")
+
+
+@router.get("/sandboxes/{sandbox_id}/ports", name="port.list")
+async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> PortList:
+    """TCP ports that something listens on, at most 2 seconds old. Never wakes the sandbox, nor counts as a use of it."""
+    return PortList.model_validate(await previews.ports(caller, sandbox_id))
+
+
+@router.post("/sandboxes/{sandbox_id}/previews", name="preview.create", status_code=201)
+async def create(
+    request: Request, caller: Caller, previews: Previews, sandbox_id: SandboxId, body: NewPreview
+) -> PreviewView:
+    """An address that shows a port of the sandbox in a browser, in a tab or a frame. It is good once, for 30 seconds."""
+    note(request, port=body.port)
+    return PreviewView.model_validate(await previews.create(caller, sandbox_id, body.port, body.path))

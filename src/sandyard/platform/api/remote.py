@@ -1,0 +1,148 @@
+"""SSH into a sandbox over a WebSocket, and where editors find a session.
+
+Binary messages are the bytes of SSH in both directions. Text messages are JSON: the server first sends
+`{"type": "opened", "hostKey": "ssh-ed25519 …"}`, which is how the sandbox's sshd will prove who it is, and last
+`{"type": "closed", "reason": str | null}`; the client may send `{"type": "eof"}` when it has no more to say. `sandyard ssh --stdio`
+is the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, WebSocket
+from pydantic import Field
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.api.auth import Caller, StreamCaller
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.sandboxes import SandboxId
+from sandyard.platform.api.schema import Model, example
+from sandyard.platform.api.sessions import SessionId
+from sandyard.platform.api.standing import still_allowed
+from sandyard.platform.domain.remote import service
+from sandyard.platform.domain.remote.connections import Connection
+
+router = APIRouter(tags=["remote"])
+Remotes = Annotated[service.Remotes, part("remotes")]
+
+
+class EditorInfo(Model):
+    """An editor in the browser. `POST /sandboxes/{id}/editor` starts it."""
+
+    available: bool | None = Field(description="Whether `code-server` is in the sandbox; null: it is not awake.")
+
+
+class RemoteView(Model):
+    model_config = example(
+        sandboxId="sbx_00mwhnkzb5gfh26ygacc",
+        sshHost="ses_00mwhnkz2f0a9s8d7f6g.sandyard",
+        sshAvailable=True,
+        folder="/home/user/workspace",
+        vscodeUrl="vscode://vscode-remote/ssh-remote+ses_00mwhnkz2f0a9s8d7f6g.sandyard/home/user/workspace",
+        setup=["sandyard login https://sandyard.example", "sandyard ssh-config --write"],
+        sshCommand="ssh ses_00mwhnkz2f0a9s8d7f6g.sandyard",
+        codeCommand="code --remote ssh-remote+ses_00mwhnkz2f0a9s8d7f6g.sandyard /home/user/workspace",
+        editor={"available": False},
+    )
+
+    sandbox_id: str
+    ssh_host: str
+    ssh_available: bool | None = Field(description="Whether the sandbox has an sshd; null: it is not awake.")
+    folder: str
+    vscode_url: str
+    setup: list[str] = Field(description="Commands to run once on one's own machine.")
+    ssh_command: str
+    code_command: str
+    editor: EditorInfo
+
+
+class EditorView(Model):
+    model_config = example(port=13337, path="/?folder=/home/user/workspace")
+
+    port: int = Field(description="Where it listens in the sandbox, for a preview of that port.")
+    path: str = Field(description="What to open there.")
+
+
+@router.get("/sessions/{session_id}/remote", name="session.remote")
+async def remote(request: Request, caller: Caller, remotes: Remotes, session_id: SessionId) -> RemoteView:
+    """Where an editor and `ssh` find the session. Never wakes its sandbox."""
+    found = await remotes.of_session(caller, session_id)
+    address = request.app.state.services.settings.public_url or str(request.base_url)
+    return RemoteView(
+        sandbox_id=found.sandbox_id,
+        ssh_host=found.ssh_host,
+        ssh_available=found.ssh_available,
+        folder=found.folder,
+        vscode_url=found.vscode_url,
+        setup=[f"sandyard login {address.rstrip('/')}", "sandyard ssh-config --write"],
+        ssh_command=found.ssh_command,
+        code_command=found.code_command,
+        editor=EditorInfo(available=found.editor_available),
+    )
+
+
+@router.post("/sandboxes/{sandbox_id}/editor", name="editor.open")
+async def open_editor(caller: Caller, remotes: Remotes, sandbox_id: SandboxId) -> EditorView:
+    """Start `code-server` in the sandbox, if it is there and does not run yet. It listens on loopback in the sandbox: a preview of the
+    port leads to it."""
+    return EditorView.model_validate(await remotes.open_editor(caller, sandbox_id))
+
+
+@router.websocket("/sandboxes/{sandbox_id}/ssh", name="ssh.open")
+async def ssh(
+    socket: WebSocket,
+    caller: StreamCaller,
+    remotes: Remotes,
+    sandbox_id: str,
+    key: Annotated[str, Query(max_length=5000)] = "",
+) -> None:
+    async with remotes.ssh.open(caller, sandbox_id, key) as connection:
+        await socket.accept()
+        await socket.send_text(json.dumps({"type": "opened", "hostKey": connection.host_key}))
+        said = asyncio.ensure_future(_said(socket, connection))
+        shown = asyncio.ensure_future(_shown(socket, connection))
+        watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: connection.check(caller)))
+        try:
+            await asyncio.wait((said, shown, watch), return_when=asyncio.FIRST_COMPLETED)
+            reason = await shown if shown.done() else "You may no longer use this sandbox." if watch.done() else None
+            if socket.client_state is WebSocketState.CONNECTED and not said.done():
+                await socket.send_text(json.dumps({"type": "closed", "reason": reason}))
+                await socket.close()
+        finally:
+            for task in (said, shown, watch):
+                task.cancel()
+
+
+async def _shown(socket: WebSocket, connection: Connection) -> str | None:
+    """What sshd says, until it ends; then why."""
+    try:
+        while (data := await connection.receive()) is not None:
+            await socket.send_bytes(data)
+    except WebSocketDisconnect:
+        return None
+    except SandyardError as error:
+        return error.message
+    return connection.reason
+
+
+async def _said(socket: WebSocket, connection: Connection) -> None:
+    """What the client says, until it goes. What is no message of ours is passed over."""
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        if message.get("bytes"):
+            await connection.send(message["bytes"])
+        elif message.get("text") and _is_end(message["text"]):
+            connection.finish()
+
+
+def _is_end(text: str) -> bool:
+    try:
+        return bool(json.loads(text)["type"] == "eof")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False

@@ -1,0 +1,58 @@
+"""What there is to see in a sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sandyard.kit.errors import SandyardError
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPort:
+    """`url` None: previews have no address here."""
+
+    port: int
+    address: str
+    process: str | None
+    url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPorts:
+    """`sleeping`: the sandbox is paused, and was not woken to be asked."""
+
+    items: tuple[OpenPort, ...]
+    sleeping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An address that lets in whoever opens it first, until then."""
+
+    url: str
+    expires_at: datetime
+
+
+class SleepingError(SandyardError):
+    """The sandbox is asleep. Load the page again to wake it."""
+
+    code, status = "sandbox_sleeping", 503
+
+
+class CrowdedError(SandyardError):
+    """Too many connections lead into this sandbox. Close some tabs of its previews, then try again."""
+
+    code, status = "too_many_connections", 503
+
+
+class PortClosedError(SandyardError):
+    """Nothing listens on this port of the sandbox. Start a server there."""
+
+    code, status = "port_closed", 502
+
+
+class BrokenAnswerError(SandyardError):
+    """The server in the sandbox broke off before it had answered. Look into what it printed."""
+
+    code, status = "answer_broken", 502

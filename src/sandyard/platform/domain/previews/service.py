@@ -1,0 +1,184 @@
+"""Previews: what listens in a sandbox, the way for a person to see it, and the way in for what their browser asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from http.cookiejar import DefaultCookiePolicy
+from urllib.parse import urlsplit
+
+import httpx
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.listen import is_loopback
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Sandbox
+from sandyard.platform.domain.previews.addresses import Addresses, Place, check_path, check_port, required
+from sandyard.platform.domain.previews.model import CrowdedError, Opening, OpenPort, OpenPorts, SleepingError
+from sandyard.platform.domain.previews.passes import Passes, Tickets
+from sandyard.platform.domain.sandboxes.e2b import (
+    EngineState,
+    Listener,
+    Route,
+    SandboxNotFoundError,
+    SandboxNotRunningError,
+)
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import Status, check_usable
+from sandyard.platform.domain.secrets.vault import Vault
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+
+TICKET = "sandyard_ticket"
+FRESH_S = 2.0
+"""How long a look into a sandbox is good for, so that ten open tabs cost no more than one."""
+CONNECTIONS = 128
+"""That may lead into one sandbox at once."""
+_WAITING_S, _APART_S = 120.0, 15.0
+
+
+class Previews:
+    def __init__(
+        self,
+        database: Database,
+        lifecycle: Lifecycle,
+        *,
+        tickets: Tickets,
+        vault: Vault,
+        settings: PlatformSettings,
+        clock: Clock,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self.addresses = Addresses.of(settings)
+        self.passes = Passes(database, tickets, vault, settings, clock)
+        # a proxy in the environment is for what lies outside of this machine
+        self.outside = not is_loopback(urlsplit(settings.e2b_sandbox_url or "").hostname or "")
+        self.http = httpx.AsyncClient(
+            trust_env=self.outside,
+            verify=not (settings.e2b_sandbox_url or "").startswith(
+                "http:"
+            ),  # nothing there to verify, and slow to set up
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+        )
+        self.http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # they are the browsers' to keep
+        self._looks: dict[str, tuple[float, asyncio.Task[list[Listener]]]] = {}
+        self._inside: Counter[str] = Counter()
+        self._closed: dict[Place, tuple[float, float]] = {}
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+    # for the API -------------------------------------------------------------------------------------------------------
+
+    async def ports(self, principal: Principal, sandbox_id: str) -> OpenPorts:
+        """Those that something listens on now. Neither wakes the sandbox nor counts as a use of it."""
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        check_usable(row)
+        if row.status == Status.PAUSED:
+            return OpenPorts((), sleeping=True)
+        if row.status != Status.RUNNING or row.engine_id is None:
+            return OpenPorts(())
+        try:
+            found = await asyncio.shield(self._look(row.id, row.engine_id))
+        except SandboxNotRunningError:
+            return OpenPorts((), sleeping=True)
+        return OpenPorts(tuple(self._shown(row.id, one) for one in found))
+
+    async def create(self, principal: Principal, sandbox_id: str, port: int, path: str = "/") -> Opening:
+        """The address that lets the caller's browser in, once. UnsupportedError: previews have no address here."""
+        check_port(port)
+        check_path(path)
+        addresses = required(self.addresses)
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        check_usable(row)
+        place = Place(row.id, port)
+        ticket, expires = await self.passes.ticket(principal, place)
+        url = addresses.url(place, path)
+        return Opening(f"{url}{'&' if '?' in path else '?'}{TICKET}={ticket}", expires)
+
+    def _look(self, sandbox_id: str, engine_id: str) -> asyncio.Task[list[Listener]]:
+        now = self._clock.now()
+        for known, (began, _) in list(self._looks.items()):
+            if not 0 <= now - began < FRESH_S:
+                del self._looks[known]
+        look = self._looks.get(sandbox_id)
+        if look is None:
+            task = self._lifecycle.tasks.spawn(self._lifecycle.engine.ports.listeners(engine_id))
+            look = self._looks[sandbox_id] = (now, task)
+        return look[1]
+
+    def _shown(self, sandbox_id: str, one: Listener) -> OpenPort:
+        url = self.addresses.url(Place(sandbox_id, one.port)) if self.addresses else None
+        return OpenPort(one.port, one.address, one.process, url)
+
+    # for what a browser asks -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def entering(self, place: Place) -> Iterator[None]:
+        """One connection into it. CrowdedError."""
+        if self._inside[place.sandbox_id] >= CONNECTIONS:
+            raise CrowdedError
+        self._inside[place.sandbox_id] += 1
+        try:
+            yield
+        finally:
+            self._inside[place.sandbox_id] -= 1
+            if not self._inside[place.sandbox_id]:
+                del self._inside[place.sandbox_id]
+
+    @contextlib.asynccontextmanager
+    async def reaching(self, place: Place, *, wake: bool) -> AsyncIterator[Route]:
+        """The way there; the sandbox counts as used until this ends. One that sleeps is woken, or SleepingError without `wake`."""
+        row = await self._lifecycle.rows.get(place.sandbox_id)
+        if row.status == Status.PAUSED and not wake:
+            check_usable(row)
+            raise SleepingError
+        async with self._lifecycle.using(row) as engine_id:
+            try:
+                route = await self._lifecycle.engine.ports.route(engine_id, place.port)
+            except SandboxNotRunningError:
+                await self._woken(row, wake=wake)
+                route = await self._lifecycle.engine.ports.route(engine_id, place.port)
+            except SandboxNotFoundError:
+                await self._lifecycle.lost(row.id)
+                raise
+            yield route
+
+    async def missed(self, place: Place, *, wake: bool) -> bool:
+        """The way there led to no sandbox: find out why. True: it had gone to sleep behind our back, and is awake now."""
+        row = await self._lifecycle.rows.get(place.sandbox_id)
+        check_usable(row)
+        assert row.engine_id is not None
+        try:
+            info = await self._lifecycle.engine.info(row.engine_id)
+        except SandboxNotFoundError:
+            await self._lifecycle.lost(row.id)
+            raise
+        if info.state is EngineState.RUNNING:
+            return False
+        await self._woken(row, wake=wake)
+        return True
+
+    async def _woken(self, row: Sandbox, *, wake: bool) -> None:
+        row = await self._lifecycle.seen_paused(row.id)
+        if not wake:
+            raise SleepingError
+        await self._lifecycle.wake(row)
+
+    def touch(self, place: Place) -> None:
+        """Somebody has just used it."""
+        self._lifecycle.activity.touch(place.sandbox_id)
+
+    def closed(self, place: Place) -> bool:
+        """Nothing listens there. Whether to look again by itself: not for ever, for a forgotten tab would keep it awake."""
+        now = self._clock.now()
+        began, last = self._closed.get(place, (now, now))
+        if not 0 <= now - last <= _APART_S:
+            began = now
+        for known in [known for known, (_, seen) in self._closed.items() if now - seen > _APART_S]:
+            del self._closed[known]
+        self._closed[place] = (began, now)
+        return now - began < _WAITING_S

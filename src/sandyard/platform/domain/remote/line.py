@@ -1,0 +1,174 @@
+"""Bytes between the platform and a program in a sandbox that is spoken with in lines: in order, all of them, and never more under way
+than a window's worth. The other end is `guest_ssh.py`, which also says what the lines mean.
+
+The sandbox is its tenant's: whatever comes from it is bounded, and what makes no sense ends the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from sandyard.kit.errors import SandyardError
+
+HEARTBEAT_S = 10.0
+WINDOW = 2 << 20
+"""Bytes that may be under way in each direction."""
+HELD = WINDOW + (256 << 10)
+"""Bytes that may have come and not been taken: the other end counts before it sends, not after."""
+CHUNK = 96 << 10
+ACK_EVERY = 64 << 10
+_REASON = 500
+
+
+class SshError(SandyardError):
+    """The SSH connection into the sandbox has failed."""
+
+    code, status = "ssh_failed", 502
+
+
+class NoSshdError(SandyardError):
+    """The sandbox has no sshd. Install the packages openssh-server and openssh-sftp-server in it or in its template: in one of Debian or
+    Ubuntu, `sudo apt-get install -y --no-install-recommends openssh-server openssh-sftp-server`. Nothing has to be configured or started."""
+
+    code, status = "no_sshd", 409
+
+
+class Lines(Protocol):
+    """What a line of bytes needs of its stream."""
+
+    def lines(self) -> AsyncIterator[str]: ...
+    def say(self, line: str) -> None: ...
+
+
+class Line:
+    """One connection. `run` serves it until it ends; the others may be called meanwhile."""
+
+    def __init__(self, stream: Lines, public_key: str) -> None:
+        self._stream = stream
+        self._news = asyncio.Condition()
+        self._incoming: list[bytes] = []
+        self._held = self._unacked = self._under_way = 0
+        self._host_key: str | None = None
+        self._over = False
+        self._error: SandyardError | None = None
+        self.reason: str | None = None
+        """Why it has ended, when the sandbox said so."""
+        self._tell("begin", key=public_key)
+
+    async def run(self) -> None:
+        """Returns when it has ended; `receive` says how."""
+        beat = asyncio.get_running_loop().create_task(self._beat())
+        try:
+            async for text in self._stream.lines():
+                try:
+                    self._hear(text)
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    raise SshError(
+                        "The SSH program in the sandbox says what the platform does not understand."
+                    ) from None
+                async with self._news:
+                    self._news.notify_all()
+        except SandyardError as error:
+            self._error = error
+        finally:
+            beat.cancel()
+            await asyncio.wait([beat])
+            await self._end()
+
+    async def host_key(self) -> str:
+        """sshd's public key, once it runs. Raises why there is none."""
+        async with self._news:
+            await self._news.wait_for(lambda: self._over or self._host_key is not None)
+        if self._host_key is None:
+            raise self._error or SshError("The SSH program in the sandbox ended before it began.")
+        return self._host_key
+
+    async def receive(self) -> bytes | None:
+        """What sshd says next. None: it has ended. For one reader; not reading makes it wait. Raises what broke the line."""
+        async with self._news:
+            await self._news.wait_for(lambda: self._over or self._incoming)
+        if not self._incoming:
+            if self._error is not None:
+                raise self._error
+            return None
+        data = b"".join(self._incoming)
+        self._incoming.clear()
+        self._held -= len(data)
+        self._unacked += len(data)
+        if self._unacked >= ACK_EVERY:
+            self._tell("ack", n=self._unacked)
+            self._unacked = 0
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """In the order of the calls; waits while too much is under way. For one writer. What nobody hears any more is dropped."""
+        for start in range(0, len(data), CHUNK):
+            async with self._news:
+                await self._news.wait_for(lambda: self._over or self._under_way < WINDOW)
+            if self._over:
+                return
+            piece = data[start : start + CHUNK]
+            self._under_way += len(piece)
+            self._stream.say("=" + base64.b64encode(piece).decode())
+
+    def finish(self) -> None:
+        """There is no more to send."""
+        if not self._over:
+            self._tell("eof")
+
+    async def end(self, error: SandyardError) -> None:
+        """Whoever receives learns this."""
+        self._error = self._error or error
+        await self._end()
+
+    async def _end(self) -> None:
+        self._over = True
+        async with self._news:
+            self._news.notify_all()
+
+    def _hear(self, text: str) -> None:
+        if text.startswith("="):
+            data = binascii.a2b_base64(text[1:], strict_mode=True)
+            self._held += len(data)
+            if self._held > HELD or self._host_key is None:
+                raise ValueError("more than was asked for")
+            self._incoming.append(data)
+            return
+        frame = json.loads(text)
+        match frame["t"]:
+            case "hello":
+                self._host_key = _key(frame["key"])
+            case "ack":
+                self._under_way = max(0, self._under_way - _number(frame["n"]))
+            case "end":
+                self.reason = str(frame["text"])[:_REASON] or None
+            case "error":
+                if frame["code"] == "no_sshd":
+                    raise NoSshdError
+                raise SshError(f"SSH cannot be served in the sandbox: {str(frame['text'])[:_REASON]}")
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._stream.say(json.dumps({"t": kind, **fields}, separators=(",", ":")))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._tell("ping")
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value <= HELD:
+        raise ValueError("this is no number")
+    return value
+
+
+def _key(value: Any) -> str:
+    kind, _, blob = str(value).partition(" ")
+    if kind != "ssh-ed25519" or len(blob) > 200 or not binascii.a2b_base64(blob, strict_mode=True):
+        raise ValueError("this is no key")
+    return f"{kind} {blob}"

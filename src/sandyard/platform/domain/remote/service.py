@@ -1,0 +1,123 @@
+"""Where people find a sandbox with an editor of their own: its SSH host and folder, and code-server where there is one."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.text import storable
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Checkout, Sandbox
+from sandyard.platform.domain.remote.connections import SshConnections
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import Status
+from sandyard.platform.domain.sessions.service import Sessions
+from sandyard.platform.domain.users.model import Principal
+
+HOME = "/home/user"
+SUFFIX = ".sandyard"
+"""What the host names of sessions and sandboxes end with in the SSH settings that `sandyard ssh-config` writes."""
+_EDITOR = (Path(__file__).parent / "guest_editor.py").read_text()
+_EDITOR_S, _LOOK_S = 60.0, 15.0
+_LOOK = 'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-server; do command -v "$name"; done'
+
+
+class NoEditorError(SandyardError):
+    """The sandbox has no code-server. Install it in the sandbox, in the project's setup or in the template, so that `code-server` is on the
+    PATH; docs/editors.md says how. Your own VS Code needs nothing of the kind: it comes through SSH."""
+
+    code, status = "no_editor", 409
+
+
+class EditorFailedError(SandyardError):
+    """code-server did not start."""
+
+    code, status = "editor_failed", 502
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """How a session is reached. What is there is None where nobody knows: a sandbox is not woken to look."""
+
+    sandbox_id: str
+    ssh_host: str
+    folder: str
+    ssh_available: bool | None
+    editor_available: bool | None
+
+    @property
+    def vscode_url(self) -> str:
+        return f"vscode://vscode-remote/ssh-remote+{self.ssh_host}{quote(self.folder)}"
+
+    @property
+    def code_command(self) -> str:
+        return f"code --remote ssh-remote+{self.ssh_host} {shlex.quote(self.folder)}"
+
+    @property
+    def ssh_command(self) -> str:
+        return f"ssh {self.ssh_host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Editor:
+    """Where in the sandbox code-server listens, and the path and query that open the work."""
+
+    port: int
+    path: str
+
+
+class Remotes:
+    def __init__(self, database: Database, lifecycle: Lifecycle, sessions: Sessions) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self.ssh = SshConnections(lifecycle)
+
+    async def of_session(self, caller: Principal, session_id: str) -> Remote:
+        """NotFoundError when it has no sandbox. Never wakes it, and is no use of it."""
+        row = await self._sessions.sandbox(caller, session_id)
+        ssh, editor = await self._look(row)
+        return Remote(row.id, f"{session_id}{SUFFIX}", await self._folder(row), ssh, editor)
+
+    async def open_editor(self, caller: Principal, sandbox_id: str) -> Editor:
+        """code-server runs in the sandbox, which is woken for this. Idempotent. NoEditorError, EditorFailedError."""
+        row = await self._lifecycle.rows.get_for(caller, sandbox_id)
+        argv = ("python3", "-I", "-S", "-c", _EDITOR)
+        ran = await self._lifecycle.call(
+            row,
+            lambda engine_id: self._lifecycle.engine.run(
+                engine_id, argv, timeout_s=_EDITOR_S, limit=64 << 10, idempotent=True
+            ),
+        )
+        try:
+            said = json.loads(ran.stdout)
+            port, error = said.get("port"), said.get("error")
+        except (ValueError, AttributeError, RecursionError):
+            port, error = None, ran.stderr[-300:]
+        if isinstance(port, int) and 0 < port < 65536:
+            return Editor(port, f"/?folder={quote(await self._folder(row))}")
+        if error == "absent":
+            raise NoEditorError
+        raise EditorFailedError(f"code-server did not start: {storable(str(error))[:600]}")
+
+    async def _look(self, row: Sandbox) -> tuple[bool | None, bool | None]:
+        """Whether there is an sshd, and a code-server."""
+        if row.status != Status.RUNNING or row.engine_id is None:
+            return None, None
+        try:
+            ran = await self._lifecycle.engine.run(
+                row.engine_id, ("sh", "-c", _LOOK), timeout_s=_LOOK_S, limit=4096, idempotent=True
+            )
+        except SandyardError:
+            return None, None
+        found = {line.rpartition(b"/")[2] for line in ran.stdout.splitlines()}
+        return b"sshd" in found, b"code-server" in found
+
+    async def _folder(self, row: Sandbox) -> str:
+        async with self._database.reading() as session:
+            checkout = await session.get(Checkout, row.id)
+        return HOME if checkout is None else checkout.folder

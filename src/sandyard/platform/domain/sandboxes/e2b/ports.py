@@ -1,0 +1,150 @@
+"""Ports of a running sandbox: which of them something listens on, and by which way a client gets there."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from e2b import ConnectionConfig
+
+from sandyard.platform.domain.sandboxes.e2b.gate import Gate
+from sandyard.platform.domain.sandboxes.e2b.programs import Programs, storable
+
+AGENT_PORT: int = ConnectionConfig.envd_port
+"""Of envd, which has a way in of its own."""
+LISTED = 200
+"""A sandbox that listens on more is shown the first ones."""
+_TIMEOUT_S, _LIMIT = 10.0, 1 << 20
+_NAME_LENGTH = 60
+_OURS = b"/tmp/.sandyard/"  # in the sandbox: where the platform's own programs lie
+_FILES, _LINES = b"::files", b"::lines"
+
+# What the kernel says, with programs every template has. Whose socket it is, is known of processes of the same user only, and
+# of nobody where `ls` or `head` are missing: ports are listed all the same.
+_LOOK = f"""exec 2>/dev/null
+grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6
+echo {_FILES.decode()}
+ls -l /proc/[0-9]*/fd | grep -e '^/proc/' -e 'socket:'
+echo {_LINES.decode()}
+head -v -c 400 /proc/[0-9]*/cmdline
+exit 0
+"""
+_DIRECTORY = re.compile(rb"/proc/(\d{1,10})/fd:")
+_SOCKET = re.compile(rb"socket:\[(\d{1,20})\]\s*$")
+_HEADING = re.compile(rb"==> /proc/(\d{1,10})/cmdline <==\n")
+_LISTENING = "0A"
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """`process` is its program's name, if that could be seen."""
+
+    port: int
+    address: str
+    process: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`headers` lead to the sandbox and its port. `keeps_host`: the Host header is the client's to choose; else it is `url`'s."""
+
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    keeps_host: bool
+
+
+class Ports:
+    def __init__(self, gate: Gate, programs: Programs) -> None:
+        self._gate = gate
+        self._programs = programs
+
+    async def listeners(self, engine_id: str) -> list[Listener]:
+        """One for each port, by number, without the platform's own and envd's. What a sandbox says of itself: it may lie."""
+        argv = ("/bin/sh", "-c", _LOOK)
+        ran = await self._programs.run(engine_id, argv, timeout_s=_TIMEOUT_S, limit=_LIMIT, idempotent=True)
+        return parse(ran.stdout)
+
+    async def route(self, engine_id: str, port: int) -> Route:
+        """Never wakes it: SandboxNotRunningError, SandboxNotFoundError."""
+        sandbox = (await self._gate.handle(engine_id)).sandbox
+        headers = {}
+        if sandbox.traffic_access_token:
+            headers["e2b-traffic-access-token"] = sandbox.traffic_access_token
+        if self._gate.config.sandbox_url is None:
+            return Route(f"https://{sandbox.get_host(port)}", headers, keeps_host=False)
+        url = self._gate.config.sandbox_url.rstrip("/")
+        headers |= {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
+        # behind https there may be a proxy that finds the engine by its name
+        return Route(url, headers, keeps_host=url.startswith("http:"))
+
+
+def parse(said: bytes) -> list[Listener]:
+    """What `_LOOK` printed. Nothing in it is believed to be well-formed."""
+    table, _, rest = said.partition(_FILES + b"\n")
+    files, _, lines = rest.partition(_LINES + b"\n")
+    owners = dict(_owners(files))
+    commands = dict(_commands(lines))
+    found: dict[int, Listener] = {}
+    for port, address, inode in _listening(table):
+        command = commands.get(owners.get(inode, -1), b"")
+        if port == AGENT_PORT or _OURS in command:
+            continue
+        known = found.get(port)
+        if known is None or _rank(address) < _rank(known.address):
+            found[port] = Listener(port, address, _name(command) or (known.process if known else None))
+    return [found[port] for port in sorted(found)[:LISTED]]
+
+
+def _listening(table: bytes) -> Iterator[tuple[int, str, int]]:
+    """Port, address and inode of the lines of /proc/net/tcp and tcp6 that listen."""
+    for line in table.decode("ascii", "replace").splitlines():
+        parts = line.split()
+        if len(parts) < 10 or parts[3] != _LISTENING:
+            continue
+        address, _, port = parts[1].partition(":")
+        try:
+            yield int(port, 16), _address(address), int(parts[9])
+        except ValueError:
+            continue
+
+
+def _address(written: str) -> str:
+    """Words of 32 bits, each in the order of this kind of machine: little-endian."""
+    raw = bytes.fromhex(written)
+    if len(raw) not in (4, 16):
+        raise ValueError(written)
+    packed = b"".join(raw[start : start + 4][::-1] for start in range(0, len(raw), 4))
+    address = ipaddress.ip_address(packed)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def _owners(files: bytes) -> Iterator[tuple[int, int]]:
+    """Which process has which socket."""
+    process = None
+    for line in files.splitlines():
+        if (directory := _DIRECTORY.match(line)) is not None:
+            process = int(directory.group(1))
+        elif process is not None and (link := _SOCKET.search(line)) is not None:
+            yield int(link.group(1)), process
+
+
+def _commands(lines: bytes) -> Iterator[tuple[int, bytes]]:
+    parts = _HEADING.split(lines)
+    for number, command in zip(parts[1::2], parts[2::2], strict=False):
+        yield int(number), command.rstrip(b"\n")
+
+
+def _name(command: bytes) -> str | None:
+    """The program, without where it lies and what it was called with: that is nobody else's to see."""
+    program = storable(command.partition(b"\0")[0].decode(errors="replace")).strip()
+    name = program.rpartition("/")[2] if program.startswith("/") else program
+    return " ".join(name.split())[:_NAME_LENGTH] or None
+
+
+def _rank(address: str) -> int:
+    """Of several addresses at one port, the one that says most: everywhere, then this machine, then any other."""
+    parsed = ipaddress.ip_address(address)
+    return 0 if parsed.is_unspecified else 1 if parsed.is_loopback else 2

@@ -1,0 +1,144 @@
+"""Bytes over lines: windows in both directions, and a sandbox that says what it should not."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.domain.remote.line import ACK_EVERY, CHUNK, HELD, WINDOW, Line, NoSshdError, SshError
+from sandyard.platform.domain.sandboxes.e2b import SandboxUnreachableError
+
+HOST = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA=="
+HELLO = json.dumps({"t": "hello", "key": HOST})
+
+
+class Script:
+    """A sandbox whose every word is the test's."""
+
+    def __init__(self) -> None:
+        self.coming: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+        self.told: list[str] = []
+
+    async def lines(self) -> AsyncIterator[str]:
+        while (line := await self.coming.get()) is not None:
+            if isinstance(line, Exception):
+                raise line
+            yield line
+
+    def say(self, line: str) -> None:
+        self.told.append(line)
+
+    def hear(self, *lines: str | Exception | None) -> None:
+        for line in lines:
+            self.coming.put_nowait(line)
+
+    def frames(self, kind: str) -> list[Any]:
+        return [json.loads(line) for line in self.told if line[0] == "{" and json.loads(line)["t"] == kind]
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(base64.b64decode(line[1:]) for line in self.told if line[0] == "=")
+
+
+def data(text: bytes) -> str:
+    return "=" + base64.b64encode(text).decode()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Script, Line]]:
+    script = Script()
+    line = Line(script, "ssh-ed25519 AAAA")
+    running = asyncio.create_task(line.run())
+    yield script, line
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_bytes_go_both_ways_and_the_end_is_told(pair: tuple[Script, Line]) -> None:
+    script, line = pair
+    assert script.frames("begin") == [{"t": "begin", "key": "ssh-ed25519 AAAA"}]
+    script.hear(HELLO, '{"t":"ping"}', data(b"SSH-2.0-"), data(b"\x00\xff"))
+    assert await line.host_key() == HOST
+    got = b""
+    while len(got) < 10:
+        got += await line.receive() or b""
+    assert got == b"SSH-2.0-\x00\xff"
+    everything = bytes(range(256)) * 1000
+    await line.send(everything)
+    line.finish()
+    assert script.sent == everything
+    assert len(script.frames("eof")) == 1
+    script.hear('{"t":"end","text":"fatal: no"}', None)
+    assert await line.receive() is None
+    assert line.reason == "fatal: no"
+    await line.send(b"to nobody")
+
+
+async def test_no_more_is_under_way_than_a_window(pair: tuple[Script, Line]) -> None:
+    script, line = pair
+    script.hear(HELLO)
+    sending = asyncio.create_task(line.send(b"x" * (WINDOW * 2)))
+    await asyncio.sleep(0.05)
+    assert not sending.done()
+    assert WINDOW <= len(script.sent) < WINDOW + CHUNK
+    while not sending.done():
+        script.hear(json.dumps({"t": "ack", "n": CHUNK}))
+        await asyncio.sleep(0)
+    assert len(script.sent) == WINDOW * 2
+    # the other way: what has been taken is said, now and then
+    script.hear(data(b"x" * (ACK_EVERY - 1)))
+    await line.receive()
+    assert not script.frames("ack")
+    script.hear(data(b"x"))
+    await line.receive()
+    assert script.frames("ack") == [{"t": "ack", "n": ACK_EVERY}]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["hello"],
+        ["[]"],
+        ['{"t":"hello","key":"ssh-rsa AAAA"}'],
+        ['{"t":"hello","key":"ssh-ed25519 \\nevil"}'],
+        ["=AAAA"],
+        [HELLO, "=not base64"],
+        [HELLO, '{"t":"ack","n":-1}'],
+        [HELLO, '{"t":"ack","n":"1"}'],
+        [HELLO, *[data(b"x" * 65536)] * (HELD // 65536 + 1)],
+        ["[" * 100_000],
+    ],
+)
+async def test_what_makes_no_sense_ends_the_line(pair: tuple[Script, Line], said: list[str]) -> None:
+    script, line = pair
+    script.hear(*said)
+    with pytest.raises(SshError):
+        async with asyncio.timeout(10):
+            await line.host_key()
+            await asyncio.sleep(0.05)
+            while await line.receive() is not None:
+                pass
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ('{"t":"error","code":"no_sshd","text":"x"}', NoSshdError),
+        ('{"t":"error","code":"failed","text":"disk full"}', SshError),
+        (SandboxUnreachableError(), SandboxUnreachableError),
+        (None, SshError),
+    ],
+)
+async def test_why_there_is_none(
+    pair: tuple[Script, Line], said: str | Exception | None, kind: type[SandyardError]
+) -> None:
+    script, line = pair
+    script.hear(said)
+    with pytest.raises(kind):
+        await line.host_key()
