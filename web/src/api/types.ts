@@ -1,0 +1,23 @@
+/** The platform's nouns under short names. */
+import type { Schemas } from "./client";
+
+export type Task = Schemas["TaskView"];
+export type Column = Schemas["Column"];
+export type Attempt = Schemas["AttemptView"];
+export type Project = Schemas["ProjectView"];
+export type ProjectSettings = Schemas["ProjectSettings"];
+export type Session = Schemas["SessionView"];
+export type Sandbox = Schemas["SandboxView"];
+export type Turn = Schemas["TurnView"];
+export type Message = Schemas["MessageView"];
+export type Ask = Schemas["AskView"];
+export type Agent = Schemas["AgentView"];
+export type Command = Schemas["CommandView"];
+export type PullRequest = Schemas["PullRequestView"];
+export type PullSummary = Schemas["PullSummary"];
+export type Checkpoint = Schemas["CheckpointView"];
+export type Commit = Schemas["CommitView"];
+export type Diff = Schemas["DiffView"];
+export type FileDiff = Schemas["FileDiffView"];
+export type User = Schemas["UserView"];
+export type PlatformEvent = Schemas["EventOut"];

@@ -1,0 +1,32 @@
+/** Words and variables as lines. What one line cannot hold (more lines, spaces at an end, nothing) is written in quotes, as JSON. */
+export function asLine(word: string): string {
+  return word === "" || word.startsWith('"') || word !== word.trim() || /[\n\r]/.test(word)
+    ? JSON.stringify(word)
+    : word;
+}
+
+export function wordOf(line: string): string {
+  if (!line.startsWith('"')) return line;
+  try {
+    const word: unknown = JSON.parse(line);
+    return typeof word === "string" ? word : line;
+  } catch {
+    return line;
+  }
+}
+
+/** `NAME=value`. */
+export function asLines(envs: Record<string, string>): string[] {
+  return Object.entries(envs).map(([name, value]) => `${name}=${value === "" ? "" : asLine(value)}`);
+}
+
+/** The variables, or a sentence about the first line that is none. */
+export function envsOf(lines: string[]): Record<string, string> | string {
+  const envs: Record<string, string> = {};
+  for (const line of lines) {
+    const [, name, value] = /^([A-Za-z_][A-Za-z0-9_]*)=(.*)$/.exec(line) ?? [];
+    if (name === undefined || value === undefined) return `“${line}” is no variable. Write NAME=value.`;
+    envs[name] = wordOf(value);
+  }
+  return envs;
+}

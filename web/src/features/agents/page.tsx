@@ -1,0 +1,95 @@
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
+import { Plus } from "lucide-react";
+import { useState } from "react";
+import { agents, me } from "@/api/queries";
+import type { Agent } from "@/api/types";
+import { Providers } from "@/features/models/providers";
+import { Page } from "@/shell/page";
+import { Button } from "@/ui/button";
+import { Dialog } from "@/ui/dialog";
+import { Frozen } from "@/ui/form";
+import { Loaded } from "@/ui/states";
+import { TabBar } from "@/ui/tabs";
+import { AgentForm } from "./agent-form";
+import { AgentRow } from "./row";
+
+const route = getRouteApi("/inside/agents");
+const TABS = [
+  { id: "agents", label: "Agents" },
+  { id: "providers", label: "Model providers" },
+];
+
+export function AgentsPage() {
+  const { tab } = route.useSearch();
+  const navigate = useNavigate();
+  const shown = tab === "providers" ? tab : "agents";
+  const [editing, setEditing] = useState<Agent | "new" | null>(null);
+  return (
+    <Page
+      title="Agents"
+      actions={
+        shown === "agents" && (
+          <Button look="primary" onClick={() => setEditing("new")}>
+            <Plus className="size-4" aria-hidden /> Add an agent
+          </Button>
+        )
+      }
+    >
+      <TabBar
+        tabs={TABS}
+        value={shown}
+        label="Agents and models"
+        onChange={(id) => navigate({ to: "/agents", search: { tab: id } })}
+      >
+        <div className="pt-4">{shown === "agents" ? <List onEdit={setEditing} /> : <OfEverybody />}</div>
+      </TabBar>
+      <Dialog
+        wide
+        open={editing !== null}
+        onOpenChange={(open) => !open && setEditing(null)}
+        title={editing && editing !== "new" ? editing.title : "Add an agent"}
+        description="Any command line that speaks the Agent Client Protocol on its standard input and output."
+      >
+        {editing && <AgentForm agent={editing === "new" ? undefined : editing} onDone={() => setEditing(null)} />}
+      </Dialog>
+    </Page>
+  );
+}
+
+function List({ onEdit }: { onEdit: (agent: Agent) => void }) {
+  const query = useQuery(agents);
+  const caller = useQuery(me).data?.user;
+  return (
+    <Loaded query={query}>
+      {(found) => (
+        <ul className="divide-y rounded-lg border bg-surface">
+          {found.map((one) => (
+            <AgentRow
+              key={one.name}
+              agent={one}
+              mayChange={
+                !one.builtIn && (caller?.role === "admin" || (one.ownerId !== null && one.ownerId === caller?.id))
+              }
+              onEdit={() => onEdit(one)}
+            />
+          ))}
+        </ul>
+      )}
+    </Loaded>
+  );
+}
+
+function OfEverybody() {
+  const admin = useQuery(me).data?.user.role === "admin";
+  return (
+    <>
+      <Frozen
+        reason={
+          admin ? undefined : "These are everybody's: only administrators can change them. A project can have its own."
+        }
+      />
+      <Providers frozen={!admin} />
+    </>
+  );
+}

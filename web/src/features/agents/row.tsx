@@ -1,0 +1,105 @@
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { CircleCheck, CircleX, LoaderCircle, Trash2 } from "lucide-react";
+import { api, got } from "@/api/client";
+import type { Agent } from "@/api/types";
+import { duration } from "@/lib/format";
+import { Badge } from "@/ui/badge";
+import { Button, IconButton } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { failed } from "@/ui/toast";
+import type { StepName, Trial } from "./trial";
+import { useTrial } from "./use-trial";
+
+const STEP_NAMES: Record<StepName, string> = {
+  sandbox: "Sandbox",
+  install: "Install",
+  start: "Start",
+  answer: "Answer",
+};
+
+export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange: boolean; onEdit: () => void }) {
+  const client = useQueryClient();
+  const { trial, begin, busy } = useTrial(agent.name);
+  const remove = useMutation({
+    mutationFn: () => got(api.DELETE("/api/v1/agents/{agent_name}", { params: { path: { agent_name: agent.name } } })),
+    onSuccess: () => client.invalidateQueries({ queryKey: ["agents"] }),
+    onError: failed("Could not delete the agent"),
+  });
+  return (
+    <li className="px-4 py-3">
+      <div className="flex flex-wrap items-start gap-x-3 gap-y-2">
+        <div className="min-w-0 flex-1 basis-64">
+          <p className="flex flex-wrap items-center gap-1.5 text-[13px] font-medium">
+            {agent.title} <code className="font-mono text-xs font-normal text-soft">{agent.name}</code>
+            {agent.demo && <Badge tone="warn">Demo: no model, follows written instructions</Badge>}
+            {!agent.builtIn && <Badge tone="accent">{agent.ownerId ? "Own" : "Everybody's"}</Badge>}
+            {agent.version && agent.builtIn && <Badge>{agent.version}</Badge>}
+          </p>
+          <p className="text-xs break-words text-soft">{agent.description}</p>
+          <p className="text-xs break-words text-faint">
+            {agent.apis.length ? `Speaks ${agent.apis.join(", ")}` : "Needs no model"}
+            {agent.modes.length > 0 && ` · modes ${agent.modes.join(", ")}`}
+            {agent.models.length > 0 &&
+              ` · ${agent.models.slice(0, 4).join(", ")}${agent.models.length > 4 ? " …" : ""}`}
+          </p>
+        </div>
+        <div className="flex gap-1.5">
+          <Button size="sm" busy={busy} onClick={begin} aria-label={`Test ${agent.title}`}>
+            Test
+          </Button>
+          {mayChange && (
+            <>
+              <Button size="sm" onClick={onEdit} aria-label={`Edit ${agent.title}`}>
+                Edit
+              </Button>
+              <Confirm
+                trigger={
+                  <IconButton label={`Delete ${agent.title}`} size="sm">
+                    <Trash2 className="size-3.5" aria-hidden />
+                  </IconButton>
+                }
+                title={`Delete ${agent.title}?`}
+                action="Delete"
+                onConfirm={() => remove.mutateAsync()}
+              >
+                Tasks that name it cannot start then. What runs goes on.
+              </Confirm>
+            </>
+          )}
+        </div>
+      </div>
+      {trial && <Progress trial={trial} />}
+    </li>
+  );
+}
+
+function Progress({ trial }: { trial: Trial }) {
+  return (
+    <div className="mt-2 rounded-md border bg-page px-3 py-2 text-[13px]" aria-live="polite">
+      <ol className="flex flex-wrap gap-x-4 gap-y-1">
+        {trial.steps.map((step) => (
+          <li key={step.name} className="flex items-center gap-1.5">
+            {step.ok === null ? (
+              <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="under way" />
+            ) : step.ok ? (
+              <CircleCheck className="size-3.5 text-ok" role="img" aria-label="done" />
+            ) : (
+              <CircleX className="size-3.5 text-bad" role="img" aria-label="failed" />
+            )}
+            {STEP_NAMES[step.name]}
+            {step.seconds !== null && (
+              <span className="text-xs text-faint tabular-nums">
+                {step.seconds < 10 ? `${step.seconds.toFixed(1)}s` : duration(step.seconds)}
+              </span>
+            )}
+          </li>
+        ))}
+      </ol>
+      {trial.doing && <p className="mt-1 truncate text-xs text-soft">{trial.doing}</p>}
+      {trial.over && trial.ok && <p className="mt-1 text-ok">It works. It said: {trial.answer}</p>}
+      {trial.over && !trial.ok && (
+        <p className="mt-1 break-words whitespace-pre-wrap text-bad">{trial.error ?? "It does not work."}</p>
+      )}
+    </div>
+  );
+}

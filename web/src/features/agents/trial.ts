@@ -1,0 +1,64 @@
+/** How a test of an agent goes, by the events of the session it is tried in. */
+import type { PlatformEvent } from "@/api/types";
+
+export const STEPS = ["sandbox", "install", "start", "answer"] as const;
+export type StepName = (typeof STEPS)[number];
+
+export interface Step {
+  name: StepName;
+  /** Null: it is under way. */
+  seconds: number | null;
+  ok: boolean | null;
+}
+
+export interface Trial {
+  steps: Step[];
+  /** What is being done right now, in the platform's words. */
+  doing: string | null;
+  over: boolean;
+  ok: boolean;
+  answer: string | null;
+  error: string | null;
+}
+
+interface Tested {
+  ok?: boolean;
+  steps?: { name: StepName; seconds: number; ok: boolean }[];
+  answer?: string | null;
+  error?: string | null;
+}
+
+/** Of all that was heard so far, in any order and with repetitions. */
+export function trialOf(heard: PlatformEvent[]): Trial {
+  const events = [...new Map(heard.map((event) => [event.seq, event])).values()].sort((a, b) => a.seq - b.seq);
+  const end = events.find((event) => event.kind === "agent.tested");
+  if (end) {
+    const { ok = false, steps = [], answer = null, error = null } = end.data as Tested;
+    return { steps, doing: null, over: true, ok, answer, error };
+  }
+  const steps: Step[] = [];
+  let doing: string | null = null;
+  let before = events[0] ? Date.parse(events[0].at) : 0;
+  let running = "sandbox" as StepName;
+  const through = (name: StepName, at: string, next: StepName) => {
+    if (steps.some((step) => step.name === name)) return;
+    steps.push({ name, seconds: Math.max(0, (Date.parse(at) - before) / 1000), ok: true });
+    before = Date.parse(at);
+    running = next;
+  };
+  for (const event of events) {
+    if (event.kind === "sandbox.running") through("sandbox", event.at, "start");
+    else if (event.kind === "agent.installing") {
+      doing = typeof event.data.what === "string" ? event.data.what : null;
+      if (running === "start") running = "install";
+    } else if (event.kind === "agent.ready") {
+      if (running === "install") through("install", event.at, "start");
+      through("start", event.at, "answer");
+      doing = null;
+    } else if (event.kind === "message.created" && event.data.role === "agent") {
+      through("answer", event.at, "answer");
+    }
+  }
+  if (!steps.some((step) => step.name === running)) steps.push({ name: running, seconds: null, ok: null });
+  return { steps, doing, over: false, ok: false, answer: null, error: null };
+}

@@ -1,0 +1,155 @@
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
+import { Download, ScrollText } from "lucide-react";
+import { type FormEvent, useState } from "react";
+import { api, got } from "@/api/client";
+import { me, users } from "@/api/queries";
+import type { AuditSearch } from "@/routes";
+import { Page } from "@/shell/page";
+import { Button } from "@/ui/button";
+import { Field, Input, Select } from "@/ui/field";
+import { Empty, Loaded } from "@/ui/states";
+import { Entry } from "./entry";
+
+const route = getRouteApi("/inside/audit");
+const PAGE = 100;
+const EVERYBODY = "all";
+
+export function AuditPage() {
+  const admin = useQuery(me).data?.user.role === "admin";
+  return (
+    <Page title="Audit log" actions={admin && <Export />}>
+      {admin ? (
+        <Log />
+      ) : (
+        <Empty title="For administrators">The audit log says who did what on this installation.</Empty>
+      )}
+    </Page>
+  );
+}
+
+const asked = (search: AuditSearch) => ({ userId: search.user, action: search.action, target: search.target });
+
+/** A plain download, of everything that fits the filters: the platform streams it. */
+function Export() {
+  const search = route.useSearch();
+  const given = Object.entries(asked(search)).filter((pair): pair is [string, string] => Boolean(pair[1]));
+  return (
+    <a
+      href={`/api/v1/audit/export?${new URLSearchParams(given)}`}
+      download="audit.ndjson"
+      className="inline-flex h-8 items-center gap-1.5 rounded-md border border-line-strong bg-surface px-3 text-[13px] font-medium hover:bg-hover"
+    >
+      <Download className="size-3.5" aria-hidden /> Export
+    </a>
+  );
+}
+
+function Log() {
+  const search = route.useSearch();
+  const query = useInfiniteQuery({
+    queryKey: ["audit", search],
+    queryFn: ({ pageParam }) =>
+      got(api.GET("/api/v1/audit", { params: { query: { ...asked(search), limit: PAGE, cursor: pageParam } } })),
+    initialPageParam: undefined as string | undefined,
+    getNextPageParam: (last) => last.nextCursor ?? undefined,
+  });
+  return (
+    <>
+      <Filters key={JSON.stringify(search)} search={search} onRefresh={() => query.refetch()} />
+      <Loaded query={query}>
+        {({ pages }) => {
+          const entries = pages.flatMap((page) => page.items);
+          return entries.length ? (
+            <>
+              <ul className="divide-y rounded-lg border bg-surface" aria-label="Entries, newest first">
+                {entries.map((entry) => (
+                  <Entry key={entry.seq} entry={entry} />
+                ))}
+              </ul>
+              <div className="flex justify-center py-3" aria-live="polite">
+                {query.hasNextPage ? (
+                  <Button busy={query.isFetchingNextPage} onClick={() => query.fetchNextPage()}>
+                    Show older ones
+                  </Button>
+                ) : (
+                  <p className="text-xs text-faint">That is all.</p>
+                )}
+              </div>
+            </>
+          ) : (
+            <Empty title="Nothing fits" icon={<ScrollText className="size-6" aria-hidden />}>
+              No entry has all of this. Take a filter away.
+            </Empty>
+          );
+        }}
+      </Loaded>
+    </>
+  );
+}
+
+function Filters({ search, onRefresh }: { search: AuditSearch; onRefresh: () => void }) {
+  const navigate = useNavigate();
+  const people = useQuery(users).data ?? [];
+  const [action, setAction] = useState(search.action ?? "");
+  const [target, setTarget] = useState(search.target ?? "");
+  const go = (patch: AuditSearch) =>
+    navigate({
+      to: "/audit",
+      search: { ...search, action: action.trim() || undefined, target: target.trim() || undefined, ...patch },
+    });
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    const same = (search.action ?? "") === action.trim() && (search.target ?? "") === target.trim();
+    if (same) onRefresh();
+    else void go({});
+  };
+  const any = search.user || search.action || search.target;
+  return (
+    <form onSubmit={submit} className="mb-3 grid items-end gap-2 sm:grid-cols-[10rem_1fr_1fr_auto]">
+      <Field label="Who">
+        {(wear) => (
+          <Select
+            {...wear}
+            value={search.user ?? EVERYBODY}
+            onChange={(id) => go({ user: id === EVERYBODY ? undefined : id })}
+            choices={[
+              { value: EVERYBODY, label: "Everybody" },
+              ...people.map((one) => ({ value: one.id, label: one.name })),
+            ]}
+          />
+        )}
+      </Field>
+      <Field label="Action">
+        {(wear) => (
+          <Input
+            {...wear}
+            spellCheck={false}
+            placeholder="sandbox.execute"
+            value={action}
+            onChange={(event) => setAction(event.target.value)}
+          />
+        )}
+      </Field>
+      <Field label="Target">
+        {(wear) => (
+          <Input
+            {...wear}
+            spellCheck={false}
+            placeholder="sbx_…"
+            value={target}
+            onChange={(event) => setTarget(event.target.value)}
+          />
+        )}
+      </Field>
+      <div className="flex gap-2">
+        <Button type="submit">Search</Button>
+        {any && (
+          <Button look="ghost" onClick={() => navigate({ to: "/audit", search: {} })}>
+            Clear
+          </Button>
+        )}
+      </div>
+    </form>
+  );
+}

@@ -1,0 +1,106 @@
+import { useMutation } from "@tanstack/react-query";
+import { createContext, type RefObject, useCallback, useContext, useMemo, useRef, useState } from "react";
+import { api, got } from "@/api/client";
+import type { Column, Task } from "@/api/types";
+import { COLUMNS } from "@/lib/status";
+import { failed } from "@/ui/toast";
+import { type Move, useMove } from "./use-move";
+
+/** What a card can be told to do. It never changes, so that cards need not be drawn again for it. */
+export interface Actions {
+  /** Asks for feedback first where the move needs it. `keep`: the focus goes along. */
+  move: (task: Task, to: Column, at: number | null, keep?: boolean) => void;
+  stop: (task: Task) => void;
+  retry: (task: Task) => void;
+  /** In the backlog: whether it starts by itself as soon as it can. */
+  startWhenReady: (task: Task, on: boolean) => void;
+  edit: (task: Task) => void;
+  remove: (task: Task) => void;
+  open: (task: Task) => void;
+  /** What can be done with it, beside that button. */
+  menu: (task: Task, button: HTMLElement) => void;
+  /** From one card to another, by the keyboard. */
+  key: (task: Task, event: React.KeyboardEvent) => void;
+}
+
+export const ActionsContext = createContext<Actions | null>(null);
+
+export function useActions(): Actions {
+  const actions = useContext(ActionsContext);
+  if (!actions) throw new Error("A card is on a board.");
+  return actions;
+}
+
+/** What the board asks before it acts. */
+export type Asking = { kind: "feedback"; move: Move } | { kind: "edit"; task: Task } | { kind: "delete"; task: Task };
+
+type Verb = "stop" | "retry";
+
+export type Follow = RefObject<{ id: string; column: Column } | null>;
+
+/** `follow`: the card that gets the focus as soon as it is seen in that column. */
+export function useBoardActions(announce: (words: string) => void, follow: Follow) {
+  const [asking, ask] = useState<Asking | null>(null);
+  const { mutate } = useMove((move, words) => {
+    if (move.keep) follow.current = { id: move.task.id, column: move.task.status };
+    announce(`${move.task.title} is back in ${COLUMNS[move.task.status].text}. ${words}`);
+  });
+  const underWay = useRef(new Set<string>());
+
+  const verb = useMutation({
+    mutationFn: ({ task, verb }: { task: Task; verb: Verb }) => {
+      const params = { path: { task_id: task.id } };
+      return got(
+        verb === "stop"
+          ? api.POST("/api/v1/tasks/{task_id}/stop", { params })
+          : api.POST("/api/v1/tasks/{task_id}/retry", { params }),
+      );
+    },
+    onSettled: (_, __, { task, verb }) => underWay.current.delete(`${verb} ${task.id}`),
+    onError: (error, { task, verb }) => failed(`Could not ${verb} “${task.title}”`)(error),
+  });
+  const waiting = useMutation({
+    mutationFn: ({ task, on }: { task: Task; on: boolean }) =>
+      got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } }, body: { start: on } })),
+    onError: (error, { task }) => failed(`Could not change “${task.title}”`)(error),
+  });
+
+  const run = useCallback(
+    (move: Move) => {
+      if (move.keep) follow.current = { id: move.task.id, column: move.to };
+      mutate(move);
+      const same = move.to === move.task.status;
+      announce(
+        same
+          ? `${move.task.title}: place ${(move.at ?? 0) + 1}`
+          : `${move.task.title} moved to ${COLUMNS[move.to].text}`,
+      );
+    },
+    [mutate, announce, follow],
+  );
+
+  const { mutate: act } = verb;
+  const { mutate: wait } = waiting;
+  const actions = useMemo<Omit<Actions, "key" | "menu" | "open">>(() => {
+    const once = (task: Task, verb: Verb) => {
+      const name = `${verb} ${task.id}`;
+      if (underWay.current.has(name)) return;
+      underWay.current.add(name);
+      act({ task, verb });
+      announce(`${task.title}: ${verb === "stop" ? "stopping" : "once more"}`);
+    };
+    return {
+      move: (task, to, at, keep = false) => {
+        if (task.status === "in_review" && to === "in_progress")
+          ask({ kind: "feedback", move: { task, to, at, keep } });
+        else run({ task, to, at, keep });
+      },
+      stop: (task) => once(task, "stop"),
+      retry: (task) => once(task, "retry"),
+      startWhenReady: (task, on) => wait({ task, on }),
+      edit: (task) => ask({ kind: "edit", task }),
+      remove: (task) => ask({ kind: "delete", task }),
+    };
+  }, [run, act, wait, announce]);
+  return { actions, asking, ask, run };
+}

@@ -1,0 +1,71 @@
+/** The board while there is nothing on it yet. */
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import { KanbanSquare, Plus } from "lucide-react";
+import { projects } from "@/api/queries";
+import { Kbd } from "@/ui/badge";
+import { Button } from "@/ui/button";
+import { Empty, Skeleton } from "@/ui/states";
+import { ORDER } from "./order";
+
+export function First({ onCreate }: { onCreate: () => void }) {
+  const known = useQuery(projects);
+  if (known.data?.length === 0) {
+    return (
+      <Empty
+        icon={<KanbanSquare className="size-7" aria-hidden />}
+        title="Welcome to the yard"
+        action={
+          <Link
+            to="/welcome"
+            className="inline-flex h-8 items-center rounded-md bg-accent px-3 text-[13px] font-medium text-on-accent hover:bg-accent-hover"
+          >
+            Add a repository
+          </Link>
+        }
+      >
+        Three steps to the first piece of work: a repository, an agent, a task.
+      </Empty>
+    );
+  }
+  return (
+    <Empty
+      icon={<KanbanSquare className="size-7" aria-hidden />}
+      title="No tasks yet"
+      action={
+        <div className="flex flex-wrap items-center justify-center gap-3">
+          <Button look="primary" onClick={onCreate}>
+            <Plus className="size-4" aria-hidden /> Write the first task
+          </Button>
+          <Link to="/welcome" className="text-[13px] text-accent underline underline-offset-2">
+            Show me around
+          </Link>
+        </div>
+      }
+    >
+      Say what is to be done, and an agent does it in a sandbox of its own. Its card moves along by itself. <Kbd>c</Kbd>{" "}
+      opens a new task.
+    </Empty>
+  );
+}
+
+export function Waiting() {
+  return (
+    <div
+      role="status"
+      aria-label="Loading the board"
+      className="flex min-h-0 flex-1 gap-2.5 overflow-hidden px-3 pb-3 sm:px-4"
+    >
+      {ORDER.slice(0, 4).map((column) => (
+        <div
+          key={column}
+          className="flex w-[86vw] shrink-0 flex-col gap-2 rounded-lg border bg-sunken p-2 sm:w-auto sm:flex-1"
+        >
+          <Skeleton className="h-5 w-24 !bg-hover" />
+          <Skeleton className="h-20 !bg-hover" />
+          <Skeleton className="h-16 !bg-hover" />
+        </div>
+      ))}
+    </div>
+  );
+}

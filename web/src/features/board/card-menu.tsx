@@ -1,0 +1,117 @@
+import { useNavigate } from "@tanstack/react-router";
+import { ArrowRight, Clock, Ellipsis, ExternalLink, Pencil, Play, RotateCw, Square, Trash2 } from "lucide-react";
+import { useRef } from "react";
+import type { Task } from "@/api/types";
+import { hasFailed, running } from "@/features/tasks/card-facts";
+import { COLUMNS } from "@/lib/status";
+import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
+import { useActions } from "./actions";
+import { WAYS } from "./order";
+
+const ICON = "size-3.5 text-faint";
+
+/** The button on a card. The menu itself is the board's, one for all of them: five hundred would make scrolling heavy. */
+export function CardMenuButton({ task, tabStop }: { task: Task; tabStop: boolean }) {
+  const { menu } = useActions();
+  return (
+    <button
+      type="button"
+      tabIndex={tabStop ? 0 : -1}
+      aria-haspopup="menu"
+      aria-label={`Actions for ${task.title}`}
+      onClick={(event) => menu(task, event.currentTarget)}
+      className="grid size-6 shrink-0 place-items-center rounded text-faint hover:bg-hover hover:text-text"
+    >
+      <Ellipsis className="size-4" aria-hidden />
+    </button>
+  );
+}
+
+export interface OpenMenu {
+  task: Task;
+  button: HTMLElement;
+}
+
+/** All that can be done with a card, for those who do not drag. Always there, so that it knows whether a key has opened it. */
+export function CardMenu({ shown, onClose }: { shown: OpenMenu | null; onClose: () => void }) {
+  const last = useRef(shown);
+  last.current = shown ?? last.current;
+  const box = last.current?.button.getBoundingClientRect();
+  return (
+    <Menu
+      open={shown !== null}
+      onOpenChange={(open) => !open && onClose()}
+      onCloseAutoFocus={(event) => {
+        event.preventDefault();
+        const button = last.current?.button;
+        if (document.activeElement === document.body && button?.isConnected) button.focus();
+      }}
+      trigger={
+        <button
+          type="button"
+          aria-hidden
+          tabIndex={-1}
+          className="pointer-events-none fixed opacity-0"
+          style={box && { left: box.left, top: box.top, width: box.width, height: box.height }}
+        />
+      }
+    >
+      {shown && <Items task={shown.task} />}
+    </Menu>
+  );
+}
+
+function Items({ task }: { task: Task }) {
+  const actions = useActions();
+  const navigate = useNavigate();
+  const busy = running(task);
+  const backlog = task.status === "backlog";
+  const again =
+    !busy && (hasFailed(task) || task.status === "done" || (task.status === "cancelled" && task.attempts.length > 0));
+  return (
+    <>
+      <MenuItem onSelect={() => navigate({ to: "/tasks/$taskId", params: { taskId: task.id } })}>
+        <ExternalLink className={ICON} aria-hidden /> Open
+      </MenuItem>
+      {backlog && !task.blockedBy.length && (
+        <MenuItem onSelect={() => actions.move(task, "in_progress", null)}>
+          <Play className={ICON} aria-hidden /> Start
+        </MenuItem>
+      )}
+      {backlog && task.blockedBy.length > 0 && !task.startWhenReady && (
+        <MenuItem onSelect={() => actions.startWhenReady(task, true)}>
+          <Clock className={ICON} aria-hidden /> Start when it is free
+        </MenuItem>
+      )}
+      {backlog && task.startWhenReady && (
+        <MenuItem onSelect={() => actions.startWhenReady(task, false)}>
+          <Square className={ICON} aria-hidden /> Do not start by itself
+        </MenuItem>
+      )}
+      {busy && (
+        <MenuItem onSelect={() => actions.stop(task)}>
+          <Square className={ICON} aria-hidden /> Stop
+        </MenuItem>
+      )}
+      {again && (
+        <MenuItem onSelect={() => actions.retry(task)}>
+          <RotateCw className={ICON} aria-hidden /> {task.status === "done" ? "Start over" : "Retry"}
+        </MenuItem>
+      )}
+      <MenuItem onSelect={() => actions.edit(task)}>
+        <Pencil className={ICON} aria-hidden /> Edit
+      </MenuItem>
+      <MenuLine />
+      <MenuTitle>Move to</MenuTitle>
+      {WAYS[task.status].map((column) => (
+        <MenuItem key={column} onSelect={() => actions.move(task, column, null, true)}>
+          <ArrowRight className={ICON} aria-hidden /> {COLUMNS[column].text}
+        </MenuItem>
+      ))}
+      <MenuLine />
+      <MenuItem danger onSelect={() => actions.remove(task)}>
+        <Trash2 className="size-3.5" aria-hidden /> Delete
+      </MenuItem>
+    </>
+  );
+}

@@ -1,0 +1,247 @@
+import { draggable } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
+import clsx from "clsx";
+import {
+  Ban,
+  Bot,
+  Box,
+  ChevronsUp,
+  CircleAlert,
+  CircleCheck,
+  CircleX,
+  Clock,
+  GitBranch,
+  GitPullRequest,
+  Hand,
+  Layers,
+} from "lucide-react";
+import { memo, type ReactNode, useEffect, useRef, useState } from "react";
+import type { Sandbox, Task } from "@/api/types";
+import { clockOf, current, leading, modelOf, running, spentOn, wordFor } from "@/features/tasks/card-facts";
+import { cost, plural } from "@/lib/format";
+import { safeHref } from "@/lib/links";
+import { CHECKS, PULLS, SANDBOXES } from "@/lib/status";
+import { Badge } from "@/ui/badge";
+import { Status } from "@/ui/status";
+import { Elapsed } from "@/ui/time";
+import { useActions } from "./actions";
+import { CardMenuButton } from "./card-menu";
+
+export interface CardProps {
+  task: Task;
+  /** Where several are shown. */
+  project: string | undefined;
+  agent: string | undefined;
+  sandbox: Sandbox["status"] | undefined;
+  needsYou: boolean;
+  /** Titles of what it waits for. */
+  blockers: string | undefined;
+  /** In the queue. */
+  place: number | undefined;
+  /** Whether Tab comes here: one card of a column is the door to all of them. */
+  tabStop: boolean;
+}
+
+const META = "inline-flex min-w-0 items-center gap-1";
+const SMALL = "size-3 shrink-0";
+
+/** One task. It is drawn again only when something of its own changes; its clock moves by itself. */
+export const Card = memo(function Card({
+  task,
+  project,
+  agent,
+  sandbox,
+  needsYou,
+  blockers,
+  place,
+  tabStop,
+}: CardProps) {
+  const element = useRef<HTMLElement>(null);
+  const [dragging, setDragging] = useState(false);
+  const { key, open } = useActions();
+  useEffect(() => {
+    if (!element.current) return;
+    return draggable({
+      element: element.current,
+      getInitialData: () => ({ kind: "card", id: task.id }),
+      onDragStart: () => setDragging(true),
+      onDrop: () => setDragging(false),
+    });
+  }, [task.id]);
+  const word = wordFor(task, place);
+  return (
+    <article
+      ref={element}
+      data-testid="card"
+      className={clsx(
+        "flex cursor-grab flex-col gap-1.5 rounded-md border bg-surface p-2.5 text-xs has-[[data-card]:focus-visible]:border-accent",
+        needsYou && "border-warn",
+        dragging && "opacity-40",
+      )}
+    >
+      <div className="flex items-start gap-1">
+        <h3 className="min-w-0 flex-1 text-[13px] leading-snug font-medium">
+          {/* not the router's Link: that one listens to every change of the address, once for each card */}
+          <a
+            href={`/tasks/${encodeURIComponent(task.id)}`}
+            draggable={false}
+            data-card={task.id}
+            tabIndex={tabStop ? 0 : -1}
+            aria-keyshortcuts="Alt+ArrowUp Alt+ArrowDown Alt+ArrowLeft Alt+ArrowRight"
+            onKeyDown={(event) => key(task, event)}
+            onClick={(event) => {
+              if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+              event.preventDefault();
+              open(task);
+            }}
+            className="line-clamp-3 break-words hover:text-accent"
+          >
+            {task.title}
+          </a>
+        </h3>
+        <CardMenuButton task={task} tabStop={tabStop} />
+      </div>
+      {(word || needsYou || task.priority !== 0) && (
+        <div className="flex flex-wrap items-center gap-1">
+          {needsYou && (
+            <Badge tone="warn">
+              <Hand className={SMALL} aria-hidden /> Needs you
+            </Badge>
+          )}
+          {word && <Status word={word} />}
+          {task.priority !== 0 && (
+            <Badge title="Higher ones start first">
+              <ChevronsUp className={clsx(SMALL, task.priority < 0 && "rotate-180")} aria-hidden />
+              <span className="sr-only">Priority</span> {task.priority}
+            </Badge>
+          )}
+        </div>
+      )}
+      {task.error && <p className="line-clamp-2 break-words text-bad">{task.error}</p>}
+      {blockers && (
+        <p className={clsx(META, "text-soft")}>
+          <Ban className={SMALL} aria-hidden />
+          <span className="truncate">Waits for {blockers}</span>
+        </p>
+      )}
+      <Outcome task={task} tabStop={tabStop} />
+      <Facts task={task} project={project} agent={agent} sandbox={sandbox} />
+    </article>
+  );
+});
+
+/** Who works on it, where, for how long and for how much. */
+function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "project" | "agent" | "sandbox">) {
+  const clock = clockOf(task);
+  const spent = spentOn(task);
+  const model = modelOf(task);
+  const attempts = current(task).length || task.wanted.length;
+  const shown: ReactNode[] = [];
+  if (project)
+    shown.push(
+      <span key="project" className="max-w-full truncate text-soft">
+        {project}
+      </span>,
+    );
+  if (agent) {
+    shown.push(
+      <span key="agent" className={META}>
+        <Bot className={SMALL} aria-hidden />
+        <span className="truncate">{model ? `${agent}, ${model}` : agent}</span>
+      </span>,
+    );
+  }
+  if (attempts > 1)
+    shown.push(
+      <Fact key="attempts" icon={<Layers className={SMALL} aria-hidden />}>
+        {plural(attempts, "attempt")}
+      </Fact>,
+    );
+  if (sandbox && sandbox !== "destroyed") {
+    shown.push(
+      <Fact key="sandbox" icon={<Box className={SMALL} aria-hidden />}>
+        sandbox {SANDBOXES[sandbox].text.toLowerCase()}
+      </Fact>,
+    );
+  }
+  if (clock) {
+    shown.push(
+      <Fact key="clock" icon={<Clock className={SMALL} aria-hidden />} label="Elapsed">
+        <Elapsed from={clock.from} to={clock.to} />
+      </Fact>,
+    );
+  }
+  if (spent)
+    shown.push(
+      <Fact key="spent" label="Cost">
+        {cost(spent.usd)}
+        {spent.more && "+"}
+      </Fact>,
+    );
+  if (!shown.length) return null;
+  return (
+    <div className="flex flex-wrap items-center gap-x-2.5 gap-y-0.5 text-2xs text-faint tabular-nums">{shown}</div>
+  );
+}
+
+function Fact({ icon, label, children }: { icon?: ReactNode; label?: string; children: ReactNode }) {
+  return (
+    <span className={META} title={label}>
+      {icon}
+      {label && <span className="sr-only">{label}</span>}
+      {children}
+    </span>
+  );
+}
+
+/** What has come of it: the pull request or the pushed branch, and the checks. */
+function Outcome({ task, tabStop }: { task: Task; tabStop: boolean }) {
+  const pull = task.pullRequest;
+  const verified = running(task) ? null : (leading(task)?.verified ?? null);
+  if (!pull && verified === null) return null;
+  const href = pull ? safeHref(pull.url) : undefined;
+  const numbered = pull?.number ? `#${pull.number}` : undefined;
+  const Icon = numbered ? GitPullRequest : GitBranch;
+  const label = pull && (
+    <Badge
+      tone={pull.draft ? "idle" : PULLS[pull.state].tone}
+      title={`${PULLS[pull.state].text}${pull.draft ? ", draft" : ""}`}
+    >
+      <Icon className={SMALL} aria-hidden />
+      <span className="sr-only">{numbered ? "Pull request" : "Branch"}</span>
+      <span className="truncate">{numbered ?? pull.headBranch}</span>
+      {pull.state !== "pushed" && <span>{pull.draft ? "draft" : PULLS[pull.state].text.toLowerCase()}</span>}
+    </Badge>
+  );
+  return (
+    <div className="flex min-w-0 flex-wrap items-center gap-1">
+      {label &&
+        (href && /^https?:/.test(pull?.url ?? "") ? (
+          <a
+            href={href}
+            target="_blank"
+            rel="noreferrer noopener"
+            draggable={false}
+            tabIndex={tabStop ? 0 : -1}
+            className="inline-flex min-w-0 rounded hover:underline"
+          >
+            {label}
+          </a>
+        ) : (
+          label
+        ))}
+      {pull && pull.checks !== "none" && <Check tone={CHECKS[pull.checks].tone} text={CHECKS[pull.checks].text} />}
+      {verified !== null && (!pull || pull.checks === "none") && (
+        <Check tone={verified ? "ok" : "bad"} text={verified ? "Verified" : "Not verified"} />
+      )}
+    </div>
+  );
+}
+
+function Check({ tone, text }: { tone: "ok" | "bad" | "warn" | "info" | "accent" | "idle"; text: string }) {
+  const Icon = tone === "ok" ? CircleCheck : tone === "bad" ? CircleX : CircleAlert;
+  return (
+    <Badge tone={tone}>
+      <Icon className={SMALL} aria-hidden /> {text}
+    </Badge>
+  );
+}

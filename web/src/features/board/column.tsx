@@ -1,0 +1,219 @@
+import { defaultRangeExtractor, type Range, useVirtualizer } from "@tanstack/react-virtual";
+import clsx from "clsx";
+import { ChevronsLeftRight, ChevronsRightLeft } from "lucide-react";
+import { memo, useCallback, useEffect, useRef, useState } from "react";
+import type { Column as Name, Task } from "@/api/types";
+import { COLUMNS } from "@/lib/status";
+import { Badge, Dot } from "@/ui/badge";
+import { IconButton } from "@/ui/button";
+import type { Follow } from "./actions";
+import { Card } from "./card";
+import { useDrop } from "./use-drop";
+import { type BoardView, cardProps } from "./view";
+
+const GAP = 8;
+
+export interface ColumnProps {
+  column: Name;
+  /** After the filters. */
+  shown: Task[];
+  all: Task[];
+  filtered: boolean;
+  /** How many it may hold; only where one project is shown. */
+  limit: number | undefined;
+  folded: boolean;
+  onFold: (column: Name, folded: boolean) => void;
+  view: BoardView;
+  find: (id: unknown) => Task | undefined;
+  /** No card that is held now may come here. */
+  closed: boolean;
+  /** Its way to give the focus to a card. */
+  register: (column: Name, focus: ((index: number) => void) | null) => void;
+  follow: Follow;
+}
+
+export const BoardColumn = memo(function BoardColumn(props: ColumnProps) {
+  return props.folded ? <Folded {...props} /> : <Open {...props} />;
+});
+
+function Open({ column, shown, all, filtered, limit, onFold, view, find, closed, register, follow }: ColumnProps) {
+  const section = useRef<HTMLElement>(null);
+  const scroller = useRef<HTMLDivElement>(null);
+  const [active, setActive] = useState<string | null>(null);
+  const known = active !== null && shown.some((one) => one.id === active);
+  const stop = known ? active : (shown[0]?.id ?? null);
+  const kept = known ? shown.findIndex((one) => one.id === active) : -1;
+  const list = useVirtualizer({
+    count: shown.length,
+    getScrollElement: () => scroller.current,
+    getItemKey: (index) => shown[index]?.id ?? index,
+    estimateSize: () => 92,
+    gap: GAP,
+    paddingStart: 6,
+    paddingEnd: 24,
+    overscan: 4,
+    useFlushSync: false,
+    // the card with the focus, which is also the one that is held, stays although it is out of sight
+    rangeExtractor: useCallback(
+      (range: Range) => {
+        const indexes = defaultRangeExtractor(range);
+        return kept < 0 || indexes.includes(kept) ? indexes : [...indexes, kept].sort((a, b) => a - b);
+      },
+      [kept],
+    ),
+  });
+  const place = useDrop(section, scroller, { column, shown, all, find, items: () => list.measurementsCache });
+
+  const current = useRef({ shown, list });
+  current.current = { shown, list };
+  const focus = useCallback((index: number) => {
+    const id = current.current.shown[index]?.id;
+    if (!id) return;
+    setActive(id);
+    current.current.list.scrollToIndex(index);
+    requestAnimationFrame(() => {
+      scroller.current?.querySelector<HTMLElement>(`[data-card="${CSS.escape(id)}"]`)?.focus({ preventScroll: true });
+      section.current?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    });
+  }, []);
+  useEffect(() => {
+    register(column, focus);
+    return () => register(column, null);
+  }, [register, column, focus]);
+  useEffect(() => {
+    const wanted = follow.current;
+    const index = wanted?.column === column ? shown.findIndex((one) => one.id === wanted.id) : -1;
+    if (index < 0) return;
+    follow.current = null;
+    focus(index);
+  }, [shown, column, focus, follow]);
+
+  const over = limit !== undefined && all.length > limit;
+  const end = list.measurementsCache.at(-1);
+  return (
+    <section
+      ref={section}
+      aria-label={COLUMNS[column].text}
+      data-column={column}
+      onFocus={(event) => {
+        const id = (event.target as HTMLElement).closest("li")?.dataset.id;
+        if (id) setActive(id);
+      }}
+      onDragStart={(event) => setActive((event.target as HTMLElement).closest("li")?.dataset.id ?? null)}
+      className={clsx(
+        "flex min-h-0 w-[86vw] max-w-96 shrink-0 snap-center flex-col rounded-lg border bg-sunken sm:w-auto sm:max-w-none sm:min-w-60 sm:flex-1 sm:basis-0",
+        place && "border-accent",
+        closed && "opacity-50",
+      )}
+    >
+      <div className="flex h-10 shrink-0 items-center gap-2 px-2.5">
+        <Dot tone={COLUMNS[column].tone} />
+        <h2 className="truncate text-[13px] font-semibold">{COLUMNS[column].text}</h2>
+        <span className="text-xs text-faint tabular-nums">
+          {filtered && shown.length !== all.length ? `${shown.length} of ${all.length}` : all.length}
+        </span>
+        {limit !== undefined && (
+          <Badge tone={over ? "bad" : all.length === limit ? "warn" : "idle"} className="tabular-nums">
+            {over ? `over its limit of ${limit}` : all.length === limit ? `full, limit ${limit}` : `limit ${limit}`}
+          </Badge>
+        )}
+        <IconButton
+          label={`Fold ${COLUMNS[column].text}`}
+          size="sm"
+          className="ml-auto"
+          onClick={() => onFold(column, true)}
+        >
+          <ChevronsRightLeft className="size-3.5" aria-hidden />
+        </IconButton>
+      </div>
+      <div
+        ref={scroller}
+        data-scrolls
+        className="min-h-0 flex-1 overflow-x-hidden overflow-y-auto px-2 [overflow-anchor:none]"
+      >
+        {shown.length === 0 && !place && (
+          <p className="px-1 py-2 text-xs text-faint">
+            {filtered && all.length ? "No card here matches." : EMPTY[column]}
+          </p>
+        )}
+        {/* biome-ignore lint/a11y/noRedundantRoles: without bullets some browsers no longer take it for a list */}
+        <ul role="list" className="relative" style={{ height: list.getTotalSize() }}>
+          {list.getVirtualItems().map((item) => {
+            const task = shown[item.index];
+            if (!task) return null;
+            return (
+              <li
+                key={item.key}
+                ref={list.measureElement}
+                data-index={item.index}
+                data-id={task.id}
+                aria-setsize={shown.length}
+                aria-posinset={item.index + 1}
+                className="absolute inset-x-0 top-0"
+                style={{ transform: `translateY(${item.start}px)` }}
+              >
+                <Card task={task} {...cardProps(task, view)} tabStop={task.id === stop} />
+              </li>
+            );
+          })}
+          {place && (
+            <div
+              aria-hidden
+              data-testid="drop-line"
+              className="pointer-events-none absolute inset-x-0 top-0 h-0.5 rounded bg-accent"
+              style={{
+                transform: `translateY(${(list.measurementsCache[place.gap]?.start ?? (end ? end.end + GAP : 4)) - GAP / 2 - 1}px)`,
+              }}
+            />
+          )}
+        </ul>
+      </div>
+    </section>
+  );
+}
+
+const EMPTY: Record<Name, string> = {
+  backlog: "What is to be done, and has not begun.",
+  in_progress: "A card that is moved here starts.",
+  in_review: "Work comes here by itself when it is done.",
+  done: "What is merged or accepted.",
+  cancelled: "What was stopped.",
+};
+
+/** A narrow strip, which still takes cards. */
+function Folded({ column, shown, all, onFold, find, closed, follow }: ColumnProps) {
+  const section = useRef<HTMLElement>(null);
+  const button = useRef<HTMLButtonElement>(null);
+  const place = useDrop(section, section, { column, shown, all, find });
+  useEffect(() => {
+    const wanted = follow.current;
+    if (wanted?.column !== column || !shown.some((one) => one.id === wanted.id)) return;
+    follow.current = null;
+    button.current?.focus();
+  }, [shown, column, follow]);
+  return (
+    <section
+      ref={section}
+      aria-label={COLUMNS[column].text}
+      data-column={column}
+      className={clsx(
+        "flex w-10 shrink-0 snap-center flex-col rounded-lg border bg-sunken",
+        place && "border-accent",
+        closed && "opacity-50",
+      )}
+    >
+      <button
+        ref={button}
+        type="button"
+        aria-expanded={false}
+        onClick={() => onFold(column, false)}
+        className="flex flex-1 flex-col items-center gap-2 rounded-lg py-3 text-soft hover:bg-hover"
+      >
+        <ChevronsLeftRight className="size-3.5" aria-hidden />
+        <span className="sr-only">Unfold</span>
+        <span className="text-[13px] font-semibold [writing-mode:vertical-rl]">{COLUMNS[column].text}</span>
+        <span className="text-xs text-faint tabular-nums">{all.length}</span>
+      </button>
+    </section>
+  );
+}

@@ -1,0 +1,38 @@
+/** Which card the arrow keys lead to. */
+import type { Column, Task } from "@/api/types";
+import { type Columns, ORDER } from "./order";
+
+export interface Spot {
+  column: Column;
+  index: number;
+}
+
+/** Up and down in a column, left and right to the next one with cards in it, at the same height. Null: nowhere. */
+export function whither(key: string, columns: Columns, folded: readonly string[], task: Task): Spot | null {
+  const cards = columns[task.status];
+  const index = cards.findIndex((one) => one.id === task.id);
+  const last = cards.length - 1;
+  if (index < 0) return null;
+  switch (key) {
+    case "ArrowUp":
+      return index > 0 ? { column: task.status, index: index - 1 } : null;
+    case "ArrowDown":
+      return index < last ? { column: task.status, index: index + 1 } : null;
+    case "Home":
+      return { column: task.status, index: 0 };
+    case "End":
+      return { column: task.status, index: last };
+    case "ArrowLeft":
+    case "ArrowRight": {
+      const step = key === "ArrowLeft" ? -1 : 1;
+      for (let at = ORDER.indexOf(task.status) + step; ORDER[at]; at += step) {
+        const column = ORDER[at] as Column;
+        const count = columns[column].length;
+        if (count && !folded.includes(column)) return { column, index: Math.min(index, count - 1) };
+      }
+      return null;
+    }
+    default:
+      return null;
+  }
+}

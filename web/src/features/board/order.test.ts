@@ -1,0 +1,100 @@
+import { describe, expect, it } from "vitest";
+import type { Column, Task } from "@/api/types";
+import { columnsOf, gapAt, gapOf, landing, moved, nudged } from "./order";
+
+function card(id: string, status: Column, position: number, projectId = "p"): Task {
+  return { id, status, position, projectId } as Task;
+}
+const names = (tasks: readonly Task[]) => tasks.map((one) => one.id).join("");
+const backlog = (...ids: string[]) => ids.map((id, index) => card(id, "backlog", index));
+
+describe("moved", () => {
+  const board = [...backlog("a", "b", "c"), card("x", "in_progress", 0), card("q", "backlog", 0, "z")];
+
+  it.each<[string, Column, number | null, string, string]>([
+    ["a", "backlog", 2, "bca", "x"],
+    ["c", "backlog", 0, "cab", "x"],
+    ["a", "backlog", 1, "bac", "x"],
+    ["b", "in_progress", 0, "ac", "bx"],
+    ["b", "in_progress", null, "ac", "xb"],
+    ["b", "in_progress", 99, "ac", "xb"],
+  ])("%s to %s at %s", (id, to, at, left, right) => {
+    const columns = columnsOf(moved(board, id, to, at).filter((one) => one.projectId === "p"));
+    expect(names(columns.backlog)).toBe(left);
+    expect(names(columns.in_progress)).toBe(right);
+    for (const column of [columns.backlog, columns.in_progress]) {
+      expect(column.map((one) => one.position)).toEqual(column.map((_, index) => index));
+    }
+  });
+
+  it("puts what is over on top", () => {
+    const over = [...board, card("d", "done", 0)];
+    expect(names(columnsOf(moved(over, "a", "done", null)).done)).toBe("ad");
+  });
+
+  it("is undone by moving back, also with another move in between", () => {
+    const first = moved(board, "b", "in_progress", 0);
+    const second = moved(first, "c", "in_progress", null);
+    const back = moved(second, "b", "backlog", 1);
+    expect(names(columnsOf(back).in_progress)).toBe("xc");
+    expect(columnsOf(moved(first, "b", "backlog", 1)).backlog.map((one) => [one.id, one.position])).toEqual([
+      ["a", 0],
+      ["q", 0],
+      ["b", 1],
+      ["c", 2],
+    ]);
+  });
+
+  it("leaves other projects and unknown cards alone, and the very objects that did not change", () => {
+    const after = moved(board, "a", "backlog", 2);
+    expect(after[4]).toBe(board[4]);
+    expect(after[3]).toBe(board[3]);
+    expect(moved(board, "nobody", "done", 0)).toEqual(board);
+  });
+});
+
+describe("landing", () => {
+  const column = backlog("a", "b", "c", "d");
+
+  it("counts without the card itself", () => {
+    const [a, , , d] = column as [Task, Task, Task, Task];
+    expect(landing(column, column, a, 0)).toBe(0);
+    expect(landing(column, column, a, 1)).toBe(0);
+    expect(landing(column, column, a, 2)).toBe(1);
+    expect(landing(column, column, d, 4)).toBe(3);
+  });
+
+  it("follows the neighbour above when filters hide cards between", () => {
+    const shown = [column[0], column[3]] as Task[];
+    const stranger = card("s", "in_progress", 0);
+    expect(landing(shown, column, stranger, 1)).toBe(1);
+    expect(landing(shown, column, stranger, 2)).toBe(4);
+    expect(landing(shown, column, stranger, 0)).toBe(0);
+    expect(landing([], column, stranger, 0)).toBeNull();
+  });
+
+  it("looks at its own project only, and the line is drawn where it will be seen", () => {
+    const others = Array.from({ length: 5 }, (_, index) => card(`${index}`, "backlog", index, "z"));
+    const all = columnsOf([...backlog("a", "b"), ...others]).backlog;
+    expect(names(all)).toBe("a0b1234");
+    const stranger = card("s", "in_progress", 0);
+    const place = landing(all, all, stranger, 7);
+    expect(place).toBe(2);
+    const gap = gapOf(all, all, stranger, place, "backlog");
+    expect(names(columnsOf(moved([...all, stranger], "s", "backlog", place)).backlog)).toBe("a0b1s234");
+    expect(gap).toBe(4);
+  });
+});
+
+it("finds the gap under the pointer", () => {
+  const items = [0, 1, 2].map((index) => ({ start: index * 100, size: 90 }));
+  expect([-5, 44, 46, 144, 146, 500].map((y) => gapAt(y, items))).toEqual([0, 0, 1, 1, 2, 3]);
+  expect(gapAt(10, [])).toBe(0);
+});
+
+it("nudges among its own", () => {
+  const column = backlog("a", "b", "c");
+  const [a, b, c] = column as [Task, Task, Task];
+  expect([nudged(column, column, b, -1), nudged(column, column, b, 1)]).toEqual([0, 2]);
+  expect([nudged(column, column, a, -1), nudged(column, column, c, 1)]).toEqual([null, null]);
+});

@@ -1,0 +1,112 @@
+/** Where cards are and where they go: the board's arithmetic, without a browser. A place counts within one project's column, from 0. */
+import type { Column, Task } from "@/api/types";
+
+export const ORDER: readonly Column[] = ["backlog", "in_progress", "in_review", "done", "cancelled"];
+
+/** The ways that people may send a card. The platform has the last word: this only says what is worth offering. */
+export const WAYS: Record<Column, readonly Column[]> = {
+  backlog: ["in_progress", "done", "cancelled"],
+  in_progress: ["backlog", "cancelled"],
+  in_review: ["in_progress", "done", "cancelled"],
+  done: ["backlog"],
+  cancelled: ["backlog"],
+};
+
+export type Columns = Record<Column, Task[]>;
+
+function before(one: Task, other: Task): number {
+  return (
+    one.position - other.position || (one.projectId < other.projectId ? -1 : one.projectId > other.projectId ? 1 : 0)
+  );
+}
+
+/** Each column in its order. Of several projects, first all that come first, then all that come second, … */
+export function columnsOf(tasks: readonly Task[]): Columns {
+  const columns: Columns = { backlog: [], in_progress: [], in_review: [], done: [], cancelled: [] };
+  for (const task of tasks) columns[task.status].push(task);
+  for (const column of ORDER) columns[column].sort(before);
+  return columns;
+}
+
+/** The same cards after a move: the one that is moved and its neighbours, in both columns, have their new places. `at` null: where the
+ * platform puts new ones. Undone by moving it back to where it was. */
+export function moved(tasks: readonly Task[], id: string, to: Column, at: number | null): Task[] {
+  const card = tasks.find((one) => one.id === id);
+  if (!card) return [...tasks];
+  const neighbours = tasks.filter(
+    (one) => one.projectId === card.projectId && one.status === to && one.id !== id,
+  ).length;
+  const place = Math.min(at ?? (to === "done" || to === "cancelled" ? 0 : neighbours), neighbours);
+  return tasks.map((one) => {
+    if (one.id === id) return { ...one, status: to, position: place };
+    if (one.projectId !== card.projectId) return one;
+    let position = one.position;
+    if (one.status === card.status && position > card.position) position -= 1;
+    if (one.status === to && position >= place) position += 1;
+    return position === one.position ? one : { ...one, position };
+  });
+}
+
+/** The gap below which `y` is, of cards that lie below each other: 0 is above the first. */
+export function gapAt(y: number, items: readonly { start: number; size: number }[]): number {
+  let low = 0;
+  let high = items.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    const item = items[middle] as { start: number; size: number };
+    if (y < item.start + item.size / 2) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+/**
+ * The place a card gets in its project's column when it is put into gap `gap` of what is shown there. Filters hide cards and other
+ * projects have cards in between, so it follows the card of its own that is nearest above, else precedes the nearest below; null where
+ * none is shown. `column` is all there is in the column.
+ */
+export function landing(shown: readonly Task[], column: readonly Task[], card: Task, gap: number): number | null {
+  const others = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
+  const place = (one: Task) => others.findIndex((other) => other.id === one.id);
+  for (let index = gap - 1; index >= 0; index--) {
+    const above = shown[index] as Task;
+    if (above.projectId === card.projectId && above.id !== card.id) return place(above) + 1;
+  }
+  for (let index = gap; index < shown.length; index++) {
+    const below = shown[index] as Task;
+    if (below.projectId === card.projectId && below.id !== card.id) return place(below);
+  }
+  return null;
+}
+
+/** The gap of what is shown in which a card at that place will be seen: where to draw the line. */
+export function gapOf(
+  shown: readonly Task[],
+  column: readonly Task[],
+  card: Task,
+  place: number | null,
+  to: Column,
+): number {
+  const others = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
+  const own = new Map(others.map((one, index) => [one.id, index]));
+  const at = place ?? (to === "done" || to === "cancelled" ? 0 : others.length);
+  let gap = 0;
+  shown.forEach((one, index) => {
+    if (one.id === card.id) return;
+    const earlier =
+      one.projectId === card.projectId ? (own.get(one.id) ?? 0) < at : before(one, { ...card, position: at }) < 0;
+    if (earlier) gap = index + 1;
+  });
+  return gap;
+}
+
+/** One place up or down among its own that are shown; null at the end of the way. */
+export function nudged(shown: readonly Task[], column: readonly Task[], card: Task, step: -1 | 1): number | null {
+  const own = shown.filter((one) => one.projectId === card.projectId);
+  const index = own.findIndex((one) => one.id === card.id);
+  const other = own[index + step];
+  if (index < 0 || !other) return null;
+  const others = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
+  const place = others.findIndex((one) => one.id === other.id);
+  return step < 0 ? place : place + 1;
+}

@@ -1,0 +1,179 @@
+import { monitorForElements } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
+import { Plus } from "lucide-react";
+import { type KeyboardEvent, useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { tasks } from "@/api/queries";
+import type { Column, Task } from "@/api/types";
+import { QueuePopover } from "@/features/queue/popover";
+import { NewTaskDialog } from "@/features/tasks/new-task";
+import { useStored } from "@/lib/stored";
+import { useTitle } from "@/shell/page";
+import { Button } from "@/ui/button";
+import { Loaded } from "@/ui/states";
+import { type Actions, ActionsContext, type Follow, useBoardActions } from "./actions";
+import { Asked } from "./asked";
+import { AutoScroll } from "./auto-scroll";
+import { First, Waiting } from "./blank";
+import { CardMenu, type OpenMenu } from "./card-menu";
+import { BoardColumn } from "./column";
+import { isFiltered, matches } from "./filter";
+import { Filters } from "./filters";
+import { whither } from "./keyboard";
+import { columnsOf, nudged, ORDER, WAYS } from "./order";
+import { ColumnPicker } from "./picker";
+import { useShortcut } from "./use-shortcut";
+import { useBoardView } from "./view";
+
+const route = getRouteApi("/inside/board");
+const NO_TASKS: Task[] = [];
+const FOLDED: Column[] = ["cancelled"];
+
+export function BoardPage() {
+  useTitle("Board");
+  const search = route.useSearch();
+  const navigate = route.useNavigate();
+  const known = useQuery(tasks(search.project));
+  const view = useBoardView(known.data ?? NO_TASKS, search.project);
+  const create = useCallback(
+    (open: boolean) => navigate({ search: (before) => ({ ...before, new: open || undefined }), replace: true }),
+    [navigate],
+  );
+  useShortcut("c", () => create(true));
+  return (
+    <div className="flex min-h-0 flex-1 flex-col">
+      <div className="flex shrink-0 flex-wrap items-center gap-2 px-3 py-2.5 sm:flex-nowrap sm:px-4">
+        <h1 className="mr-auto text-lg font-semibold sm:mr-2">Board</h1>
+        <div className="order-last flex w-full min-w-0 items-center gap-2 sm:order-none sm:mr-auto sm:w-auto sm:flex-1">
+          <Filters view={view} />
+        </div>
+        <QueuePopover />
+        <Button look="primary" onClick={() => create(true)} aria-keyshortcuts="c" title="New task (c)">
+          <Plus className="size-4" aria-hidden /> New task
+        </Button>
+      </div>
+      <Loaded query={known} loading={<Waiting />}>
+        {(list) =>
+          list.length || isFiltered(search) ? (
+            <Board list={list} view={view} />
+          ) : (
+            <First onCreate={() => create(true)} />
+          )
+        }
+      </Loaded>
+      <NewTaskDialog open={search.new === true} onOpenChange={create} projectId={search.project} />
+    </div>
+  );
+}
+
+function Board({ list, view }: { list: Task[]; view: ReturnType<typeof useBoardView> }) {
+  const search = route.useSearch();
+  const board = useRef<HTMLDivElement>(null);
+  const said = useRef<HTMLDivElement>(null);
+  const follow: Follow = useRef(null);
+  const [stored, setFolded] = useStored<Column[]>("board.folded", FOLDED);
+  const folded = useMemo(() => ORDER.filter((one) => stored.includes(one)), [stored]);
+  const navigate = useNavigate();
+  const [menu, setMenu] = useState<OpenMenu | null>(null);
+  const [held, setHeld] = useState<Column | null>(null);
+
+  const all = useMemo(() => columnsOf(list), [list]);
+  const shown = useMemo(() => columnsOf(list.filter((one) => matches(one, search, view))), [list, search, view]);
+  const byId = useMemo(() => new Map(list.map((one) => [one.id, one])), [list]);
+  const announce = useCallback((words: string) => {
+    if (said.current) said.current.textContent = words;
+  }, []);
+  const { actions, asking, ask, run } = useBoardActions(announce, follow);
+
+  const latest = useRef({ all, shown, byId, folded });
+  latest.current = { all, shown, byId, folded };
+  const places = useRef(new Map<Column, (index: number) => void>());
+  const register = useCallback((column: Column, focus: ((index: number) => void) | null) => {
+    if (focus) places.current.set(column, focus);
+    else places.current.delete(column);
+  }, []);
+  const find = useCallback((id: unknown) => latest.current.byId.get(id as string), []);
+  const fold = useCallback(
+    (column: Column, on: boolean) =>
+      setFolded(on ? [...latest.current.folded, column] : latest.current.folded.filter((one) => one !== column)),
+    [setFolded],
+  );
+
+  const value = useMemo<Actions>(() => {
+    const key = (task: Task, event: KeyboardEvent) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      const now = latest.current;
+      if (!event.altKey) {
+        const spot = whither(event.key, now.shown, now.folded, task);
+        if (spot) {
+          event.preventDefault();
+          places.current.get(spot.column)?.(spot.index);
+        }
+        return;
+      }
+      const step = event.key === "ArrowUp" || event.key === "ArrowLeft" ? -1 : 1;
+      if (event.key === "ArrowUp" || event.key === "ArrowDown") {
+        event.preventDefault();
+        const place = nudged(now.shown[task.status], now.all[task.status], task, step);
+        if (place !== null) actions.move(task, task.status, place, true);
+      } else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+        event.preventDefault();
+        const to = ORDER[ORDER.indexOf(task.status) + step];
+        if (to) actions.move(task, to, null, true);
+      }
+    };
+    return {
+      ...actions,
+      key,
+      open: (task) => navigate({ to: "/tasks/$taskId", params: { taskId: task.id } }),
+      menu: (task, button) => setMenu({ task, button }),
+    };
+  }, [actions, navigate]);
+
+  useEffect(() => {
+    const scrolling = board.current ? new AutoScroll(board.current, "x") : undefined;
+    return monitorForElements({
+      canMonitor: ({ source }) => source.data.kind === "card",
+      onDragStart: ({ source }) => setHeld(find(source.data.id)?.status ?? null),
+      onDrag: ({ location }) => scrolling?.point(location.current.input.clientX, location.current.input.clientY),
+      onDrop: () => {
+        scrolling?.stop();
+        setHeld(null);
+      },
+    });
+  }, [find]);
+
+  const only = search.project ?? (view.projects.size === 1 ? [...view.projects.keys()][0] : undefined);
+  const limits = (only && view.projects.get(only)?.settings.tasks?.wipLimits) || {};
+  const filtered = isFiltered(search);
+  return (
+    <ActionsContext value={value}>
+      <ColumnPicker board={board} columns={shown} onPick={(column) => fold(column, false)} />
+      <div
+        ref={board}
+        className={`flex min-h-0 flex-1 gap-2.5 overflow-x-auto px-3 pb-3 sm:snap-none sm:px-4 ${held ? "" : "snap-x snap-mandatory"}`}
+      >
+        {ORDER.map((column) => (
+          <BoardColumn
+            key={column}
+            column={column}
+            shown={shown[column]}
+            all={all[column]}
+            filtered={filtered}
+            limit={limits[column as keyof typeof limits]}
+            folded={folded.includes(column)}
+            onFold={fold}
+            view={view}
+            find={find}
+            closed={held !== null && held !== column && !WAYS[held].includes(column)}
+            register={register}
+            follow={follow}
+          />
+        ))}
+      </div>
+      <div ref={said} aria-live="polite" className="sr-only" data-testid="announcements" />
+      <CardMenu shown={menu && { ...menu, task: byId.get(menu.task.id) ?? menu.task }} onClose={() => setMenu(null)} />
+      <Asked asking={asking} onClose={() => ask(null)} onMove={run} />
+    </ActionsContext>
+  );
+}

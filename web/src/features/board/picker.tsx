@@ -1,0 +1,56 @@
+import clsx from "clsx";
+import { type RefObject, useEffect, useState } from "react";
+import type { Column } from "@/api/types";
+import { COLUMNS } from "@/lib/status";
+import { type Columns, ORDER } from "./order";
+
+/** On a phone one column fills the screen: this says which, and leads to the others. */
+export function ColumnPicker({
+  board,
+  columns,
+  onPick,
+}: {
+  board: RefObject<HTMLElement | null>;
+  columns: Columns;
+  onPick: (column: Column) => void;
+}) {
+  const [seen, setSeen] = useState<Column>("backlog");
+  useEffect(() => {
+    const root = board.current;
+    if (!root) return;
+    const watcher = new IntersectionObserver(
+      (entries) => {
+        const found = entries.find((entry) => entry.isIntersecting);
+        if (found) setSeen((found.target as HTMLElement).dataset.column as Column);
+      },
+      { root, threshold: 0.6 },
+    );
+    for (const one of root.querySelectorAll("[data-column]")) watcher.observe(one);
+    return () => watcher.disconnect();
+  }, [board]);
+  const pick = (column: Column) => {
+    onPick(column);
+    requestAnimationFrame(() =>
+      board.current?.querySelector(`[data-column="${column}"]`)?.scrollIntoView({ inline: "center", block: "nearest" }),
+    );
+  };
+  return (
+    <nav aria-label="Columns" className="flex shrink-0 gap-1 overflow-x-auto px-3 pb-2 sm:hidden">
+      {ORDER.map((column) => (
+        <button
+          key={column}
+          type="button"
+          aria-current={seen === column || undefined}
+          onClick={() => pick(column)}
+          className={clsx(
+            "flex h-7 shrink-0 items-center gap-1 rounded-md px-2 text-xs",
+            seen === column ? "bg-accent-soft font-medium text-accent" : "text-soft hover:bg-hover",
+          )}
+        >
+          {COLUMNS[column].text}
+          <span className="tabular-nums">{columns[column].length}</span>
+        </button>
+      ))}
+    </nav>
+  );
+}

@@ -1,0 +1,85 @@
+import { dropTargetForElements } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
+import { type RefObject, useEffect, useRef, useState } from "react";
+import type { Column, Task } from "@/api/types";
+import { useActions } from "./actions";
+import { AutoScroll } from "./auto-scroll";
+import { gapAt, gapOf, landing } from "./order";
+
+interface Place {
+  /** The gap of what is shown in which the card will be seen. */
+  gap: number;
+  at: number | null;
+}
+
+interface Target {
+  column: Column;
+  shown: readonly Task[];
+  all: readonly Task[];
+  /** The card that is dragged, by its id. */
+  find: (id: unknown) => Task | undefined;
+  /** Where the cards lie, those that are not drawn too. Nothing: the column is folded. */
+  items?: () => readonly { start: number; size: number }[];
+}
+
+/**
+ * A whole column takes cards, and finds by the pointer's height where: cards that are not drawn need no element of their own. Near its
+ * edges it scrolls. The gap is null while nothing is above it.
+ */
+export function useDrop(
+  element: RefObject<HTMLElement | null>,
+  scroller: RefObject<HTMLElement | null>,
+  target: Target,
+) {
+  const [place, setPlace] = useState<Place | null>(null);
+  const { move } = useActions();
+  const latest = useRef(target);
+  latest.current = target;
+  useEffect(() => {
+    if (!element.current) return;
+    let [y, id] = [0, undefined as unknown];
+    const locate = (): Place | null => {
+      const { shown, all, items, find, column } = latest.current;
+      const card = find(id);
+      if (!card) return null;
+      if (!items || !scroller.current) return { gap: 0, at: null };
+      const top = scroller.current.getBoundingClientRect().top - scroller.current.scrollTop;
+      const at = landing(shown, all, card, gapAt(y - top, items()));
+      return { gap: gapOf(shown, all, card, at, column), at };
+    };
+    const look = () => {
+      const next = locate();
+      setPlace((known) => (known?.gap === next?.gap && known?.at === next?.at ? known : next));
+    };
+    const scrolling = scroller.current ? new AutoScroll(scroller.current, "y", look) : undefined;
+    const end = () => {
+      scrolling?.stop();
+      setPlace(null);
+    };
+    const stop = dropTargetForElements({
+      element: element.current,
+      canDrop: ({ source }) => source.data.kind === "card",
+      onDrag: ({ location, source }) => {
+        ({ clientY: y } = location.current.input);
+        id = source.data.id;
+        scrolling?.point(location.current.input.clientX, y);
+        look();
+      },
+      onDragLeave: end,
+      onDrop: ({ location, source }) => {
+        ({ clientY: y } = location.current.input);
+        id = source.data.id;
+        const card = latest.current.find(id);
+        const found = locate();
+        end();
+        const stays =
+          card && found && card.status === latest.current.column && (found.at === null || found.at === card.position);
+        if (card && found && !stays) move(card, latest.current.column, found.at);
+      },
+    });
+    return () => {
+      stop();
+      scrolling?.stop();
+    };
+  }, [element, scroller, move]);
+  return place;
+}

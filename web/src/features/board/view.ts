@@ -1,0 +1,72 @@
+import { useQuery } from "@tanstack/react-query";
+import { useMemo } from "react";
+import { all, api, got } from "@/api/client";
+import { agents, pendingAsks, projects } from "@/api/queries";
+import type { Agent, Project, Sandbox, Task } from "@/api/types";
+import { queue } from "@/features/queue/queue";
+import { agentOf, agentTitle, leading, needsPerson } from "@/features/tasks/card-facts";
+import type { CardProps } from "./card";
+import type { Known } from "./filter";
+
+/** What cards show that is not their own. */
+export interface BoardView extends Known {
+  agents: ReadonlyMap<string, Agent>;
+  sandboxes: ReadonlyMap<string, Sandbox["status"]>;
+  titles: ReadonlyMap<string, string>;
+  /** Places in the queue by task. A card's own is as old as the card: others before it have left since. */
+  places: ReadonlyMap<string, number>;
+  /** More than one project is shown. */
+  several: boolean;
+}
+
+const sandboxes = {
+  queryKey: ["sandboxes", "of the board"],
+  queryFn: () =>
+    all((cursor) => got(api.GET("/api/v1/sandboxes", { params: { query: { all: true, cursor, limit: 200 } } }))),
+  select: (list: Sandbox[]) => new Map(list.map((one) => [one.id, one.status])),
+};
+
+const NONE: ReadonlyMap<string, Sandbox["status"]> = new Map();
+
+/** `tasks`: all there are. What cannot be had now is left out: a board without it is better than none. */
+export function useBoardView(tasks: readonly Task[], chosen: string | undefined): BoardView {
+  const { data: known } = useQuery(projects);
+  const { data: workers } = useQuery(agents);
+  const { data: asks } = useQuery(pendingAsks);
+  const { data: waiting } = useQuery(queue);
+  const { data: states } = useQuery(sandboxes);
+  const byId = useMemo(() => new Map<string, Project>(known?.map((one) => [one.id, one])), [known]);
+  const byName = useMemo(() => new Map<string, Agent>(workers?.map((one) => [one.name, one])), [workers]);
+  const asked = useMemo(() => new Set(asks?.map((one) => one.sessionId)), [asks]);
+  const titles = useMemo(() => new Map(tasks.map((one) => [one.id, one.title])), [tasks]);
+  const places = useMemo(() => new Map(waiting?.toReversed().map((one) => [one.taskId, one.position])), [waiting]);
+  return useMemo(
+    () => ({
+      places,
+      projects: byId,
+      agents: byName,
+      asked,
+      sandboxes: states ?? NONE,
+      titles,
+      several: !chosen && byId.size > 1,
+    }),
+    [byId, byName, asked, states, titles, places, chosen],
+  );
+}
+
+/** All of them plain values, so that a card is drawn again only when one of them differs. */
+export function cardProps(task: Task, view: BoardView): Omit<CardProps, "task" | "tabStop"> {
+  const project = view.projects.get(task.projectId);
+  const name = agentOf(task, project);
+  const agent = name ? view.agents.get(name) : undefined;
+  const sandboxId = leading(task)?.sandboxId;
+  const blockers = task.blockedBy.map((id) => view.titles.get(id) ?? "a task that is not shown").join(", ");
+  return {
+    project: view.several ? project?.name : undefined,
+    agent: agent ? agentTitle(agent) : (name ?? undefined),
+    sandbox: sandboxId ? view.sandboxes.get(sandboxId) : undefined,
+    needsYou: needsPerson(task, view.asked),
+    blockers: blockers || undefined,
+    place: view.places.get(task.id),
+  };
+}

@@ -1,0 +1,74 @@
+/** Syntax colours of a diff, made for what is in view alone: some hundred lines of one side at a time, each once. */
+import { useSyncExternalStore } from "react";
+import { highlight, type Token } from "@/lib/highlight";
+import type { Hunk, Side } from "./patch";
+
+const BLOCK = 300;
+const LONGEST_LINE = 2000;
+
+type Block = Map<number, Token[]> | "on its way";
+const made = new WeakMap<Hunk, Map<string, Block>>();
+const listeners = new Set<() => void>();
+const queue: (() => Promise<void>)[] = [];
+let version = 0;
+let busy = false;
+
+/** Draws again when colours have come. */
+export function useColours(): number {
+  return useSyncExternalStore(
+    (notify) => {
+      listeners.add(notify);
+      return () => listeners.delete(notify);
+    },
+    () => version,
+  );
+}
+
+/** The tokens of a line, or nothing yet: they are then on their way. */
+export function coloursOf(hunk: Hunk, at: number, language: string | undefined): Token[] | undefined {
+  const line = hunk.lines[at];
+  if (!language || !line) return undefined;
+  const side: Side = line.kind === "del" ? "old" : "new";
+  const first = Math.floor(at / BLOCK) * BLOCK;
+  const key = `${language}:${side}:${first}`;
+  let blocks = made.get(hunk);
+  if (!blocks) {
+    blocks = new Map();
+    made.set(hunk, blocks);
+  }
+  const block = blocks.get(key);
+  if (block === undefined) {
+    const own = blocks;
+    own.set(key, "on its way");
+    queue.push(async () => {
+      own.set(key, await colour(hunk, side, first, language));
+    });
+    void work();
+    return undefined;
+  }
+  return block === "on its way" ? undefined : block.get(at);
+}
+
+async function colour(hunk: Hunk, side: Side, first: number, language: string): Promise<Map<number, Token[]>> {
+  const places: number[] = [];
+  for (let at = first; at < Math.min(hunk.lines.length, first + BLOCK); at += 1) {
+    const line = hunk.lines[at];
+    if (line?.[side] && line.text.length <= LONGEST_LINE) places.push(at);
+  }
+  const text = places.map((at) => hunk.lines[at]?.text ?? "").join("\n");
+  const lines = await highlight(text, language).catch(() => []);
+  return new Map(places.map((at, index) => [at, lines[index] ?? []]));
+}
+
+/** One block after the other, with room for the page to breathe in between. */
+async function work(): Promise<void> {
+  if (busy) return;
+  busy = true;
+  for (let next = queue.pop(); next; next = queue.pop()) {
+    await next();
+    version += 1;
+    for (const notify of listeners) notify();
+    await new Promise((resume) => setTimeout(resume));
+  }
+  busy = false;
+}

@@ -1,0 +1,111 @@
+/** A comment below its lines, and the box it is written in. */
+import { MessageSquare, Pencil, Trash2 } from "lucide-react";
+import { type KeyboardEvent, useEffect, useRef, useState } from "react";
+import { Button, IconButton } from "@/ui/button";
+import { Textarea } from "@/ui/field";
+import { type Comment, type Place, placeWords } from "./comments";
+
+const FRAME = "mx-2 my-1.5 max-w-3xl rounded-md border bg-raised font-sans";
+
+export function Written({
+  comment,
+  loose,
+  onEdit,
+  onRemove,
+}: {
+  comment: Comment;
+  loose: boolean;
+  onEdit: (text: string) => void;
+  onRemove: () => void;
+}) {
+  const [text, setText] = useState<string | null>(null);
+  if (text !== null) {
+    const done = () => {
+      if (text.trim()) onEdit(text.trim());
+      setText(null);
+    };
+    return (
+      <Writing
+        place={comment}
+        text={text}
+        onText={setText}
+        action="Save"
+        onDone={done}
+        onCancel={() => setText(null)}
+      />
+    );
+  }
+  return (
+    <section aria-label={`Comment on ${comment.path}, ${placeWords(comment)}`} className={FRAME}>
+      <div className="flex items-center gap-1.5 border-b px-2.5 py-0.5 text-xs text-soft">
+        <MessageSquare className="size-3.5 shrink-0 text-accent" aria-hidden />
+        <span className="mr-auto">
+          Your comment on {placeWords(comment)}
+          {loose && ", which the diff does not show any more"}
+        </span>
+        <IconButton size="sm" label="Edit the comment" onClick={() => setText(comment.text)}>
+          <Pencil className="size-3.5" aria-hidden />
+        </IconButton>
+        <IconButton size="sm" label="Remove the comment" onClick={onRemove}>
+          <Trash2 className="size-3.5" aria-hidden />
+        </IconButton>
+      </div>
+      {loose && comment.quote && (
+        <pre className="max-h-24 overflow-auto border-b bg-sunken px-2.5 py-1 font-mono text-2xs text-soft">
+          {comment.quote}
+        </pre>
+      )}
+      <p className="px-2.5 py-1.5 text-[13px] whitespace-pre-wrap [overflow-wrap:anywhere]">{comment.text}</p>
+    </section>
+  );
+}
+
+export function Writing({
+  place,
+  text,
+  onText,
+  action,
+  onDone,
+  onCancel,
+}: {
+  place: Place;
+  text: string;
+  onText: (text: string) => void;
+  action: string;
+  onDone: () => void;
+  onCancel: () => void;
+}) {
+  const box = useRef<HTMLTextAreaElement>(null);
+  useEffect(() => box.current?.focus({ preventScroll: true }), []);
+  const key = (event: KeyboardEvent) => {
+    event.stopPropagation();
+    if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) {
+      event.preventDefault();
+      onDone();
+    } else if (event.key === "Escape") onCancel();
+  };
+  return (
+    <section aria-label={`Write a comment on ${place.path}, ${placeWords(place)}`} className={`${FRAME} p-2.5`}>
+      <p className="mb-1.5 text-xs text-soft">
+        On {placeWords(place)}. Click another line number with Shift for a range.
+      </p>
+      <Textarea
+        ref={box}
+        rows={3}
+        value={text}
+        aria-label="Comment"
+        placeholder="What should be different here?"
+        onChange={(event) => onText(event.target.value)}
+        onKeyDown={key}
+      />
+      <div className="mt-1.5 flex justify-end gap-2">
+        <Button size="sm" onClick={onCancel}>
+          Cancel
+        </Button>
+        <Button size="sm" look="primary" disabled={!text.trim()} onClick={onDone}>
+          {action}
+        </Button>
+      </div>
+    </section>
+  );
+}

@@ -1,0 +1,131 @@
+/** What is not committed yet: commit it, or throw it away. */
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { GitCommitHorizontal, Undo2, Wand2 } from "lucide-react";
+import { type KeyboardEvent, useState } from "react";
+import { plural } from "@/lib/format";
+import { useStored } from "@/lib/stored";
+import { Button } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Field, Textarea } from "@/ui/field";
+import { words } from "@/ui/states";
+import { failed, toast } from "@/ui/toast";
+import { type GitStatus, git, isCode } from "./queries";
+
+export function CommitBox({ sandboxId, status }: { sandboxId: string; status: GitStatus }) {
+  const client = useQueryClient();
+  const [open, setOpen] = useState(false);
+  const [message, setMessage] = useStored(`commit.${sandboxId}`, "");
+  const again = () => client.invalidateQueries({ queryKey: ["git", sandboxId] });
+  const commit = useMutation({
+    mutationFn: (text: string) => git.commit(sandboxId, text),
+    onSuccess: () => {
+      setMessage("");
+      setOpen(false);
+      toast.success("Committed");
+      return again();
+    },
+  });
+  const discard = useMutation({
+    mutationFn: () => git.discard(sandboxId),
+    onSuccess: (done) => {
+      toast.success(`Discarded ${plural(Number(done.detail.count ?? 0), "file")}`, {
+        description: "They were kept in a checkpoint before: see History.",
+      });
+      return again();
+    },
+    onError: failed("Could not discard the changes"),
+  });
+  const suggestion = isCode(commit.error, "commit_message") ? commit.error.problem.suggestion : undefined;
+  const conflicted = status.entries.filter((entry) => entry.worktree === "conflicted").length;
+  const submit = () => message.trim() && !commit.isPending && commit.mutate(message);
+  const key = (event: KeyboardEvent) => {
+    if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) submit();
+  };
+  if (status.clean) return null;
+  return (
+    <section aria-label="Not committed yet" className="border-b bg-page px-3 py-1.5">
+      <div className="flex flex-wrap items-center gap-2">
+        <p className="mr-auto text-[13px]">
+          <span className="font-medium tabular-nums">
+            {status.truncated ? "More than " : ""}
+            {plural(status.entries.length, "file")}
+          </span>{" "}
+          <span className="text-soft">not committed{conflicted > 0 && `, ${conflicted} in conflict`}</span>
+        </p>
+        <Confirm
+          trigger={
+            <Button size="sm" look="ghost" busy={discard.isPending}>
+              <Undo2 className="size-3.5" aria-hidden />
+              Discard
+            </Button>
+          }
+          title="Discard all that is not committed?"
+          action="Discard"
+          onConfirm={() => discard.mutateAsync()}
+        >
+          {plural(status.entries.length, "file")} will be as the last commit has them; new files are deleted. A
+          checkpoint is kept first, which you can restore.
+        </Confirm>
+        {!open && (
+          <Button size="sm" onClick={() => setOpen(true)}>
+            <GitCommitHorizontal className="size-3.5" aria-hidden />
+            Commit…
+          </Button>
+        )}
+      </div>
+      {open && (
+        <div className="mt-1.5 flex flex-col gap-2 pb-1">
+          <Field
+            label="Commit message"
+            error={commit.error ? words(commit.error) : undefined}
+            hint="The first line says what it is, such as “fix: the login works again”."
+          >
+            {(wear) => (
+              <Textarea
+                {...wear}
+                rows={3}
+                autoFocus
+                value={message}
+                onChange={(event) => setMessage(event.target.value)}
+                onKeyDown={key}
+                placeholder="feat: …"
+              />
+            )}
+          </Field>
+          {suggestion && (
+            <div className="flex flex-wrap items-center gap-2 rounded-md border bg-surface p-2">
+              <span className="min-w-0 flex-1 font-mono text-xs whitespace-pre-wrap [overflow-wrap:anywhere]">
+                {suggestion}
+              </span>
+              <Button
+                size="sm"
+                busy={commit.isPending}
+                onClick={() => {
+                  setMessage(suggestion);
+                  commit.mutate(suggestion);
+                }}
+              >
+                <Wand2 className="size-3.5" aria-hidden />
+                Commit with this message
+              </Button>
+            </div>
+          )}
+          <div className="flex justify-end gap-2">
+            <Button
+              size="sm"
+              onClick={() => {
+                setOpen(false);
+                commit.reset();
+              }}
+            >
+              Cancel
+            </Button>
+            <Button size="sm" look="primary" busy={commit.isPending} disabled={!message.trim()} onClick={submit}>
+              Commit {plural(status.entries.length, "file")}
+            </Button>
+          </div>
+        </div>
+      )}
+    </section>
+  );
+}

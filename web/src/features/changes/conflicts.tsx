@@ -1,0 +1,85 @@
+/** Two sides changed the same lines: which files, and what can be done about it. */
+import { useState } from "react";
+import type { ApiError } from "@/api/client";
+import { plural } from "@/lib/format";
+import { Badge } from "@/ui/badge";
+import { Button } from "@/ui/button";
+import { Dialog } from "@/ui/dialog";
+import type { How } from "./queries";
+
+const CHOICES: Record<string, { how: How; title: string; detail: string }> = {
+  rebase: { how: "rebase", title: "Try a rebase", detail: "Put the branch's commits on top of what is new." },
+  merge: {
+    how: "merge",
+    title: "Merge instead",
+    detail: "One merge commit in place of moving every commit. It may have fewer conflicts.",
+  },
+  agent: {
+    how: "agent",
+    title: "Leave them to the agent",
+    detail:
+      "The conflicts are written into the files. Ask the agent to resolve them; the commit after that ends the merge.",
+  },
+  give_up: {
+    how: "give_up",
+    title: "Leave the branch as it is",
+    detail: "Nothing is brought in. A merge or rebase that was begun is undone.",
+  },
+};
+
+export function Conflicts({
+  error,
+  busy,
+  onChoose,
+  onClose,
+}: {
+  error: ApiError | null;
+  busy: boolean;
+  onChoose: (how: How) => void;
+  onClose: () => void;
+}) {
+  const [chosen, setChosen] = useState<How>();
+  const files = error?.problem.files ?? [];
+  const choices = (error?.problem.choices ?? []).flatMap((one) => CHOICES[one] ?? []);
+  return (
+    <Dialog
+      open={error !== null}
+      onOpenChange={(open) => !open && onClose()}
+      title={`Conflicts in ${plural(files.length, "file")}`}
+      description="Both the branch and what is new have changed the same lines. Nothing was changed yet."
+      footer={<Button onClick={onClose}>Close</Button>}
+    >
+      <ul className="mb-3 max-h-56 overflow-y-auto rounded-md border">
+        {files.map((file) => (
+          <li key={file.path} className="flex flex-wrap items-baseline gap-x-2 border-b px-2.5 py-1.5 last:border-b-0">
+            <span className="min-w-0 font-mono text-xs [overflow-wrap:anywhere]">{file.path}</span>
+            <Badge tone="warn">{file.kind}</Badge>
+            {file.detail && <span className="w-full text-xs text-soft [overflow-wrap:anywhere]">{file.detail}</span>}
+          </li>
+        ))}
+      </ul>
+      <h3 className="mb-1 text-[13px] font-medium">What should happen?</h3>
+      <div className="flex flex-col gap-1.5">
+        {choices.map(({ how, title, detail }) => (
+          <div key={how} className="flex flex-wrap items-center gap-2 rounded-md border p-2.5">
+            <div className="min-w-0 flex-1 basis-56">
+              <p className="text-[13px] font-medium">{title}</p>
+              <p className="text-xs text-soft">{detail}</p>
+            </div>
+            <Button
+              size="sm"
+              disabled={busy}
+              busy={busy && chosen === how}
+              onClick={() => {
+                setChosen(how);
+                onChoose(how);
+              }}
+            >
+              {title}
+            </Button>
+          </div>
+        ))}
+      </div>
+    </Dialog>
+  );
+}

@@ -1,0 +1,62 @@
+/** Walking through the lines of a diff by keyboard. Pure. */
+import type { FileDiff } from "@/api/types";
+import { anchorOf, type Place } from "./comments";
+import type { Line, Side } from "./patch";
+import type { Row } from "./rows";
+
+/** Where the reader is: from the line they began at to the one they are at. */
+export interface Cursor {
+  path: string;
+  side: Side;
+  origin: number;
+  head: number;
+}
+
+export function placeOf(cursor: Cursor): Place {
+  const { path, side, origin, head } = cursor;
+  return { path, side, from: Math.min(origin, head), to: Math.max(origin, head) };
+}
+
+export function linesOf(row: Row): Line[] {
+  if (row.kind === "line") return [row.hunk.lines[row.at] as Line];
+  if (row.kind !== "pair") return [];
+  return [row.right, row.left].flatMap((at) => row.hunk.lines[at] ?? []);
+}
+
+function isAt(row: Row, path: string, cursor: Cursor): boolean {
+  return path === cursor.path && linesOf(row).some((line) => line[cursor.side] === cursor.head);
+}
+
+/** The next line, up or down, and its row. Without a cursor the first one at `from` or behind it. `extend` keeps the origin, its file and its side. */
+export function step(
+  rows: Row[],
+  files: FileDiff[],
+  cursor: Cursor | null,
+  by: 1 | -1,
+  extend: boolean,
+  from = 0,
+): { cursor: Cursor; index: number } | null {
+  const path = (row: Row) => files[row.file]?.path ?? "";
+  let index = cursor ? rows.findIndex((row) => isAt(row, path(row), cursor)) : from - 1;
+  if (cursor && index < 0) return step(rows, files, null, 1, false, from);
+  for (index += by; index >= 0 && index < rows.length; index += by) {
+    const row = rows[index] as Row;
+    const [line] = linesOf(row);
+    if (!line) continue;
+    if (!extend || !cursor) {
+      const { side, number } = anchorOf(line);
+      return { cursor: { path: path(row), side, origin: number, head: number }, index };
+    }
+    if (path(row) !== cursor.path) return null;
+    const same = linesOf(row).find((one) => one[cursor.side]);
+    if (same) return { cursor: { ...cursor, head: same[cursor.side] }, index };
+  }
+  return null;
+}
+
+/** Whether a line lies within a place. */
+export function inPlace(place: Place | null, path: string, line: Line | undefined): boolean {
+  if (!place || !line || place.path !== path) return false;
+  const number = line[place.side];
+  return number > 0 && number >= place.from && number <= place.to;
+}

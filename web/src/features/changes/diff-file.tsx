@@ -1,0 +1,151 @@
+/** The head of a file in a diff, and what is said where there are no lines to show. */
+import clsx from "clsx";
+import { ChevronDown, ChevronRight } from "lucide-react";
+import type { ReactNode } from "react";
+import type { FileDiff } from "@/api/types";
+import { count } from "@/lib/format";
+import { Button } from "@/ui/button";
+import { CopyButton } from "@/ui/code";
+import { Checkbox } from "@/ui/field";
+import type { Hunk } from "./patch";
+import { LETTERS } from "./tree";
+
+export function Letter({ change }: { change: FileDiff["change"] }) {
+  const { letter, word, tone } = LETTERS[change];
+  return (
+    <span className={clsx("w-3.5 shrink-0 text-center font-mono text-2xs font-semibold", tone)} title={word}>
+      <span aria-hidden>{letter}</span>
+      <span className="sr-only">{word}</span>
+    </span>
+  );
+}
+
+export function Counts({
+  added,
+  removed,
+  className,
+}: {
+  added: number | null;
+  removed: number | null;
+  className?: string;
+}) {
+  return (
+    <span className={clsx("flex shrink-0 gap-1.5 font-mono text-2xs tabular-nums", className)}>
+      {!!added && <span className="text-ok">+{count(added)}</span>}
+      {!!removed && <span className="text-bad">−{count(removed)}</span>}
+    </span>
+  );
+}
+
+/** What changed of the file itself: its kind and who may run it. */
+function modeWords(file: FileDiff): string | null {
+  if (!file.oldMode || !file.newMode || file.oldMode === file.newMode) return null;
+  const words: Record<string, string> = {
+    "100644": "plain file",
+    "100755": "executable",
+    "120000": "link",
+    "160000": "submodule",
+  };
+  return `${words[file.oldMode] ?? file.oldMode} → ${words[file.newMode] ?? file.newMode}`;
+}
+
+export function FileHead({
+  file,
+  folded,
+  onFold,
+  viewed,
+  onViewed,
+  actions,
+}: {
+  file: FileDiff;
+  folded: boolean;
+  onFold: () => void;
+  viewed?: boolean;
+  onViewed?: ((on: boolean) => void) | undefined;
+  actions?: ReactNode;
+}) {
+  const mode = modeWords(file);
+  const Icon = folded ? ChevronRight : ChevronDown;
+  return (
+    <div className="flex min-h-9 items-center gap-1.5 border-y bg-sunken px-2">
+      <h3 className="flex min-w-0 flex-1 items-center">
+        <button
+          type="button"
+          aria-expanded={!folded}
+          onClick={onFold}
+          className="flex min-w-0 items-center gap-1.5 py-1.5 text-left hover:text-accent"
+        >
+          <Icon className="size-3.5 shrink-0 text-faint" aria-hidden />
+          <Letter change={file.change} />
+          <Path file={file} />
+        </button>
+      </h3>
+      {mode && <span className="rounded border border-line-strong px-1 text-2xs text-soft @max-md:hidden">{mode}</span>}
+      <Counts added={file.added} removed={file.removed} />
+      <span className="@max-md:hidden">
+        <CopyButton text={file.path} label="Copy the path" />
+      </span>
+      {actions}
+      {onViewed && (
+        <span className="flex items-center gap-1.5 text-xs text-soft">
+          <Checkbox checked={viewed ?? false} onChange={onViewed} label={`Viewed ${file.path}`} hidden />
+          <span aria-hidden className="@max-md:hidden">
+            Viewed
+          </span>
+        </span>
+      )}
+    </div>
+  );
+}
+
+function Path({ file }: { file: FileDiff }) {
+  const slash = file.path.lastIndexOf("/") + 1;
+  return (
+    <span className="min-w-0 font-mono text-xs leading-4 [overflow-wrap:anywhere]">
+      {file.oldPath && file.oldPath !== file.path && <span className="text-faint">{file.oldPath} → </span>}
+      <span className="text-soft">{file.path.slice(0, slash)}</span>
+      <span className="font-semibold">{file.path.slice(slash)}</span>
+    </span>
+  );
+}
+
+export function FileNote({
+  note,
+  file,
+  onLoad,
+  loading,
+}: {
+  note: "binary" | "truncated" | "unpatched" | "empty";
+  file: FileDiff;
+  onLoad?: (() => void) | undefined;
+  loading: boolean;
+}) {
+  return (
+    <div className="flex flex-wrap items-center gap-2 px-4 py-3 text-[13px] text-soft">
+      {note === "binary" && "A binary file: its contents are not shown."}
+      {note === "empty" && (file.change === "deleted" ? "An empty file was deleted." : "An empty file.")}
+      {note === "truncated" &&
+        (onLoad
+          ? "This file's changes were left out, as there are many."
+          : "This file's changes are too large to show here. Look at the file itself.")}
+      {note === "unpatched" && "The changed lines were not asked for."}
+      {onLoad && (note === "truncated" || note === "unpatched") && (
+        <Button size="sm" busy={loading} onClick={onLoad}>
+          Load this file
+        </Button>
+      )}
+    </div>
+  );
+}
+
+/** Where in the file the lines below it are. */
+export function HunkHead({ hunk }: { hunk: Hunk }) {
+  return (
+    <div className="flex gap-2 bg-info-soft px-2 font-mono text-2xs leading-6 text-info">
+      <span className="shrink-0 select-none">
+        @@ −{hunk.oldStart},{hunk.oldCount} +{hunk.newStart},{hunk.newCount} @@
+      </span>
+      <span className="truncate text-soft">{hunk.heading}</span>
+    </div>
+  );
+}

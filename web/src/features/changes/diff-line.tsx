@@ -1,0 +1,196 @@
+/** Lines of code in a diff, one below the other or side by side. */
+import clsx from "clsx";
+import { Plus } from "lucide-react";
+import { type MouseEvent, memo } from "react";
+import type { Token } from "@/lib/highlight";
+import { anchorOf } from "./comments";
+import type { Hunk, Line, Side } from "./patch";
+import { changedWords, marked, type Span } from "./words";
+
+export type OnGutter = (side: Side, number: number, extend: boolean) => void;
+
+const TINTS: Record<Line["kind"], string> = { same: "", add: "bg-add", del: "bg-del" };
+const STRONG: Record<Line["kind"], string> = { same: "", add: "bg-add-strong", del: "bg-del-strong" };
+const SIGNS: Record<Line["kind"], string> = { same: " ", add: "+", del: "−" };
+const CODE = "min-w-0 flex-1 pr-2 whitespace-pre-wrap [overflow-wrap:anywhere] [tab-size:4]";
+
+const spans = new WeakMap<Line, Span[]>();
+
+/** The words that changed, when the line took another's place. */
+function emphasis(hunk: Hunk, line: Line): Span[] {
+  const mate = line.mate < 0 ? undefined : hunk.lines[line.mate];
+  if (!mate) return [];
+  let found = spans.get(line);
+  if (!found) {
+    const [old, made] = line.kind === "del" ? [line, mate] : [mate, line];
+    const words = changedWords(old.text, made.text);
+    spans.set(old, words?.old ?? []);
+    spans.set(made, words?.new ?? []);
+    found = spans.get(line) ?? [];
+  }
+  return found;
+}
+
+function Text({ hunk, line, tokens }: { hunk: Hunk; line: Line; tokens: Token[] | undefined }) {
+  const plain: Token[] = [["", line.text]];
+  const pieces = marked(tokens?.length ? tokens : plain, emphasis(hunk, line));
+  const mate = line.mate < 0 ? undefined : hunk.lines[line.mate];
+  return (
+    <>
+      {pieces.map(([kind, text, changed], index) => (
+        <span
+          key={index}
+          className={clsx(kind && `hl-${kind}`, changed && STRONG[line.kind], changed && "rounded-[2px]")}
+        >
+          {text}
+        </span>
+      ))}
+      {mate && mate.cr !== line.cr && (
+        <Mark text={line.cr ? "CRLF" : "LF"} title={`This line ends with ${line.cr ? "CRLF" : "LF"} now`} />
+      )}
+      {line.noEnd && <Mark text="no newline" title="The file ends here without a newline" />}
+    </>
+  );
+}
+
+function Mark({ text, title }: { text: string; title: string }) {
+  return (
+    <span
+      title={title}
+      className="ml-2 rounded border border-line-strong px-1 font-sans text-2xs text-faint select-none"
+    >
+      {text}
+    </span>
+  );
+}
+
+/** The number of a line; with `onGutter`, the way to comment on it. */
+function Gutter({
+  line,
+  number,
+  onGutter,
+  both = false,
+}: {
+  line: Line;
+  number: number;
+  onGutter?: OnGutter | undefined;
+  both?: boolean;
+}) {
+  const look = clsx(
+    "relative flex shrink-0 select-none font-mono text-2xs leading-5 text-faint tabular-nums",
+    both ? "w-[4.5rem] @max-lg:w-10" : "w-11",
+  );
+  const numbers = both ? (
+    <>
+      <span className="w-1/2 pr-1.5 text-right @max-lg:hidden">{line.old || ""}</span>
+      <span className="w-1/2 pr-1.5 text-right @max-lg:hidden">{line.new || ""}</span>
+      <span className="hidden w-full pr-1.5 text-right @max-lg:block">{number}</span>
+    </>
+  ) : (
+    <span className="w-full pr-1.5 text-right">{number || ""}</span>
+  );
+  if (!onGutter) return <span className={look}>{numbers}</span>;
+  const anchor = anchorOf(line);
+  return (
+    <button
+      type="button"
+      tabIndex={-1}
+      aria-label={`Comment on ${anchor.side === "old" ? "old " : ""}line ${anchor.number}`}
+      className={clsx(look, "group/gutter hover:text-text")}
+      onClick={(event: MouseEvent) => onGutter(anchor.side, anchor.number, event.shiftKey)}
+    >
+      {numbers}
+      <span className="absolute top-0.5 left-0.5 hidden size-4 place-items-center rounded bg-accent text-on-accent group-hover/gutter:grid group-focus-visible/gutter:grid">
+        <Plus className="size-3" aria-hidden />
+      </span>
+    </button>
+  );
+}
+
+export const UnifiedLine = memo(function UnifiedLine({
+  hunk,
+  at,
+  tokens,
+  chosen,
+  onGutter,
+}: {
+  hunk: Hunk;
+  at: number;
+  tokens: Token[] | undefined;
+  chosen: boolean;
+  onGutter?: OnGutter | undefined;
+}) {
+  const line = hunk.lines[at] as Line;
+  return (
+    <div
+      className={clsx(
+        "flex min-h-5 font-mono text-xs leading-5",
+        TINTS[line.kind],
+        chosen && "shadow-[inset_3px_0_var(--accent)]",
+      )}
+    >
+      <Gutter line={line} number={line.new || line.old} onGutter={onGutter} both />
+      <span className="w-4 shrink-0 text-center text-faint select-none">{SIGNS[line.kind]}</span>
+      <code className={CODE}>
+        <Text hunk={hunk} line={line} tokens={tokens} />
+      </code>
+    </div>
+  );
+});
+
+export interface Half {
+  at: number;
+  tokens: Token[] | undefined;
+  chosen: boolean;
+}
+
+export const SplitLine = memo(function SplitLine({
+  hunk,
+  left,
+  right,
+  onGutter,
+}: {
+  hunk: Hunk;
+  left: Half;
+  right: Half;
+  onGutter?: OnGutter | undefined;
+}) {
+  return (
+    <div className="grid min-h-5 grid-cols-2 font-mono text-xs leading-5">
+      <SplitHalf hunk={hunk} half={left} side="old" onGutter={onGutter} />
+      <SplitHalf hunk={hunk} half={right} side="new" onGutter={onGutter} />
+    </div>
+  );
+}, sameSplit);
+
+type SplitProps = { hunk: Hunk; left: Half; right: Half; onGutter?: OnGutter | undefined };
+
+function sameSplit(a: SplitProps, b: SplitProps): boolean {
+  const same = (x: Half, y: Half) => x.at === y.at && x.tokens === y.tokens && x.chosen === y.chosen;
+  return a.hunk === b.hunk && a.onGutter === b.onGutter && same(a.left, b.left) && same(a.right, b.right);
+}
+
+function SplitHalf({
+  hunk,
+  half,
+  side,
+  onGutter,
+}: {
+  hunk: Hunk;
+  half: Half;
+  side: Side;
+  onGutter?: OnGutter | undefined;
+}) {
+  const line = hunk.lines[half.at];
+  const edge = side === "new" && "border-l";
+  if (!line) return <div className={clsx("bg-sunken/60", edge)} />;
+  return (
+    <div className={clsx("flex min-w-0", edge, TINTS[line.kind], half.chosen && "shadow-[inset_3px_0_var(--accent)]")}>
+      <Gutter line={line} number={line[side]} onGutter={onGutter} />
+      <span className="w-4 shrink-0 text-center text-faint select-none">{SIGNS[line.kind]}</span>
+      <code className={CODE}>
+        <Text hunk={hunk} line={line} tokens={half.tokens} />
+      </code>
+    </div>
+  );
+}

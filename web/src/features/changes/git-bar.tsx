@@ -1,0 +1,196 @@
+/** The branch, and what can be done with it: update, push. */
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import {
+  ArrowUpFromLine,
+  ChevronDown,
+  GitBranch,
+  GitMerge,
+  GitPullRequestArrow,
+  RefreshCw,
+  RotateCcw,
+} from "lucide-react";
+import { useState } from "react";
+import type { ApiError } from "@/api/client";
+import { appendToDraft } from "@/features/conversation/compose";
+import { plural } from "@/lib/format";
+import { Badge } from "@/ui/badge";
+import { Button, IconButton } from "@/ui/button";
+import { CopyButton } from "@/ui/code";
+import { Menu, MenuItem, MenuTitle } from "@/ui/menu";
+import { words } from "@/ui/states";
+import { toast } from "@/ui/toast";
+import { Conflicts } from "./conflicts";
+import { Refusal } from "./operations";
+import { type Checkout, type GitStatus, git, type How, isCode, type Operation } from "./queries";
+
+interface Wanted {
+  how: How;
+  source: "base" | "branch";
+}
+
+export function GitBar({
+  sandboxId,
+  sessionId,
+  checkout,
+  status,
+  refreshing,
+  onRefresh,
+}: {
+  sandboxId: string;
+  sessionId: string;
+  checkout: Checkout;
+  status: GitStatus | undefined;
+  refreshing: boolean;
+  onRefresh: () => void;
+}) {
+  const client = useQueryClient();
+  const [conflict, setConflict] = useState<ApiError | null>(null);
+  const again = () => client.invalidateQueries({ queryKey: ["git", sandboxId] });
+  const push = useMutation({
+    mutationFn: () => git.push(sandboxId),
+    onSuccess: (done) => {
+      pushed(done);
+      return again();
+    },
+  });
+  const update = useMutation({
+    mutationFn: ({ how, source }: Wanted) => git.update(sandboxId, how, source),
+    onSuccess: (done, { how }) => {
+      setConflict(null);
+      if (how === "agent" && conflictsOf(done).length) {
+        appendToDraft(
+          sessionId,
+          `Please resolve the conflicts in ${conflictsOf(done).join(", ")}, and commit the merge.`,
+        );
+        toast.success("The conflicts are in the files", {
+          description: "A prompt for the agent is in the conversation's draft.",
+        });
+      } else updated(done, how);
+      return again();
+    },
+    onError: (error) => isCode(error, "conflicts") && setConflict(error),
+  });
+  const busy = push.isPending || update.isPending;
+  const refused = push.error ?? (isCode(update.error, "conflicts") ? null : update.error);
+  const close = () => {
+    push.reset();
+    update.reset();
+  };
+  const ahead = checkout.pushed === null || (status?.head ?? checkout.head) !== checkout.pushed;
+  const wanted = (how: How, source: "base" | "branch" = "base") => {
+    close();
+    update.mutate({ how, source });
+  };
+  return (
+    <>
+      <div className="flex flex-wrap items-center gap-x-2 gap-y-1 border-b px-3 py-1.5">
+        <p className="mr-auto flex min-w-0 items-center gap-1.5 text-xs">
+          <GitBranch className="size-3.5 shrink-0 text-faint" aria-hidden />
+          <span className="min-w-0 truncate font-mono" title={checkout.branch}>
+            {status?.branch ?? checkout.branch}
+          </span>
+          <CopyButton text={checkout.branch} label="Copy the branch's name" />
+          <span className="shrink-0 text-faint max-sm:hidden">from {checkout.baseBranch}</span>
+          {!ahead && <Badge tone="ok">pushed</Badge>}
+        </p>
+        <IconButton size="sm" label="Read the changes again" busy={refreshing} onClick={onRefresh}>
+          {!refreshing && <RefreshCw className="size-3.5" aria-hidden />}
+        </IconButton>
+        <Menu
+          trigger={
+            <Button size="sm" busy={update.isPending} disabled={busy}>
+              Update
+              <ChevronDown className="size-3.5" aria-hidden />
+            </Button>
+          }
+        >
+          <MenuTitle>Bring in what is new on {checkout.baseBranch}</MenuTitle>
+          <MenuItem onSelect={() => wanted("check")}>
+            <RefreshCw className="size-3.5" aria-hidden /> See what is new
+          </MenuItem>
+          {checkout.pushed === null && (
+            <MenuItem onSelect={() => wanted("rebase")}>
+              <GitPullRequestArrow className="size-3.5" aria-hidden /> Rebase onto it
+            </MenuItem>
+          )}
+          <MenuItem onSelect={() => wanted("merge")}>
+            <GitMerge className="size-3.5" aria-hidden /> Merge it
+          </MenuItem>
+          {checkout.pushed !== null && (
+            <MenuItem onSelect={() => wanted("merge", "branch")}>
+              <GitMerge className="size-3.5" aria-hidden /> Merge what others pushed to this branch
+            </MenuItem>
+          )}
+          {status?.underWay && (
+            <MenuItem danger onSelect={() => wanted("give_up")}>
+              <RotateCcw className="size-3.5" aria-hidden /> Give up the {status.underWay}
+            </MenuItem>
+          )}
+        </Menu>
+        <Button
+          size="sm"
+          busy={push.isPending}
+          disabled={busy || !ahead}
+          onClick={() => push.mutate()}
+          title={ahead ? undefined : "Everything is pushed"}
+        >
+          {!push.isPending && <ArrowUpFromLine className="size-3.5" aria-hidden />}
+          Push
+        </Button>
+      </div>
+      {refused && (
+        <Refusal title={push.error ? "Could not push" : "Could not update"} text={words(refused)} onClose={close}>
+          {isCode(refused, "branch_moved") && (
+            <Button size="sm" busy={update.isPending} onClick={() => wanted("merge", "branch")}>
+              Bring them in
+            </Button>
+          )}
+          {isCode(refused, "rebase_refused") && (
+            <Button size="sm" busy={update.isPending} onClick={() => wanted("merge")}>
+              Merge instead
+            </Button>
+          )}
+        </Refusal>
+      )}
+      <Conflicts
+        error={conflict}
+        busy={update.isPending}
+        onClose={() => setConflict(null)}
+        onChoose={(how) => wanted(how, update.variables?.source)}
+      />
+    </>
+  );
+}
+
+function pushed(done: Operation): void {
+  if (done.status !== "completed")
+    toast.info("The push goes on", { description: "Its progress is shown above the changes." });
+  else toast.success(`Pushed ${String(done.detail.branch ?? "the branch")}`, { description: notes(done) });
+}
+
+function updated(done: Operation, how: How): void {
+  const { behind, source, ended } = done.detail as { behind?: number; source?: string; ended?: boolean };
+  const conflicts = conflictsOf(done);
+  if (done.status !== "completed")
+    toast.info("The update goes on", { description: "Its progress is shown above the changes." });
+  else if (how === "give_up") toast.success(ended ? "The branch is as it was before" : "Nothing was under way");
+  else if (!behind) toast.success(`There is nothing new on ${source ?? "the base branch"}`);
+  else if (how === "check")
+    toast.info(`${plural(behind, "new commit")} on ${source}`, {
+      description: conflicts.length
+        ? `They conflict with the branch in ${conflicts.slice(0, 5).join(", ")}.`
+        : "They can be brought in without conflicts.",
+    });
+  else toast.success(`Brought in ${plural(behind, "commit")} of ${source}`, { description: notes(done) });
+}
+
+function conflictsOf(done: Operation): string[] {
+  const { conflicts } = done.detail;
+  return Array.isArray(conflicts) ? conflicts.map((one) => String((one as { path?: unknown }).path ?? one)) : [];
+}
+
+/** What git had to remark. */
+function notes(done: Operation): string | undefined {
+  const { warnings } = done.detail;
+  return Array.isArray(warnings) && warnings.length ? warnings.map(String).join(" ") : undefined;
+}

@@ -1,0 +1,123 @@
+/** What git is doing in the sandbox right now: told by events, also of what somebody else began. */
+import { useQuery } from "@tanstack/react-query";
+import { CircleAlert, LoaderCircle, X } from "lucide-react";
+import { useState } from "react";
+import type { PlatformEvent } from "@/api/types";
+import { useEvents } from "@/live/context";
+import { IconButton } from "@/ui/button";
+import { operations } from "./queries";
+
+interface Doing {
+  kind: string;
+  position: number | null;
+  what: string;
+  percent: number | null;
+}
+
+const WORDS: Record<string, string> = {
+  clone: "Checking out",
+  branch: "Making the branch",
+  stage: "Staging",
+  commit: "Committing",
+  discard: "Discarding",
+  push: "Pushing",
+  update: "Updating",
+  tag: "Tagging",
+  checkpoint: "Keeping a checkpoint",
+  restore: "Restoring",
+};
+
+/** What an event says of an operation; null: it is over. */
+export function doingOf(event: Pick<PlatformEvent, "kind" | "data">, before: Doing | undefined): Doing | null {
+  const { operation, position, what, percent } = event.data as Record<string, unknown>;
+  const kind = typeof operation === "string" ? operation : (before?.kind ?? "");
+  switch (event.kind) {
+    case "git.queued":
+      return { kind, position: typeof position === "number" ? position : null, what: "", percent: null };
+    case "git.started":
+      return { kind, position: null, what: "", percent: null };
+    case "git.progress":
+      return {
+        kind,
+        position: null,
+        what: typeof what === "string" ? what : "",
+        percent: typeof percent === "number" ? Math.min(100, Math.max(0, percent)) : null,
+      };
+    default:
+      return null;
+  }
+}
+
+/** Operations under way, by id. Those that began before we listened are read once. */
+export function useDoing(sandboxId: string): [id: string, doing: Doing][] {
+  const known = useQuery(operations(sandboxId));
+  const [told, setTold] = useState<ReadonlyMap<string, Doing | null>>(new Map());
+  useEvents(
+    (event) => {
+      const id = (event.data as Record<string, unknown>).operationId;
+      if (!event.kind.startsWith("git.") || event.sandboxId !== sandboxId || typeof id !== "string") return;
+      setTold((now) => new Map([...now].slice(-50)).set(id, doingOf(event, now.get(id) ?? undefined)));
+    },
+    () => setTold(new Map()),
+  );
+  const all = new Map<string, Doing | null>();
+  for (const one of known.data ?? []) {
+    if (one.status === "queued" || one.status === "running")
+      all.set(one.id, { kind: one.kind, position: one.position, what: "", percent: null });
+  }
+  for (const [id, doing] of told) all.set(id, doing);
+  return [...all].filter((entry): entry is [string, Doing] => entry[1] !== null);
+}
+
+export function Operations({ sandboxId }: { sandboxId: string }) {
+  const doing = useDoing(sandboxId);
+  return (
+    <div aria-live="polite">
+      {doing.map(([id, one]) => (
+        <div key={id} className="flex items-center gap-2 border-b bg-info-soft px-3 py-1 text-xs text-info">
+          <LoaderCircle className="size-3.5 shrink-0 animate-spin" aria-hidden />
+          <span className="truncate">
+            {WORDS[one.kind] ?? one.kind}
+            {one.position !== null && one.position > 0 && `: ${one.position} before it at this repository`}
+            {one.what && `: ${one.what}`}
+          </span>
+          {one.percent !== null && (
+            <progress
+              className="h-1.5 w-24 shrink-0 accent-info"
+              value={one.percent}
+              max={100}
+              aria-label={`${one.percent} %`}
+            />
+          )}
+        </div>
+      ))}
+    </div>
+  );
+}
+
+/** A refusal that should stay until it was read. */
+export function Refusal({
+  title,
+  text,
+  onClose,
+  children,
+}: {
+  title: string;
+  text: string;
+  onClose: () => void;
+  children?: React.ReactNode;
+}) {
+  return (
+    <div role="alert" className="flex items-start gap-2 border-b bg-bad-soft px-3 py-2 text-[13px]">
+      <CircleAlert className="mt-0.5 size-4 shrink-0 text-bad" aria-hidden />
+      <div className="min-w-0 flex-1">
+        <p className="font-medium text-bad">{title}</p>
+        <p className="text-xs text-soft [overflow-wrap:anywhere]">{text}</p>
+        {children && <div className="mt-1.5 flex flex-wrap gap-2">{children}</div>}
+      </div>
+      <IconButton size="sm" label="Dismiss" onClick={onClose}>
+        <X className="size-3.5" aria-hidden />
+      </IconButton>
+    </div>
+  );
+}

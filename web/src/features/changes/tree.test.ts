@@ -1,0 +1,49 @@
+import { describe, expect, it } from "vitest";
+import type { FileDiff } from "@/api/types";
+import { inTreeOrder, shownNodes } from "./tree";
+
+const file = (path: string, added = 1, removed = 0): FileDiff => ({
+  path,
+  change: "modified",
+  oldPath: null,
+  added,
+  removed,
+  binary: false,
+  patch: "",
+  truncated: false,
+  oldMode: null,
+  newMode: null,
+});
+
+const FILES = [file("README.md"), file("src/app/a.ts", 3, 1), file("src/app/deep/b.ts"), file("docs/guide/start.md")];
+
+describe("shownNodes", () => {
+  it("puts folders first, joins those that hold nothing else, and sums", () => {
+    const nodes = shownNodes(FILES, "", new Set());
+    expect(nodes.map((node) => `${"  ".repeat(node.depth)}${node.name}`)).toEqual([
+      "docs/guide",
+      "  start.md",
+      "src/app",
+      "  deep",
+      "    b.ts",
+      "  a.ts",
+      "README.md",
+    ]);
+    expect(nodes[2]).toMatchObject({ count: 2, added: 4, removed: 1 });
+  });
+
+  it("hides what is folded, but not from a filter", () => {
+    const folded = new Set(["src/app"]);
+    expect(shownNodes(FILES, "", folded).map((node) => node.name)).not.toContain("a.ts");
+    expect(shownNodes(FILES, "A.TS", folded).map((node) => node.name)).toEqual(["src/app", "a.ts"]);
+  });
+
+  it("gives files in the order of the tree", () => {
+    expect(inTreeOrder(FILES).map((one) => one.path)).toEqual([
+      "docs/guide/start.md",
+      "src/app/deep/b.ts",
+      "src/app/a.ts",
+      "README.md",
+    ]);
+  });
+});

@@ -1,0 +1,47 @@
+import { describe, expect, it } from "vitest";
+import { changedWords, marked } from "./words";
+
+const cut = (text: string, spans: [number, number][] | undefined) => spans?.map(([from, to]) => text.slice(from, to));
+
+describe("changedWords", () => {
+  it("finds the words that differ", () => {
+    const old = "    digest = hashlib.md5(password.encode()).hexdigest()";
+    const made = "    digest = hashlib.sha256(password.encode()).hexdigest()";
+    const found = changedWords(old, made);
+    expect(cut(old, found?.old)).toEqual(["md5"]);
+    expect(cut(made, found?.new)).toEqual(["sha256"]);
+  });
+
+  it("finds several places, and only what was put in", () => {
+    const old = "call(one, two)";
+    const made = "call(one, extra, two, three)";
+    const found = changedWords(old, made);
+    expect(found?.old).toEqual([]);
+    expect(cut(made, found?.new)?.join("|")).toMatch(/extra.*three/);
+  });
+
+  it("says nothing of lines with little in common, of the same, and of endless ones", () => {
+    expect(changedWords("completely different", "nothing alike here at all")).toBeNull();
+    expect(changedWords("same", "same")).toBeNull();
+    expect(changedWords("x".repeat(5000), "y".repeat(5000))).toBeNull();
+  });
+});
+
+describe("marked", () => {
+  it("cuts tokens at the edges", () => {
+    expect(
+      marked(
+        [
+          ["keyword", "return"],
+          ["", " value + 1"],
+        ],
+        [[4, 9]],
+      ),
+    ).toEqual([
+      ["keyword", "retu", false],
+      ["keyword", "rn", true],
+      ["", " va", true],
+      ["", "lue + 1", false],
+    ]);
+  });
+});

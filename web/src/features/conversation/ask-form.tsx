@@ -1,0 +1,162 @@
+import { useMemo, useState } from "react";
+import { Button } from "@/ui/button";
+import { Checkbox, Field, Input, Select, Switch, Textarea } from "@/ui/field";
+import { check, type Filled, type FormField, fieldsOf } from "./form";
+
+const FREE: FormField[] = [
+  {
+    name: "answer",
+    label: "Answer",
+    hint: "",
+    type: "long",
+    choices: [],
+    required: true,
+    initial: "",
+    least: undefined,
+    most: undefined,
+    format: "",
+    pattern: "",
+  },
+];
+
+/** Made from the schema that the agent asks with. Ctrl+Enter answers. */
+export function AskForm({
+  schema,
+  title,
+  busy,
+  onAnswer,
+  onDecline,
+}: {
+  schema: unknown;
+  title: string;
+  busy: boolean;
+  onAnswer: (content: Record<string, unknown>) => void;
+  onDecline: () => void;
+}) {
+  const fields = useMemo(() => {
+    const made = fieldsOf(schema);
+    return made.length ? made : FREE;
+  }, [schema]);
+  const [filled, setFilled] = useState<Record<string, Filled>>({});
+  const [tried, setTried] = useState(false);
+  const { content, errors } = check(fields, filled);
+  const answer = () => {
+    setTried(true);
+    if (!Object.keys(errors).length && !busy) onAnswer(content);
+  };
+  return (
+    <form
+      className="flex flex-col gap-3"
+      noValidate
+      onSubmit={(event) => {
+        event.preventDefault();
+        answer();
+      }}
+      onKeyDown={(event) => {
+        if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) answer();
+      }}
+    >
+      {fields.map((field) => (
+        <One
+          key={field.name}
+          field={field}
+          label={fields.length === 1 && field.label === title ? "Your answer" : field.label}
+          value={filled[field.name] ?? field.initial}
+          error={tried ? errors[field.name] : undefined}
+          onChange={(value) => setFilled((before) => ({ ...before, [field.name]: value }))}
+        />
+      ))}
+      <div className="flex gap-2">
+        <Button look="primary" type="submit" busy={busy}>
+          Answer
+        </Button>
+        <Button onClick={onDecline} disabled={busy}>
+          Decline
+        </Button>
+      </div>
+    </form>
+  );
+}
+
+function One({
+  field,
+  label,
+  value,
+  error,
+  onChange,
+}: {
+  field: FormField;
+  label: string;
+  value: Filled;
+  error: string | undefined;
+  onChange: (value: Filled) => void;
+}) {
+  if (field.type === "boolean") {
+    return (
+      <div>
+        <Switch checked={value === true} onChange={onChange} label={label} />
+        {field.hint && <p className="mt-0.5 text-xs text-faint">{field.hint}</p>}
+      </div>
+    );
+  }
+  if (field.type === "choices") {
+    const chosen = Array.isArray(value) ? value : [];
+    return (
+      <fieldset className="flex flex-col gap-1">
+        <legend className="mb-1 text-[13px] font-medium">
+          {label}
+          {!field.required && <span className="font-normal text-faint"> (optional)</span>}
+        </legend>
+        {field.choices.map((choice, index) => (
+          <Checkbox
+            key={choice.label}
+            label={choice.label}
+            checked={chosen.includes(String(index))}
+            onChange={(on) => onChange(on ? [...chosen, String(index)] : chosen.filter((one) => one !== String(index)))}
+          />
+        ))}
+        {(error || field.hint) && (
+          <p className={error ? "text-xs text-bad" : "text-xs text-faint"}>{error || field.hint}</p>
+        )}
+      </fieldset>
+    );
+  }
+  const text = typeof value === "string" ? value : "";
+  return (
+    <Field
+      label={
+        <>
+          {label}
+          {!field.required && <span className="font-normal text-faint"> (optional)</span>}
+        </>
+      }
+      hint={field.hint || undefined}
+      error={error}
+    >
+      {(wear) => {
+        if (field.type === "choice") {
+          return (
+            <Select
+              {...wear}
+              value={text}
+              placeholder="Choose"
+              onChange={onChange}
+              choices={field.choices.map((choice, index) => ({ value: String(index), label: choice.label }))}
+            />
+          );
+        }
+        if (field.type === "long")
+          return <Textarea {...wear} rows={2} value={text} onChange={(event) => onChange(event.target.value)} />;
+        const numeric = field.type === "number" || field.type === "integer";
+        return (
+          <Input
+            {...wear}
+            inputMode={numeric ? "decimal" : undefined}
+            value={text}
+            onChange={(event) => onChange(event.target.value)}
+          />
+        );
+      }}
+    </Field>
+  );
+}

@@ -1,0 +1,205 @@
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { CircleCheck, CircleHelp, CircleX, ShieldQuestion } from "lucide-react";
+import type { Schemas } from "@/api/client";
+import { api, got } from "@/api/client";
+import type { Ask } from "@/api/types";
+import { duration } from "@/lib/format";
+import { Button } from "@/ui/button";
+import { Ago, useNow } from "@/ui/time";
+import { failed } from "@/ui/toast";
+import { AskForm } from "./ask-form";
+import { Fold } from "./fold";
+import { list, record, toolCallOf, words } from "./parts";
+import { useName } from "./people";
+import { CallDetails } from "./tool-call";
+
+export interface AskOption {
+  id: string;
+  name: string;
+  kind: string;
+}
+
+export function optionsOf(ask: Ask): AskOption[] {
+  return list(ask.detail.options).flatMap((one) => {
+    const { optionId, name, kind } = record(one);
+    return typeof optionId === "string" ? [{ id: optionId, name: words(name) || optionId, kind: words(kind) }] : [];
+  });
+}
+
+/** What the agent, or the platform, wants to know: answered in place. */
+export function AskRow({ ask }: { ask: Ask }) {
+  return ask.status === "pending" ? <Pending ask={ask} /> : <Settled ask={ask} />;
+}
+
+function useAnswer(ask: Ask) {
+  const client = useQueryClient();
+  return useMutation({
+    mutationFn: (body: Schemas["Answer"]) =>
+      got(api.POST("/api/v1/asks/{ask_id}/answer", { params: { path: { ask_id: ask.id } }, body })),
+    onSuccess: (done) => {
+      client.setQueriesData<Ask[]>({ queryKey: ["asks"] }, (known) =>
+        known?.map((one) => (one.id === done.id ? done : one)),
+      );
+    },
+    onError: failed("Could not answer"),
+    onSettled: () => client.invalidateQueries({ queryKey: ["asks"] }),
+  });
+}
+
+function Pending({ ask }: { ask: Ask }) {
+  const answer = useAnswer(ask);
+  const platform = words(ask.detail.by) !== "";
+  const form = ask.kind === "question" && !platform;
+  const options = optionsOf(ask);
+  const call = ask.detail.toolCall ? toolCallOf(record(ask.detail.toolCall)) : null;
+  const reason = words(ask.detail.reason);
+  const Icon = ask.kind === "permission" ? ShieldQuestion : CircleHelp;
+  const busy = answer.isPending || answer.isSuccess;
+  const pressed = (body: Schemas["Answer"]) =>
+    busy && answer.variables?.optionId === body.optionId && answer.variables?.decision === body.decision;
+  return (
+    <section aria-label={ask.title} className="rounded-lg border border-warn bg-surface" data-testid="ask">
+      <div className="flex items-start gap-2 rounded-t-lg bg-warn-soft px-3 py-2">
+        <Icon className="mt-0.5 size-4 shrink-0 text-warn" aria-hidden />
+        <div className="min-w-0 flex-1">
+          <p className="text-xs text-soft">
+            {platform
+              ? "Sandyard asks"
+              : ask.kind === "permission"
+                ? "The agent asks for permission"
+                : "The agent asks"}
+            {ask.expiresAt && <Countdown until={ask.expiresAt} />}
+          </p>
+          <h3 className="text-[13.5px] font-medium break-words whitespace-pre-wrap">{ask.title}</h3>
+        </div>
+      </div>
+      <div className="flex flex-col gap-2 px-3 py-2">
+        {call && <CallDetails call={call} />}
+        {reason && <p className="text-xs text-soft">Why a person is asked: {reason}</p>}
+        {form ? (
+          <AskForm
+            schema={ask.detail.form}
+            title={ask.title}
+            busy={busy}
+            onAnswer={(content) => answer.mutate({ content })}
+            onDecline={() => answer.mutate({ decision: "reject" })}
+          />
+        ) : (
+          <div className="flex flex-wrap gap-2">
+            {options.map((one) => {
+              const body = { optionId: one.id };
+              const no = one.kind.startsWith("reject");
+              return (
+                <Button
+                  key={one.id}
+                  look={no ? "danger" : one.kind === "allow_once" ? "primary" : "plain"}
+                  busy={pressed(body)}
+                  disabled={busy}
+                  onClick={() => answer.mutate(body)}
+                  className="max-w-full"
+                >
+                  <span className="truncate">{one.name}</span>
+                </Button>
+              );
+            })}
+            {!options.length && (
+              <Button look="danger" busy={busy} onClick={() => answer.mutate({ decision: "reject" })}>
+                Refuse
+              </Button>
+            )}
+          </div>
+        )}
+      </div>
+    </section>
+  );
+}
+
+function Countdown({ until }: { until: string }) {
+  const left = (Date.parse(until) - useNow()) / 1000;
+  return (
+    <span className="tabular-nums">
+      {" "}
+      · {left > 0 ? `refused in ${duration(left)} without an answer` : "its time is over"}
+    </span>
+  );
+}
+
+const WORDS: Record<string, string> = {
+  allow_once: "Allowed",
+  allow_always: "Always allowed",
+  reject_once: "Refused",
+  reject_always: "Always refused",
+  allow: "Allowed",
+  reject: "Refused",
+};
+
+function Settled({ ask }: { ask: Ask }) {
+  const name = useName();
+  const { text, yes } = outcome(ask);
+  const Icon = yes ? CircleCheck : CircleX;
+  const call = ask.detail.toolCall ? toolCallOf(record(ask.detail.toolCall)) : null;
+  const reason = words(ask.detail.reason);
+  const by = ask.decidedBy === "person" ? name(ask.userId) : ask.decidedBy === "policy" ? "the project's policy" : null;
+  return (
+    <Fold
+      id={ask.id}
+      head={
+        <>
+          <Icon className={yes ? "size-3.5 shrink-0 text-ok" : "size-3.5 shrink-0 text-bad"} aria-hidden />
+          <span className="shrink-0 font-medium">{text}</span>
+          <span className="min-w-0 truncate text-soft">{ask.title}</span>
+          {by && (
+            <span className="ml-auto hidden shrink-0 text-xs text-faint sm:inline">by {by === "You" ? "you" : by}</span>
+          )}
+        </>
+      }
+      more={() => (
+        <div className="ml-5 flex flex-col gap-2 border-l py-1.5 pl-3 text-[13px]">
+          <p className="break-words whitespace-pre-wrap">{ask.title}</p>
+          {call && <CallDetails call={call} />}
+          <Given ask={ask} />
+          <p className="text-xs text-soft">
+            {text}
+            {by && ` by ${by === "You" ? "you" : by}`}
+            {reason && `: ${reason}`}
+            {ask.answeredAt && (
+              <>
+                {" · "}
+                <Ago at={ask.answeredAt} />
+              </>
+            )}
+          </p>
+        </div>
+      )}
+    />
+  );
+}
+
+function Given({ ask }: { ask: Ask }) {
+  const content = Object.entries(record(ask.answer?.content));
+  if (!content.length) return null;
+  return (
+    <dl className="grid grid-cols-[auto_1fr] gap-x-3 gap-y-0.5">
+      {content.map(([field, value]) => (
+        <div key={field} className="contents">
+          <dt className="text-soft">{field}</dt>
+          <dd className="min-w-0 break-words whitespace-pre-wrap">
+            {typeof value === "string" ? value : JSON.stringify(value)}
+          </dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+function outcome(ask: Ask): { text: string; yes: boolean } {
+  if (ask.status === "expired") return { text: "Not answered in time", yes: false };
+  if (ask.status === "cancelled") return { text: "No longer asked", yes: false };
+  const answer = ask.answer ?? {};
+  if (answer.action === "accept") return { text: "Answered", yes: true };
+  if (answer.action) return { text: "Declined", yes: false };
+  const kind = words(answer.kind) || words(answer.decision);
+  const chosen = optionsOf(ask).find((one) => one.id === answer.optionId);
+  const plain = ask.kind === "question" && chosen ? chosen.name : undefined;
+  return { text: plain ?? WORDS[kind] ?? chosen?.name ?? "Refused", yes: kind.startsWith("allow") };
+}

@@ -1,0 +1,30 @@
+import { expect, it } from "vitest";
+import type { Schemas } from "@/api/client";
+import type { Agent } from "@/api/types";
+import { modelsOf, modesOf, suggested } from "./choices";
+
+const state = (options: Record<string, unknown>) => ({ options }) as Schemas["AgentStateView"];
+const agent = { models: ["m1"], modes: ["work"] } as unknown as Agent;
+
+it("takes what the agent says before what is known of it", () => {
+  const groups = [{ name: "A", options: [{ value: "a/1", name: "One" }] }, { value: "b/2" }];
+  const said = state({
+    configOptions: [{ id: "model", category: "model", options: groups }],
+    modes: [{ id: "ask", name: "Ask" }],
+  });
+  expect(modelsOf(said, agent)).toEqual([
+    { value: "a/1", label: "One" },
+    { value: "b/2", label: "b/2" },
+  ]);
+  expect(modesOf(said, agent)).toEqual([{ value: "ask", label: "Ask" }]);
+  expect(modelsOf(undefined, agent)).toEqual([{ value: "m1", label: "m1" }]);
+  expect(modesOf(state({ modes: "rubbish" }), agent)).toEqual([{ value: "work", label: "work" }]);
+});
+
+it("suggests commands only while one is being written", () => {
+  const said = state({ commands: [{ name: "review", description: "Looks" }, { name: "test" }] });
+  expect(suggested(said, "/re")).toEqual([{ name: "review", description: "Looks" }]);
+  expect(suggested(said, "/")).toHaveLength(2);
+  expect(suggested(said, "/review now")).toEqual([]);
+  expect(suggested(said, "see /re")).toEqual([]);
+});

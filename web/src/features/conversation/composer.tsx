@@ -1,0 +1,254 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { CornerDownLeft, Square } from "lucide-react";
+import { useRef, useState } from "react";
+import { api, got } from "@/api/client";
+import { agents } from "@/api/queries";
+import type { Attempt, Message, Session, Task, Turn } from "@/api/types";
+import { Kbd } from "@/ui/badge";
+import { Button } from "@/ui/button";
+import { Select } from "@/ui/field";
+import { failed } from "@/ui/toast";
+import { modelsOf, modesOf, type Option, type SlashCommand, suggested } from "./choices";
+import { useDraft } from "./compose";
+import { prompting, type Way } from "./prompting";
+import { agentState } from "./queries";
+import { Queue } from "./queue";
+
+const MOST = 200_000;
+const MOST_FEEDBACK = 50_000;
+const OWN = "-";
+
+interface Composed {
+  session: Session;
+  task: Task | undefined;
+  attempt: Attempt | undefined;
+  running: Turn | undefined;
+  queued: Turn[];
+  messages: Message[];
+  onSent: () => void;
+}
+
+/** Where the next prompt is written, and what runs is stopped. */
+export function Composer({ session, task, attempt, running, queued, messages, onSent }: Composed) {
+  const [draft, setDraft] = useDraft(session.id);
+  const [wanted, setWay] = useState<Way>();
+  const [model, setModel] = useState<string>();
+  const [mode, setMode] = useState<string>();
+  const box = useRef<HTMLTextAreaElement>(null);
+  const client = useQueryClient();
+  const state = useQuery(agentState(session.id)).data;
+  const agent = useQuery(agents).data?.find((one) => one.name === (state?.agent ?? session.agent));
+  const allowed = prompting(session, task, attempt);
+  const way = wanted && allowed.ways.includes(wanted) ? wanted : (allowed.ways[0] ?? "chat");
+  const commands = suggested(state, draft);
+
+  const send = useMutation({
+    mutationFn: async ({ text, key }: { text: string; key: string }) => {
+      if (way === "round" && task) {
+        const body = { status: "in_progress" as const, feedback: text };
+        const moved = await got(
+          api.POST("/api/v1/tasks/{task_id}/move", { params: { path: { task_id: task.id } }, body }),
+        );
+        client.setQueryData(["task", task.id], moved);
+      } else {
+        const body = { text, key, model, mode };
+        await got(
+          api.POST("/api/v1/sessions/{session_id}/turns", { params: { path: { session_id: session.id } }, body }),
+        );
+      }
+    },
+    onSuccess: (_, { text }) => {
+      // what was written meanwhile stays
+      if (box.current === null || box.current.value.trim() === text) setDraft("");
+      onSent();
+      setModel(undefined);
+      setMode(undefined);
+      void client.invalidateQueries({ queryKey: ["turns", session.id] });
+      void client.invalidateQueries({ queryKey: ["session", session.id] });
+    },
+    onError: failed("Could not send it"),
+    // once more under the same key where the answer was lost: it is the same turn
+    retry: (failures, error) => way === "chat" && failures < 2 && (error as { status?: number }).status === 0,
+  });
+  const ready = draft.trim() !== "" && allowed.ways.length > 0 && !send.isPending;
+  const submit = () =>
+    ready && send.mutate({ text: draft.trim(), key: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}` });
+
+  if (allowed.closed)
+    return <Closed session={session} reason={allowed.closed} provision={allowed.provision ?? false} />;
+  return (
+    <div className="shrink-0 border-t bg-surface px-2 py-2 sm:px-4">
+      <div className="mx-auto max-w-3xl">
+        <Queue turns={queued} messages={messages} />
+        {commands.length > 0 && (
+          <Commands
+            commands={commands}
+            onPick={(name) => {
+              setDraft(`/${name} `);
+              box.current?.focus();
+            }}
+          />
+        )}
+        <form
+          onSubmit={(event) => {
+            event.preventDefault();
+            submit();
+          }}
+          className="rounded-lg border border-line-strong bg-raised focus-within:border-accent"
+        >
+          <textarea
+            ref={box}
+            value={draft}
+            rows={Math.min(10, Math.max(2, draft.split("\n").length))}
+            maxLength={way === "round" ? MOST_FEEDBACK : MOST}
+            aria-label={way === "round" ? "Feedback to the agent" : "Message to the agent"}
+            aria-describedby={`${session.id}-hint`}
+            placeholder={
+              way === "round"
+                ? "What should be different?"
+                : running
+                  ? "What comes next? It waits until the agent is done."
+                  : "Tell the agent what to do"
+            }
+            onChange={(event) => setDraft(event.target.value)}
+            onKeyDown={(event) => {
+              if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return;
+              event.preventDefault();
+              submit();
+            }}
+            className="block w-full resize-none bg-transparent px-3 pt-2 text-[13.5px] focus-visible:outline-none"
+          />
+          <div className="flex flex-wrap items-center gap-1.5 px-2 pb-2">
+            {allowed.ways.length > 1 && (
+              <Select
+                label="What happens with it"
+                className="!h-7 !w-auto max-w-44 text-xs"
+                value={way}
+                onChange={(value) => setWay(value as Way)}
+                choices={[
+                  { value: "round", label: "As feedback", detail: "Next round: checked, committed, pushed" },
+                  { value: "chat", label: "Only talk", detail: "Stays in the sandbox" },
+                ]}
+              />
+            )}
+            {way === "chat" && (
+              <>
+                <Setting
+                  label="Model"
+                  own="Model: default"
+                  now={model ?? session.model}
+                  options={modelsOf(state, agent)}
+                  onChange={setModel}
+                />
+                <Setting
+                  label="Mode"
+                  own="Mode: default"
+                  now={mode ?? state?.mode ?? session.mode}
+                  options={modesOf(state, agent)}
+                  onChange={setMode}
+                />
+              </>
+            )}
+            <span className="ml-auto flex items-center gap-1.5">
+              <span className="hidden text-2xs text-faint md:inline">
+                <Kbd>Enter</Kbd> sends, <Kbd>Shift</Kbd> <Kbd>Enter</Kbd> breaks the line
+              </span>
+              {running && <Stop turn={running} />}
+              <Button type="submit" look="primary" size="sm" busy={send.isPending} disabled={!ready}>
+                <CornerDownLeft className="size-3.5" aria-hidden />
+                {way === "round" ? "Send back" : running ? "Queue" : "Send"}
+              </Button>
+            </span>
+          </div>
+        </form>
+        <p id={`${session.id}-hint`} className="mt-1 min-h-4 text-xs text-faint">
+          {allowed.hint[way] || (session.archivedAt ? "The session is archived; a prompt brings it back." : "")}
+        </p>
+      </div>
+    </div>
+  );
+}
+
+function Setting({
+  label,
+  own,
+  now,
+  options,
+  onChange,
+}: {
+  label: string;
+  own: string;
+  now: string | null;
+  options: Option[];
+  onChange: (value: string) => void;
+}) {
+  if (!options.length) return null;
+  const known =
+    now === null || options.some((one) => one.value === now) ? options : [{ value: now, label: now }, ...options];
+  const choices = now === null ? [{ value: OWN, label: own }, ...known] : known;
+  return (
+    <Select
+      label={label}
+      className="!h-7 !w-auto max-w-44 text-xs"
+      value={now ?? OWN}
+      onChange={(value) => value !== OWN && onChange(value)}
+      choices={choices}
+    />
+  );
+}
+
+function Stop({ turn }: { turn: Turn }) {
+  const client = useQueryClient();
+  const stop = useMutation({
+    mutationFn: () => got(api.POST("/api/v1/turns/{turn_id}/cancel", { params: { path: { turn_id: turn.id } } })),
+    onError: failed("Could not stop it"),
+    onSettled: () => client.invalidateQueries({ queryKey: ["turns", turn.sessionId] }),
+  });
+  return (
+    <Button size="sm" busy={stop.isPending || turn.cancelAt !== null} onClick={() => stop.mutate()}>
+      <Square className="size-3 fill-current" aria-hidden /> {turn.cancelAt ? "Stopping" : "Stop"}
+    </Button>
+  );
+}
+
+function Commands({ commands, onPick }: { commands: SlashCommand[]; onPick: (name: string) => void }) {
+  return (
+    <ul aria-label="Commands of the agent" className="mb-1.5 rounded-md border bg-raised p-1">
+      {commands.map((one) => (
+        <li key={one.name}>
+          <button
+            type="button"
+            onClick={() => onPick(one.name)}
+            className="flex w-full items-baseline gap-2 rounded px-2 py-1 text-left hover:bg-hover"
+          >
+            <span className="font-mono text-xs">/{one.name}</span>
+            <span className="min-w-0 truncate text-xs text-soft">{one.description}</span>
+          </button>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function Closed({ session, reason, provision }: { session: Session; reason: string; provision: boolean }) {
+  const client = useQueryClient();
+  const start = useMutation({
+    mutationFn: () =>
+      got(api.POST("/api/v1/sessions/{session_id}/provision", { params: { path: { session_id: session.id } } })),
+    onSuccess: (made) => client.setQueryData(["session", session.id], made),
+    onError: failed("Could not start a sandbox"),
+  });
+  return (
+    <div
+      className="flex shrink-0 flex-wrap items-center gap-2 border-t bg-surface px-3 py-3 text-[13px] text-soft sm:px-4"
+      role="status"
+    >
+      <p className="min-w-0 flex-1">{reason}</p>
+      {provision && (
+        <Button busy={start.isPending} onClick={() => start.mutate()}>
+          Start a new sandbox
+        </Button>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,50 @@
+import { expect, it } from "vitest";
+import { check, fieldsOf } from "./form";
+
+const schema = {
+  type: "object",
+  properties: {
+    name: { type: "string", title: "Name", minLength: 2, maxLength: 10 },
+    age: { type: "integer", minimum: 1, maximum: 120 },
+    sure: { type: "boolean", default: true },
+    colour: { enum: ["r", "g"], enumNames: ["Red", "Green"], default: "g" },
+    size: { type: "string", oneOf: [{ const: "s", title: "Small" }, { const: "l" }] },
+    tags: { type: "array", items: { enum: ["a", "b"] }, minItems: 1 },
+    mail: { type: "string", format: "email" },
+  },
+  required: ["name", "size"],
+};
+
+it("makes fields from a schema", () => {
+  const fields = fieldsOf(schema);
+  expect(fields.map((one) => one.type)).toEqual(["text", "integer", "boolean", "choice", "choice", "choices", "text"]);
+  expect(fields[3]?.choices.map((one) => one.label)).toEqual(["Red", "Green"]);
+  expect(fields[3]?.initial).toBe("1");
+  expect(fields[4]?.choices).toEqual([
+    { value: "s", label: "Small" },
+    { value: "l", label: "l" },
+  ]);
+});
+
+it("checks what is needed and what is wrong", () => {
+  const fields = fieldsOf(schema);
+  expect(check(fields, {}).errors).toEqual({ name: "This is needed.", size: "Choose one." });
+  const wrong = check(fields, { name: "x", age: "1.5", size: "0", mail: "nobody" }).errors;
+  expect(wrong).toEqual({
+    name: "At least 2 characters.",
+    age: "Only whole numbers.",
+    mail: "This is not an e-mail address.",
+  });
+});
+
+it("gives values of the types that are wanted, and leaves out what is empty", () => {
+  const { content, errors } = check(fieldsOf(schema), { name: "Ada", age: "36", size: "1", tags: ["1"] });
+  expect(errors).toEqual({});
+  expect(content).toEqual({ name: "Ada", age: 36, sure: true, colour: "g", size: "l", tags: ["b"] });
+});
+
+it("survives what is no schema", () => {
+  expect(fieldsOf(null)).toEqual([]);
+  expect(fieldsOf("… (cut)")).toEqual([]);
+  expect(fieldsOf({ properties: { x: 5 } })).toHaveLength(1);
+});

@@ -1,0 +1,233 @@
+import { defaultRangeExtractor, useVirtualizer } from "@tanstack/react-virtual";
+import { ArrowDown, LoaderCircle } from "lucide-react";
+import { memo, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
+import type { Turn } from "@/api/types";
+import { Button } from "@/ui/button";
+import { AskRow } from "./ask";
+import { FoldContext } from "./fold";
+import { record, words } from "./parts";
+import { PlanRow } from "./plan";
+import type { Row } from "./rows";
+import { ImageRow, PromptRow, SystemRow, TextRow, ThoughtRow } from "./said";
+import { ToolCallRow } from "./tool-call";
+import { TurnLine, Working } from "./turn-line";
+
+const NEAR_END = 48;
+const NEAR_START = 600;
+const BY_HAND_MS = 1000;
+
+interface Listed {
+  rows: Row[];
+  turns: ReadonlyMap<string, Turn>;
+  /** The turn that is under way. */
+  running: Turn | undefined;
+  more: boolean;
+  reaching: boolean;
+  onEarlier: () => void;
+  /** Its own turns are tried again by the task, not here. */
+  ofTask: boolean;
+  /** How often somebody has said something here: they want to see what comes of it. */
+  sent: number;
+}
+
+/** The transcript. Only what is in sight is in the page; it follows its end while the reader is there. */
+export function Listing({ rows, turns, running, more, reaching, onEarlier, ofTask, sent }: Listed) {
+  const frame = useRef<HTMLDivElement>(null);
+  const [following, setFollowing] = useState(true);
+  const [held, setHeld] = useState(false);
+  const [away, setAway] = useState(false);
+  const [unread, setUnread] = useState(false);
+  const folds = useMemo(() => {
+    const touched = () => {
+      setFollowing(false);
+      setHeld(true);
+    };
+    return { open: new Map<string, boolean>(), touched };
+  }, []);
+  const kept = useMemo(
+    () => rows.flatMap((row, index) => (row.kind === "ask" && row.ask.status === "pending" ? [index] : [])),
+    [rows],
+  );
+  const count = rows.length + (running ? 1 : 0);
+
+  const virtual = useVirtualizer({
+    count,
+    getScrollElement: () => frame.current,
+    estimateSize: (index) => guess(rows[index]),
+    getItemKey: useCallback((index: number) => rows[index]?.key ?? "working", [rows]),
+    overscan: 6,
+    gap: 10,
+    paddingStart: 12,
+    paddingEnd: 12,
+    anchorTo: held ? "start" : "end", // what somebody unfolds opens below their hand
+    scrollEndThreshold: 1,
+    // a form that is being filled in stays, wherever the reader is
+    rangeExtractor: useCallback(
+      (range: Parameters<typeof defaultRangeExtractor>[0]) =>
+        [...new Set([...defaultRangeExtractor(range), ...kept])].sort((one, other) => one - other),
+      [kept],
+    ),
+  });
+
+  const size = virtual.getTotalSize();
+  // biome-ignore lint/correctness/useExhaustiveDependencies: whatever makes it longer
+  useLayoutEffect(() => {
+    const element = frame.current;
+    if (!element) return;
+    if (following) element.scrollTop = element.scrollHeight;
+    else setAway(isAway(element));
+  }, [size, rows, following]);
+
+  useEffect(() => {
+    if (sent) setFollowing(true);
+  }, [sent]);
+
+  const last = rows[rows.length - 1]?.key;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `last` is what is new below
+  useEffect(() => {
+    if (away) setUnread(true);
+  }, [last]);
+
+  const moved = useRef(0);
+  const byHand = () => {
+    moved.current = performance.now();
+  };
+  const scrolled = () => {
+    const element = frame.current;
+    if (!element) return;
+    const far = isAway(element);
+    setAway(far);
+    if (!far) setUnread(false);
+    // what grows also scrolls: only a person leaves the end
+    if (performance.now() - moved.current < BY_HAND_MS) {
+      setFollowing(!far);
+      setHeld(false);
+    }
+    if (more && !reaching && element.scrollTop < NEAR_START && !following) onEarlier();
+  };
+  // biome-ignore lint/correctness/useExhaustiveDependencies: at the very top there is nothing to scroll
+  useEffect(() => {
+    const element = frame.current;
+    if (!element || !more || reaching) return;
+    if (element.scrollHeight <= element.clientHeight || (!following && element.scrollTop < NEAR_START)) onEarlier();
+  }, [size, more, reaching]);
+
+  return (
+    <FoldContext value={folds}>
+      <div className="relative flex min-h-0 flex-1 flex-col">
+        {reaching && (
+          <div className="absolute inset-x-0 top-1 z-10 flex justify-center" role="status">
+            <span className="flex items-center gap-1.5 rounded-full border bg-raised px-2 py-0.5 text-xs text-soft">
+              <LoaderCircle className="size-3 animate-spin" aria-hidden /> Earlier messages
+            </span>
+          </div>
+        )}
+        <section
+          ref={frame}
+          onScroll={scrolled}
+          onWheel={byHand}
+          onTouchMove={byHand}
+          onPointerDown={byHand}
+          onPointerMove={(event) => event.buttons && byHand()}
+          onKeyDown={byHand}
+          // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
+          tabIndex={0}
+          aria-label="Conversation"
+          className="min-h-0 flex-1 overflow-y-auto px-2 [overflow-anchor:none] sm:px-4"
+          data-testid="conversation"
+        >
+          <div className="relative mx-auto w-full max-w-3xl" style={{ height: size }}>
+            {virtual.getVirtualItems().map((item) => {
+              const row = rows[item.index];
+              return (
+                <div
+                  key={item.key}
+                  ref={virtual.measureElement}
+                  data-index={item.index}
+                  className="absolute inset-x-0 top-0"
+                  style={{ transform: `translateY(${item.start}px)` }}
+                >
+                  {row ? (
+                    <OneRow
+                      row={row}
+                      turn={turnOf(row, turns)}
+                      live={running !== undefined && turnOf(row, turns)?.id === running.id}
+                      last={item.index === rows.length - 1 && !running}
+                      ofTask={ofTask}
+                    />
+                  ) : (
+                    running && <Working turn={running} />
+                  )}
+                </div>
+              );
+            })}
+          </div>
+        </section>
+        {away && (
+          <div className="absolute inset-x-0 bottom-2 flex justify-center">
+            <Button size="sm" className="rounded-full shadow-float" onClick={() => setFollowing(true)}>
+              <ArrowDown className="size-3.5" aria-hidden /> {unread ? "New below" : "To the end"}
+            </Button>
+          </div>
+        )}
+      </div>
+    </FoldContext>
+  );
+}
+
+function isAway(element: HTMLElement): boolean {
+  return element.scrollHeight - element.scrollTop - element.clientHeight > NEAR_END;
+}
+
+function guess(row: Row | undefined): number {
+  if (!row || row.kind === "turn") return 30;
+  if (row.kind === "ask") return row.ask.status === "pending" ? 160 : 30;
+  const part = row.message.parts[0];
+  if (part?.type === "tool_call" || part?.type === "thought") return 30;
+  return 40 + Math.min(600, Math.ceil(words(part?.text).length / 90) * 22);
+}
+
+function turnOf(row: Row, turns: ReadonlyMap<string, Turn>): Turn | undefined {
+  if (row.kind === "turn") return row.turn;
+  const id = row.kind === "ask" ? row.ask.turnId : row.message.turnId;
+  return id ? turns.get(id) : undefined;
+}
+
+interface Shown {
+  row: Row;
+  turn: Turn | undefined;
+  live: boolean;
+  last: boolean;
+  ofTask: boolean;
+}
+
+const OneRow = memo(function OneRow({ row, turn, live, last, ofTask }: Shown) {
+  if (row.kind === "turn")
+    return <TurnLine turn={row.turn} retryable={last && !(ofTask && row.turn.origin !== "person")} />;
+  if (row.kind === "ask") return <AskRow ask={row.ask} />;
+  const { message, writing } = row;
+  if (message.role === "user") return <PromptRow message={message} origin={turn?.origin} />;
+  if (message.role === "system") return <SystemRow message={message} />;
+  const part = record(message.parts[0]);
+  if (part.type === "text") return <TextRow text={words(part.text)} writing={writing} />;
+  if (part.type === "thought") return <ThoughtRow id={message.id} text={words(part.text)} writing={writing} />;
+  if (part.type === "tool_call") return <ToolCallRow message={message} live={live} />;
+  if (part.type === "plan") return <PlanRow message={message} live={live} />;
+  if (part.type === "image") return <ImageRow part={part} />;
+  return null;
+}, same);
+
+/** Rows are made anew at every word; what they show is the same while its message is. */
+function same(before: Shown, now: Shown): boolean {
+  if (
+    before.live !== now.live ||
+    before.last !== now.last ||
+    before.ofTask !== now.ofTask ||
+    before.turn?.origin !== now.turn?.origin
+  )
+    return false;
+  if (before.row.kind === "message" && now.row.kind === "message")
+    return before.row.message === now.row.message && before.row.writing === now.row.writing;
+  if (before.row.kind === "ask" && now.row.kind === "ask") return before.row.ask === now.row.ask;
+  return before.row.kind === "turn" && now.row.kind === "turn" && before.row.turn === now.row.turn;
+}

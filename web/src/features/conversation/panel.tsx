@@ -1,0 +1,88 @@
+import { useQuery } from "@tanstack/react-query";
+import { MessagesSquare } from "lucide-react";
+import { useMemo, useState } from "react";
+import { session as sessionQuery } from "@/api/queries";
+import type { Ask, Attempt, Task, Turn } from "@/api/types";
+import { Empty, ErrorState, Loading } from "@/ui/states";
+import { Composer } from "./composer";
+import { Listing } from "./list";
+import { PeopleProvider, useNames } from "./people";
+import { PinnedPlan } from "./plan";
+import { sessionAsks, turns as turnsQuery } from "./queries";
+import { isOpen, latestPlan, rowsOf } from "./rows";
+import { useTranscript } from "./use-transcript";
+
+const NO_TURNS: Turn[] = [];
+const NO_ASKS: Ask[] = [];
+
+/** What was said and done in a session, live, and the place to say more. */
+export function ConversationPanel({
+  sessionId,
+  task,
+  attempt,
+}: {
+  sessionId: string;
+  task?: Task | undefined;
+  attempt?: Attempt | undefined;
+}) {
+  const [sent, setSent] = useState(0);
+  const session = useQuery(sessionQuery(sessionId));
+  const told = useTranscript(sessionId);
+  const turns = useQuery(turnsQuery(sessionId)).data ?? NO_TURNS;
+  const asks = useQuery(sessionAsks(sessionId)).data ?? NO_ASKS;
+  const name = useNames(session.data?.projectId);
+  const rows = useMemo(() => rowsOf(told.messages, turns, asks, told.more), [told.messages, told.more, turns, asks]);
+  const byId = useMemo(() => new Map(turns.map((turn) => [turn.id, turn])), [turns]);
+  const running = turns.find((turn) => turn.status === "running" || turn.status === "waiting");
+  const queued = useMemo(
+    () => turns.filter((turn) => turn.status === "queued").sort((one, other) => one.number - other.number),
+    [turns],
+  );
+  const open = turns.some(isOpen);
+  const plan = useMemo(() => (open ? latestPlan(told.messages) : undefined), [told.messages, open]);
+
+  return (
+    <PeopleProvider value={name}>
+      <div className="flex min-h-0 min-w-0 flex-1 flex-col">
+        {plan && <PinnedPlan message={plan} />}
+        {told.state === "failed" ? (
+          <ErrorState error={told.error} retry={told.retry} />
+        ) : told.state === "loading" ? (
+          <div className="min-h-0 flex-1">
+            <Loading lines={6} />
+          </div>
+        ) : rows.length === 0 && !running ? (
+          <div className="min-h-0 flex-1 overflow-y-auto">
+            <Empty title="Nothing was said yet" icon={<MessagesSquare className="size-6" aria-hidden />}>
+              {queued.length ? "The agent is about to begin." : "Write below what the agent is to do."}
+            </Empty>
+          </div>
+        ) : (
+          <Listing
+            key={`said:${sessionId}`}
+            rows={rows}
+            turns={byId}
+            running={running}
+            more={told.more}
+            reaching={told.reaching}
+            onEarlier={told.earlier}
+            ofTask={task !== undefined}
+            sent={sent}
+          />
+        )}
+        {session.data && (
+          <Composer
+            key={`next:${session.data.id}`}
+            session={session.data}
+            task={task}
+            attempt={attempt}
+            running={running}
+            queued={queued}
+            messages={told.messages}
+            onSent={() => setSent((before) => before + 1)}
+          />
+        )}
+      </div>
+    </PeopleProvider>
+  );
+}

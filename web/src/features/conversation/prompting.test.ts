@@ -1,0 +1,37 @@
+import { expect, it } from "vitest";
+import type { Attempt, Session, Task } from "@/api/types";
+import { prompting } from "./prompting";
+
+const session = (status: string | null, more: object = {}) =>
+  ({ sandboxId: status ? "sbx_1" : null, sandbox: status ? { status } : null, checkpointAt: null, ...more }) as Session;
+const attempt = (status: Attempt["status"], more: object = {}) =>
+  ({ status, stopping: false, step: null, ...more }) as Attempt;
+const task = (status: Task["status"], ...attempts: Attempt[]) => ({ status, attempts }) as Task;
+
+it("is open in a session that has a sandbox, also one that sleeps", () => {
+  expect(prompting(session("paused"), undefined, undefined)).toMatchObject({ ways: ["chat"], hint: { chat: "" } });
+});
+
+it("says what is missing", () => {
+  expect(prompting(session(null), undefined, undefined)).toMatchObject({ ways: [], provision: true });
+  expect(prompting(session("error"), undefined, undefined).closed).toContain("has failed");
+});
+
+it("sends back by default what is in review, and can also only talk", () => {
+  const one = attempt("in_review");
+  expect(prompting(session("running"), task("in_review", one), one).ways).toEqual(["round", "chat"]);
+});
+
+it("does not send back one of several before it is picked", () => {
+  const one = attempt("ready");
+  expect(prompting(session("running"), task("in_review", one, attempt("ready")), one).ways).toEqual(["chat"]);
+  expect(prompting(session("running"), task("in_review", one, attempt("failed")), one).ways).toEqual(["round", "chat"]);
+});
+
+it("knows that words during a round belong to it, and words after a failure do not", () => {
+  const busy = attempt("running", { step: "agent" });
+  expect(prompting(session("running"), task("in_progress", busy), busy).hint.chat).toContain("this round");
+  const over = attempt("failed");
+  expect(prompting(session("running"), task("in_progress", over), over).hint.chat).toContain("Retry");
+  expect(prompting(session("running"), task("in_progress", busy), { ...busy, stopping: true }).ways).toEqual([]);
+});

@@ -1,0 +1,126 @@
+import { describe, expect, it } from "vitest";
+import type { Ask, Message, Turn } from "@/api/types";
+import { latestPlan, numbersOf, rowsOf } from "./rows";
+
+const at = (second: number) => `2026-01-01T00:00:${String(second).padStart(2, "0")}Z`;
+const message = (
+  second: number,
+  turnId: string | null,
+  role: Message["role"],
+  part: Record<string, unknown> = { type: "text", text: "x" },
+): Message => ({
+  id: `msg_${String(second).padStart(2, "0")}`,
+  sessionId: "ses_1",
+  turnId,
+  authorId: null,
+  role,
+  parts: [part],
+  createdAt: at(second),
+});
+const turn = (id: string, status: Turn["status"], more: Partial<Turn> = {}): Turn =>
+  ({
+    id,
+    status,
+    sessionId: "ses_1",
+    number: 1,
+    error: null,
+    errorCode: null,
+    usage: {},
+    queuedAt: at(0),
+    ...more,
+  }) as Turn;
+const ask = (second: number, turnId: string): Ask =>
+  ({ id: `ask_${second}`, turnId, createdAt: at(second), status: "pending", detail: {} }) as Ask;
+const keys = (rows: { key: string }[]) => rows.map((row) => row.key);
+
+describe("rows", () => {
+  it("shows a prompt that waited before the answer to it, and not while it waits", () => {
+    const said = [
+      message(1, "trn_1", "user"),
+      message(2, "trn_1", "agent"),
+      message(3, "trn_2", "user"),
+      message(4, "trn_1", "agent"),
+    ];
+    expect(keys(rowsOf(said, [turn("trn_1", "running"), turn("trn_2", "queued")], [], false))).toEqual([
+      "msg_01",
+      "msg_02",
+      "msg_04",
+    ]);
+    const later = [...said, message(5, "trn_2", "agent")];
+    expect(keys(rowsOf(later, [turn("trn_1", "completed"), turn("trn_2", "running")], [], false))).toEqual([
+      "msg_01",
+      "msg_02",
+      "msg_04",
+      "trn_1",
+      "msg_03",
+      "msg_05",
+    ]);
+  });
+
+  it("puts what was asked where it was asked", () => {
+    const said = [message(1, "trn_1", "user"), message(2, "trn_1", "agent"), message(6, "trn_1", "agent")];
+    expect(keys(rowsOf(said, [turn("trn_1", "completed")], [ask(8, "trn_1"), ask(4, "trn_1")], false))).toEqual([
+      "msg_01",
+      "msg_02",
+      "ask_4",
+      "msg_06",
+      "ask_8",
+      "trn_1",
+    ]);
+  });
+
+  it("leaves questions out that belong to messages which are not loaded", () => {
+    expect(keys(rowsOf([message(5, "trn_2", "agent")], [], [ask(2, "trn_1")], true))).toEqual(["msg_05"]);
+  });
+
+  it("says an error once", () => {
+    const said = [
+      message(1, "trn_1", "user"),
+      message(2, "trn_1", "system", { type: "notice", code: "agent_failed", text: "No." }),
+    ];
+    expect(keys(rowsOf(said, [turn("trn_1", "failed", { error: "No." })], [], false))).toEqual(["msg_01", "trn_1"]);
+  });
+
+  it("keeps words from outside where they came in", () => {
+    const said = [
+      message(1, "trn_1", "user"),
+      message(2, "trn_1", "agent"),
+      message(3, null, "system"),
+      message(4, "trn_2", "user"),
+    ];
+    expect(keys(rowsOf(said, [turn("trn_1", "completed"), turn("trn_2", "running")], [], false))).toEqual([
+      "msg_01",
+      "msg_02",
+      "msg_03",
+      "trn_1",
+      "msg_04",
+    ]);
+  });
+
+  it("knows what is being written", () => {
+    const rows = rowsOf(
+      [message(1, "trn_1", "user"), message(2, "trn_1", "agent")],
+      [turn("trn_1", "running")],
+      [],
+      false,
+    );
+    expect(rows.map((row) => row.kind === "message" && row.writing)).toEqual([false, true]);
+  });
+});
+
+it("finds the plan of the last turn only", () => {
+  const plan = message(2, "trn_1", "agent", { type: "plan", entries: [] });
+  expect(latestPlan([message(1, "trn_1", "user"), plan, message(3, "trn_1", "agent")])).toBe(plan);
+  expect(latestPlan([plan, message(3, "trn_2", "user")])).toBeUndefined();
+});
+
+it("counts by the platform before the agent", () => {
+  const models = { calls: 2, inputTokens: 100, outputTokens: 20, costUsd: 0.5 };
+  expect(numbersOf(turn("trn_1", "completed", { usage: { models, agent: { totalTokens: 7 } } }))).toEqual({
+    tokens: 120,
+    costUsd: 0.5,
+  });
+  expect(
+    numbersOf(turn("trn_1", "completed", { usage: { models: { calls: 0, costUsd: 0 }, agent: { totalTokens: 7 } } })),
+  ).toEqual({ tokens: 7, costUsd: null });
+});

@@ -1,0 +1,207 @@
+import { Bot, Brain, GitPullRequest, Image, Info, MessageSquare, TriangleAlert, User } from "lucide-react";
+import { useEffect, useRef, useState } from "react";
+import type { Message, Turn } from "@/api/types";
+import { bytes } from "@/lib/format";
+import { safeHref } from "@/lib/links";
+import { Markdown } from "@/ui/markdown";
+import { Ago } from "@/ui/time";
+import { Fold, useFold } from "./fold";
+import { feedbackOf, list, record, words } from "./parts";
+import { useName } from "./people";
+
+const LINES = 14;
+const ORIGINS: Record<Turn["origin"], string | null> = {
+  person: null,
+  task: "The task",
+  verify: "The project's check",
+  feedback: "Feedback",
+};
+
+/** What somebody asked of the agent: as it was written, in full when wanted. */
+export function PromptRow({ message, origin }: { message: Message; origin: Turn["origin"] | undefined }) {
+  const name = useName();
+  const [first, ...others] = message.parts.filter((part) => part.type === "text").map((part) => words(part.text));
+  const who = (origin && ORIGINS[origin]) ?? name(message.authorId);
+  return (
+    <article className="rounded-lg border bg-accent-soft/60 px-3 py-2" aria-label={`Prompt: ${who}`}>
+      <Who icon={<User className="size-3.5" aria-hidden />} who={who} at={message.createdAt} />
+      <Prompt id={`${message.id}:all`} text={first ?? ""} />
+      {others.length > 0 && (
+        <Fold
+          id={`${message.id}:more`}
+          className="-mx-1.5 mt-1"
+          head={<span className="text-xs text-soft">What it was told besides</span>}
+          more={() => (
+            <div className="px-6 pb-1 text-xs break-words whitespace-pre-wrap text-soft">{others.join("\n\n")}</div>
+          )}
+        />
+      )}
+    </article>
+  );
+}
+
+function Prompt({ id, text }: { id: string; text: string }) {
+  const [whole, setWhole] = useFold(id);
+  const lines = text.split("\n");
+  const long = lines.length > LINES || text.length > 2000;
+  const shown = whole || !long ? text : lines.slice(0, LINES).join("\n").slice(0, 2000);
+  return (
+    <div className="text-[13px] break-words whitespace-pre-wrap">
+      {shown}
+      {long && (
+        <button
+          type="button"
+          className="ml-1 text-xs text-accent underline"
+          aria-expanded={whole}
+          onClick={() => setWhole(!whole)}
+        >
+          {whole ? "Show less" : "Show all"}
+        </button>
+      )}
+    </div>
+  );
+}
+
+export function TextRow({ text, writing }: { text: string; writing: boolean }) {
+  const shown = useCalm(text, writing);
+  return (
+    <div className="flex gap-2.5">
+      <Bot className="mt-0.5 hidden size-4 shrink-0 text-faint sm:block" aria-hidden />
+      <div className="min-w-0 flex-1 text-[13.5px] leading-relaxed [&_p]:whitespace-pre-line">
+        <Markdown text={shown} />
+      </div>
+    </div>
+  );
+}
+
+export function ThoughtRow({ id, text, writing }: { id: string; text: string; writing: boolean }) {
+  const shown = useCalm(text, writing);
+  const glimpse = (writing ? text.trim().split("\n").pop() : text.trim().split("\n")[0]) ?? "";
+  return (
+    <Fold
+      id={id}
+      head={
+        <>
+          <Brain className="size-3.5 shrink-0 text-faint" aria-hidden />
+          <span className="shrink-0 text-soft">{writing ? "Thinking" : "Thought"}</span>
+          <span className="min-w-0 truncate text-faint">{glimpse.slice(0, 200)}</span>
+        </>
+      }
+      more={() => (
+        <div className="ml-5 border-l py-1 pl-3 text-[13px] text-soft">
+          <Markdown text={shown} />
+        </div>
+      )}
+    />
+  );
+}
+
+/** A text that grows is not laid out at every letter: the longer it is, the less often. */
+function useCalm(text: string, writing: boolean): string {
+  const [shown, setShown] = useState(text);
+  const newest = useRef(text);
+  const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
+  newest.current = text;
+  useEffect(() => {
+    if (!writing || timer.current || newest.current === shown) return;
+    timer.current = setTimeout(
+      () => {
+        timer.current = undefined;
+        setShown(newest.current);
+      },
+      Math.min(1500, Math.max(100, text.length / 40)),
+    );
+  }, [text, writing, shown]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  return writing ? shown : text;
+}
+
+export function ImageRow({ part }: { part: Record<string, unknown> }) {
+  return (
+    <p className="flex items-center gap-2 px-1.5 text-[13px] text-soft">
+      <Image className="size-3.5 text-faint" aria-hidden />
+      The agent has shown a picture ({words(part.mimeType) || "unknown type"}, {bytes(Number(part.bytes) || 0)}), which
+      is not kept.
+    </p>
+  );
+}
+
+/** What neither a person here nor the agent has said: words from the pull request, and the platform's own. */
+export function SystemRow({ message }: { message: Message }) {
+  return (
+    <div className="flex flex-col gap-2">
+      {message.parts.map((part, index) => (
+        <SystemPart key={index} part={part} at={message.createdAt} />
+      ))}
+    </div>
+  );
+}
+
+function SystemPart({ part, at }: { part: Message["parts"][number]; at: string }) {
+  if (part.type === "feedback") return <FeedbackCard part={part} at={at} />;
+  if (part.type === "conflicts") {
+    return (
+      <div className="rounded-md border border-line-strong bg-warn-soft px-3 py-2 text-[13px]">
+        <Who icon={<TriangleAlert className="size-3.5 text-warn" aria-hidden />} who="Conflicts" at={at} />
+        <p>A merge has stopped, and its conflicts were handed to the agent:</p>
+        <ul className="mt-1 font-mono text-xs">
+          {list(part.files).map((one) => {
+            const path = words(record(one).path) || words(one);
+            return <li key={path}>{path}</li>;
+          })}
+        </ul>
+      </div>
+    );
+  }
+  return (
+    <p className="flex items-start gap-2 rounded-md bg-idle-soft px-3 py-2 text-[13px] text-soft">
+      <Info className="mt-0.5 size-3.5 shrink-0" aria-hidden />
+      <span className="min-w-0 break-words whitespace-pre-wrap">
+        {words(part.text) || "The platform has noted something."}
+      </span>
+    </p>
+  );
+}
+
+const SAYS: Record<string, string> = {
+  review: "reviewed",
+  comment: "commented",
+  line_comment: "commented",
+  check: "check failed",
+};
+
+function FeedbackCard({ part, at }: { part: Message["parts"][number]; at: string }) {
+  const said = feedbackOf(part);
+  const href = safeHref(said.url ?? undefined);
+  const who = `${said.author || "Somebody"} ${SAYS[said.kind] ?? "said"}`;
+  const Icon = said.kind === "check" ? TriangleAlert : said.kind === "review" ? GitPullRequest : MessageSquare;
+  return (
+    <article className="rounded-md border bg-info-soft px-3 py-2" aria-label={`From the pull request: ${who}`}>
+      <Who icon={<Icon className="size-3.5 text-info" aria-hidden />} who={who} at={at} />
+      {said.path && (
+        <p className="font-mono text-xs text-soft">
+          {said.path}
+          {said.line !== null && `:${said.line}`}
+        </p>
+      )}
+      <div className="text-[13px]">
+        <Markdown text={said.text || "(without words)"} />
+      </div>
+      {href && (
+        <a href={href} target="_blank" rel="noreferrer noopener" className="text-xs text-accent underline">
+          On the forge
+        </a>
+      )}
+    </article>
+  );
+}
+
+function Who({ icon, who, at }: { icon: React.ReactNode; who: string; at: string }) {
+  return (
+    <div className="mb-0.5 flex items-center gap-1.5 text-xs text-soft">
+      {icon}
+      <span className="min-w-0 truncate font-medium">{who}</span>
+      <Ago at={at} className="ml-auto shrink-0 text-faint" />
+    </div>
+  );
+}

@@ -1,0 +1,162 @@
+import {
+  Brain,
+  Check,
+  CircleDashed,
+  CircleX,
+  FilePen,
+  FileText,
+  FolderInput,
+  Globe,
+  LoaderCircle,
+  type LucideIcon,
+  Search,
+  Shuffle,
+  Terminal,
+  Trash2,
+  Wrench,
+} from "lucide-react";
+import type { Message } from "@/api/types";
+import { Code } from "@/ui/code";
+import { Markdown } from "@/ui/markdown";
+import { Output } from "./ansi";
+import { Change } from "./change";
+import { Fold } from "./fold";
+import { commandOf, record, shortPath, shownValue, type ToolCall, toolCallOf } from "./parts";
+
+const ICONS: Record<string, LucideIcon> = {
+  read: FileText,
+  edit: FilePen,
+  delete: Trash2,
+  move: FolderInput,
+  search: Search,
+  execute: Terminal,
+  think: Brain,
+  fetch: Globe,
+  switch_mode: Shuffle,
+};
+
+/** One line; behind it all that is known of the call. `writing`: its turn is not over. */
+export function ToolCallRow({ message, live }: { message: Message; live: boolean }) {
+  const call = toolCallOf(record(message.parts[0]));
+  const Icon = ICONS[call.kind] ?? Wrench;
+  const place = call.locations[0];
+  const title = call.title || call.kind;
+  return (
+    <Fold
+      id={message.id}
+      head={
+        <>
+          <Icon className="size-3.5 shrink-0 text-faint" aria-hidden />
+          <span className={call.kind === "execute" ? "min-w-0 truncate font-mono text-xs" : "min-w-0 truncate"}>
+            {title}
+          </span>
+          {place && !title.includes(shortPath(place.path)) && (
+            <span className="hidden min-w-0 shrink truncate font-mono text-xs text-faint sm:inline">
+              {shortPath(place.path)}
+              {place.line !== null && `:${place.line}`}
+            </span>
+          )}
+          <span className="ml-auto flex shrink-0 items-center gap-2">
+            <CallState status={call.status} live={live} />
+          </span>
+        </>
+      }
+      more={() => (
+        <div className="ml-5 flex flex-col gap-2 border-l py-1.5 pl-3">
+          <CallDetails call={call} />
+        </div>
+      )}
+    />
+  );
+}
+
+function CallState({ status, live }: { status: string; live: boolean }) {
+  if (status === "completed") return <Check className="size-3.5 text-ok" role="img" aria-label="Done" />;
+  if (status === "failed") return <CircleX className="size-3.5 text-bad" role="img" aria-label="Failed" />;
+  if (!live) return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not finished" />;
+  if (status === "pending") return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not begun" />;
+  return <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="Running" />;
+}
+
+/** Also of a call that needs leave. */
+export function CallDetails({ call }: { call: ToolCall }) {
+  const command = commandOf(call);
+  const given = command === null ? call.input : rest(call.input);
+  const shown =
+    call.content.some((one) => one.type === "text" && one.text.trim()) ||
+    call.content.some((one) => one.type === "diff");
+  return (
+    <>
+      {call.locations.length > 1 && (
+        <ul className="font-mono text-xs text-soft">
+          {call.locations.map((one) => (
+            <li key={`${one.path}:${one.line}`} className="truncate">
+              {shortPath(one.path)}
+              {one.line !== null && `:${one.line}`}
+            </li>
+          ))}
+        </ul>
+      )}
+      {command !== null && (
+        <Labelled label="Command">
+          <Code text={command} language="bash" />
+        </Labelled>
+      )}
+      {isSomething(given) && (
+        <Labelled label="Input">
+          <Code text={shownValue(given)} language={typeof given === "string" ? undefined : "json"} />
+        </Labelled>
+      )}
+      {call.content.map((one, index) => {
+        const key = `${one.type}:${index}`;
+        if (one.type === "diff") return <Change key={key} path={one.path} before={one.oldText} after={one.newText} />;
+        if (one.type === "terminal") {
+          return (
+            <p key={key} className="text-xs text-soft">
+              It ran in a terminal of the agent's own ({one.id}).
+            </p>
+          );
+        }
+        if (!one.text.trim()) return null;
+        return call.kind === "execute" ? (
+          <Output key={key} text={unfenced(one.text)} label={`Output of ${call.title}`} />
+        ) : (
+          <div key={key} className="text-[13px]">
+            <Markdown text={one.text} />
+          </div>
+        );
+      })}
+      {isSomething(call.output) && !shown && (
+        <Labelled label="Output">
+          <Output text={shownValue(call.output)} label={`Output of ${call.title}`} />
+        </Labelled>
+      )}
+      {call.cut && <p className="text-xs text-faint">The rest is on its way.</p>}
+    </>
+  );
+}
+
+function Labelled({ label, children }: { label: string; children: React.ReactNode }) {
+  return (
+    <div>
+      <div className="text-2xs font-medium text-faint">{label}</div>
+      {children}
+    </div>
+  );
+}
+
+/** What else was given to a command. */
+function rest(input: unknown): unknown {
+  const { command: _, ...others } = record(input);
+  return others;
+}
+
+function isSomething(value: unknown): boolean {
+  if (value === null || value === undefined || value === "") return false;
+  return typeof value !== "object" || Object.keys(value as object).length > 0;
+}
+
+/** Some agents wrap a command's output in a fence. */
+function unfenced(text: string): string {
+  return /^```[\w-]*\n([\s\S]*?)\n?```\s*$/.exec(text)?.[1] ?? text;
+}

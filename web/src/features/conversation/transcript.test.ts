@@ -1,0 +1,185 @@
+import { describe, expect, it } from "vitest";
+import type { Message, PlatformEvent } from "@/api/types";
+import { Transcript } from "./transcript";
+
+let seq = 0;
+function event(kind: string, data: Record<string, unknown>): PlatformEvent {
+  seq += 1;
+  return {
+    seq,
+    at: "2026-01-01T00:00:00Z",
+    kind,
+    ownerId: null,
+    projectId: null,
+    taskId: null,
+    sessionId: "ses_1",
+    sandboxId: null,
+    data,
+  };
+}
+const created = (id: string, text: string, role = "agent") =>
+  event("message.created", { messageId: id, role, turnId: "trn_1", part: { type: "text", text } });
+const delta = (id: string, text: string) => event("message.delta", { messageId: id, turnId: "trn_1", text });
+const updated = (id: string, part: Record<string, unknown>) =>
+  event("message.updated", { messageId: id, turnId: "trn_1", part });
+const read = (id: string, part: Record<string, unknown> | string, role: Message["role"] = "agent"): Message => ({
+  id,
+  sessionId: "ses_1",
+  turnId: "trn_1",
+  authorId: null,
+  role,
+  parts: [typeof part === "string" ? { type: "text", text: part } : part],
+  createdAt: "2026-01-01T00:00:00Z",
+});
+const texts = (transcript: Transcript) => transcript.messages.map((one) => one.parts[0]?.text);
+
+describe("a text that was heard from its beginning", () => {
+  it("grows by what is heard", () => {
+    const transcript = new Transcript();
+    expect(transcript.hear(created("msg_1", "Hel"))).toEqual([]);
+    transcript.hear(delta("msg_1", "lo"));
+    expect(texts(transcript)).toEqual(["Hello"]);
+  });
+
+  it("is not doubled by a page that was read meanwhile, however far that goes", () => {
+    for (const upTo of ["ha", "haha", "hahaha", "hahahaha"]) {
+      const transcript = new Transcript();
+      transcript.hear(created("msg_1", "ha"));
+      const reading = transcript.begin();
+      transcript.hear(delta("msg_1", "ha"));
+      transcript.take(reading, [read("msg_1", upTo)]);
+      transcript.hear(delta("msg_1", "ha"));
+      transcript.hear(delta("msg_1", "ha"));
+      expect(texts(transcript)).toEqual(["hahahaha"]);
+    }
+  });
+
+  it("is exact when its first word comes after the page that has it", () => {
+    const transcript = new Transcript();
+    transcript.take(transcript.begin(), [read("msg_1", "one two")]);
+    expect(transcript.hear(created("msg_1", "one"))).toEqual([]);
+    transcript.hear(delta("msg_1", " two"));
+    transcript.hear(delta("msg_1", " three"));
+    expect(texts(transcript)).toEqual(["one two three"]);
+    expect(transcript.hear(event("turn.completed", { turnId: "trn_1" }))).toEqual([]);
+  });
+});
+
+describe("a text that was read while it was written", () => {
+  it("takes what the page has already for told", () => {
+    const transcript = new Transcript();
+    const reading = transcript.begin();
+    transcript.hear(delta("msg_1", "brown "));
+    transcript.take(reading, [read("msg_1", "The quick brown fox ")]);
+    transcript.hear(delta("msg_1", "fox "));
+    transcript.hear(delta("msg_1", "jumps."));
+    expect(texts(transcript)).toEqual(["The quick brown fox jumps."]);
+  });
+
+  it("goes on behind the page when nothing of it was in there", () => {
+    const transcript = new Transcript();
+    transcript.take(transcript.begin(), [read("msg_1", "The quick ")]);
+    transcript.hear(delta("msg_1", "brown"));
+    expect(texts(transcript)).toEqual(["The quick brown"]);
+  });
+
+  it("is read once more at its end, because it could be ambiguous", () => {
+    const transcript = new Transcript();
+    transcript.take(transcript.begin(), [read("msg_1", "haha")]);
+    transcript.hear(delta("msg_1", "ha"));
+    expect(transcript.hear(created("msg_2", "next"))).toEqual(["msg_1"]);
+    transcript.take(transcript.begin(), [read("msg_1", "hahaha")]);
+    expect(texts(transcript)).toEqual(["hahaha", "next"]);
+    expect(transcript.hear(event("turn.completed", { turnId: "trn_1" }))).toEqual([]);
+  });
+
+  it("survives a feed that comes back with what is known for long", () => {
+    const transcript = new Transcript();
+    transcript.take(transcript.begin(), [read("msg_1", "a b c d e f ")]);
+    for (const piece of ["c ", "d ", "e ", "f ", "g "]) transcript.hear(delta("msg_1", piece));
+    expect(texts(transcript)).toEqual(["a b c d e f g "]);
+  });
+});
+
+describe("after the feed was lost", () => {
+  it("does not continue a text before it is read again", () => {
+    const transcript = new Transcript();
+    transcript.hear(created("msg_1", "one "));
+    transcript.lose();
+    const reading = transcript.begin();
+    transcript.hear(delta("msg_1", "three "));
+    expect(texts(transcript)).toEqual(["one "]);
+    transcript.take(reading, [read("msg_1", "one two three ")]);
+    transcript.hear(delta("msg_1", "four"));
+    expect(texts(transcript)).toEqual(["one two three four"]);
+  });
+
+  it("knows from where on things may have changed", () => {
+    const transcript = new Transcript();
+    transcript.take(transcript.begin(), [
+      read("msg_1", "old"),
+      read("msg_2", { type: "tool_call", toolCallId: "a", status: "in_progress" }),
+      read("msg_3", "newer"),
+    ]);
+    expect(transcript.floor).toBe("msg_2");
+    transcript.hear(updated("msg_2", { type: "tool_call", toolCallId: "a", status: "completed" }));
+    expect(transcript.floor).toBe("msg_3");
+  });
+});
+
+describe("what an event does not carry whole", () => {
+  it("is read: parts that were cut, a person's words, messages without a part", () => {
+    const transcript = new Transcript();
+    expect(transcript.hear(event("message.created", { messageId: "msg_1", role: "system", by: "github" }))).toEqual([
+      "msg_1",
+    ]);
+    expect(transcript.hear(created("msg_2", "Do this", "user"))).toEqual(["msg_2"]);
+    const call = {
+      type: "tool_call",
+      toolCallId: "a",
+      title: "ls",
+      status: "pending",
+      output: null,
+      input: { command: "ls" },
+    };
+    expect(
+      transcript.hear(event("message.created", { messageId: "msg_3", role: "agent", turnId: null, part: call })),
+    ).toEqual([]);
+    expect(transcript.hear(updated("msg_3", { ...call, status: "completed", input: null, cut: true }))).toEqual([
+      "msg_3",
+    ]);
+    expect(transcript.messages[1]?.parts[0]).toMatchObject({ status: "completed", input: { command: "ls" } });
+    transcript.take(transcript.begin(), [read("msg_3", { ...call, status: "completed", output: "x".repeat(5000) })]);
+    expect(transcript.messages[1]?.parts[0]?.output).toHaveLength(5000);
+  });
+
+  it("is read again when it changed while it was read", () => {
+    const transcript = new Transcript();
+    const call = { type: "tool_call", toolCallId: "a", status: "pending" };
+    transcript.take(transcript.begin(), [read("msg_1", call)]);
+    const reading = transcript.begin();
+    transcript.hear(updated("msg_1", { ...call, status: "completed" }));
+    expect(transcript.take(reading, [read("msg_1", { ...call, status: "in_progress" })])).toEqual([]);
+    expect(transcript.messages[0]?.parts[0]?.status).toBe("completed");
+    const other = transcript.begin();
+    transcript.hear(updated("msg_1", { ...call, cut: true }));
+    expect(transcript.take(other, [read("msg_1", call)])).toEqual(["msg_1"]);
+  });
+
+  it("is left alone when nobody has scrolled that far up", () => {
+    const transcript = new Transcript();
+    transcript.take(transcript.begin(), [read("msg_5", "here")]);
+    expect(transcript.hear(updated("msg_2", { type: "plan", entries: [] }))).toEqual([]);
+    expect(transcript.hear(delta("msg_9", "there"))).toEqual(["msg_9"]);
+  });
+});
+
+it("keeps messages in their order and the same objects where nothing changed", () => {
+  const transcript = new Transcript();
+  transcript.take(transcript.begin(), [read("msg_4", "four"), read("msg_2", "two")]);
+  const two = transcript.messages[0];
+  transcript.hear(created("msg_3", "three"));
+  expect(texts(transcript)).toEqual(["two", "three", "four"]);
+  expect(transcript.messages[0]).toBe(two);
+  expect(transcript.messages).toBe(transcript.messages);
+});

@@ -1,0 +1,86 @@
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { CircleAlert, RotateCw } from "lucide-react";
+import { api, got } from "@/api/client";
+import type { Turn } from "@/api/types";
+import { cost, count, duration } from "@/lib/format";
+import { TURNS } from "@/lib/status";
+import { Button } from "@/ui/button";
+import { Status } from "@/ui/status";
+import { Elapsed } from "@/ui/time";
+import { failed } from "@/ui/toast";
+import { adviceFor, numbersOf } from "./rows";
+
+/** How a turn ended: a thin line, and what to do where it went wrong. `last`: only what was last can be tried again here. */
+export function TurnLine({ turn, retryable }: { turn: Turn; retryable: boolean }) {
+  const { tokens, costUsd } = numbersOf(turn);
+  const facts = [
+    turn.model,
+    turn.startedAt && turn.finishedAt
+      ? duration((Date.parse(turn.finishedAt) - Date.parse(turn.startedAt)) / 1000)
+      : null,
+    tokens ? `${count(tokens)} tokens` : null,
+    costUsd !== null ? cost(costUsd) : null,
+  ].filter(Boolean);
+  const wrong = turn.status === "failed" || turn.status === "over_budget";
+  return (
+    <div className="flex flex-col gap-2 py-1">
+      <div className="flex items-center gap-2 text-xs text-faint">
+        <span className="h-px flex-1 bg-line" aria-hidden />
+        <Status word={TURNS[turn.status]} />
+        {facts.length > 0 && <span className="min-w-0 truncate tabular-nums">{facts.join(" · ")}</span>}
+        {!wrong && turn.status === "cancelled" && retryable && <Retry turn={turn} />}
+        <span className="h-px flex-1 bg-line" aria-hidden />
+      </div>
+      {wrong && turn.error && (
+        <div
+          role="alert"
+          className="flex items-start gap-2 rounded-md border border-bad bg-bad-soft px-3 py-2 text-[13px]"
+        >
+          <CircleAlert className="mt-0.5 size-4 shrink-0 text-bad" aria-hidden />
+          <div className="min-w-0 flex-1">
+            <p className="break-words whitespace-pre-wrap">{turn.error}</p>
+            <p className="mt-1 text-soft">{adviceFor(turn.errorCode)}</p>
+            <div className="mt-1.5 flex flex-wrap items-center gap-2">
+              {retryable && <Retry turn={turn} />}
+              {turn.errorCode && <code className="font-mono text-2xs text-soft">{turn.errorCode}</code>}
+            </div>
+          </div>
+        </div>
+      )}
+    </div>
+  );
+}
+
+function Retry({ turn }: { turn: Turn }) {
+  const client = useQueryClient();
+  const retry = useMutation({
+    mutationFn: () => got(api.POST("/api/v1/turns/{turn_id}/retry", { params: { path: { turn_id: turn.id } } })),
+    onSuccess: () => client.invalidateQueries({ queryKey: ["turns", turn.sessionId] }),
+    onError: failed("Could not try again"),
+  });
+  return (
+    <Button size="sm" busy={retry.isPending || retry.isSuccess} onClick={() => retry.mutate()}>
+      <RotateCw className="size-3.5" aria-hidden /> Try again
+    </Button>
+  );
+}
+
+/** That something is being done, below everything that was said. */
+export function Working({ turn }: { turn: Turn }) {
+  const waiting = turn.status === "waiting";
+  const word = turn.cancelAt ? { text: "Stopping", tone: "idle" as const, busy: true } : TURNS[turn.status];
+  return (
+    <div className="flex items-center gap-2 py-1 text-xs text-soft" role="status">
+      <Status word={word} />
+      <span className="tabular-nums">
+        {turn.startedAt && <Elapsed from={turn.startedAt} />}
+        {turn.model && ` · ${turn.model}`}
+      </span>
+      {turn.stuckAt && !waiting && (
+        <span className="text-warn">
+          Nothing was heard for <Elapsed from={turn.activeAt ?? turn.stuckAt} />
+        </span>
+      )}
+    </div>
+  );
+}

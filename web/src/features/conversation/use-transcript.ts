@@ -1,0 +1,24 @@
+import { useEffect, useMemo, useSyncExternalStore } from "react";
+import { useEvents } from "@/live/context";
+import { readMessages } from "./queries";
+import { Reader, type Reading } from "./reader";
+
+/** A session's messages as they are and as they come. */
+export function useTranscript(sessionId: string): Reading & { earlier: () => void; retry: () => void } {
+  const reader = useMemo(() => new Reader(readMessages(sessionId)), [sessionId]);
+  useEvents(
+    (event) => {
+      if (event.sessionId === sessionId) reader.hear(event);
+    },
+    () => reader.reset(),
+  );
+  useEffect(() => {
+    reader.start();
+    return () => reader.stop();
+  }, [reader]);
+  const reading = useSyncExternalStore(reader.subscribe, reader.current);
+  return useMemo(
+    () => ({ ...reading, earlier: () => void reader.earlier(), retry: () => reader.retry() }),
+    [reading, reader],
+  );
+}

@@ -1,0 +1,52 @@
+/** What was typed and not saved, by sandbox and path: it outlives a look at another file or page, and the browser asks before it is lost. */
+import { useSyncExternalStore } from "react";
+import type { Entry } from "./queries";
+
+export interface Draft {
+  text: string;
+  /** The file as it was when it was opened. */
+  entry: Entry;
+}
+
+const drafts = new Map<string, Draft>();
+const listeners = new Set<() => void>();
+let paths: readonly string[] = [];
+
+const key = (sandboxId: string, path: string) => `${sandboxId}:${path}`;
+
+function warn(event: BeforeUnloadEvent): void {
+  event.preventDefault();
+}
+
+function changed(): void {
+  paths = [...drafts.keys()];
+  if (drafts.size) addEventListener("beforeunload", warn);
+  else removeEventListener("beforeunload", warn);
+  for (const listener of listeners) listener();
+}
+
+export function draftOf(sandboxId: string, path: string): Draft | undefined {
+  return drafts.get(key(sandboxId, path));
+}
+
+export function keep(sandboxId: string, path: string, draft: Draft): void {
+  const fresh = !drafts.has(key(sandboxId, path));
+  drafts.set(key(sandboxId, path), draft);
+  if (fresh) changed();
+}
+
+export function drop(sandboxId: string, path: string): void {
+  if (drafts.delete(key(sandboxId, path))) changed();
+}
+
+/** Whether there is something unsaved at a path, kept up to date. */
+export function useUnsaved(sandboxId: string): (path: string) => boolean {
+  const now = useSyncExternalStore(
+    (listener) => {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+    () => paths,
+  );
+  return (path) => now.includes(key(sandboxId, path));
+}

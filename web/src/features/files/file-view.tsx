@@ -1,0 +1,160 @@
+import { useQuery } from "@tanstack/react-query";
+import { ArrowLeft, Download, RefreshCw, Trash2 } from "lucide-react";
+import { useEffect, useState } from "react";
+import { bytes } from "@/lib/format";
+import { IconButton } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Empty, ErrorState, Loading } from "@/ui/states";
+import { Ago } from "@/ui/time";
+import { draftOf, drop } from "./drafts";
+import { EDIT_BYTES, IMAGE_BYTES, imageType, nameOf, parent, textOf } from "./paths";
+import { address, content, folder, type Opened, useRemove } from "./queries";
+import { TextFile } from "./text-file";
+
+interface Props {
+  sandboxId: string;
+  path: string;
+  onBack: () => void;
+  onRemoved: () => void;
+}
+
+/** One file: its text to edit, its picture, or a way to download it. */
+export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
+  const limit = imageType(path) ? IMAGE_BYTES : EDIT_BYTES;
+  const opened = useQuery(content(sandboxId, path, () => limit));
+  const remove = useRemove(sandboxId, () => {
+    drop(sandboxId, path);
+    onRemoved();
+  });
+  const name = nameOf(path);
+  const siblings = useQuery(folder(sandboxId, parent(path)));
+  const entry = siblings.data?.find((one) => one.path === path) ?? opened.data?.entry;
+  return (
+    <section aria-label={name} className="flex min-h-0 min-w-0 flex-1 flex-col">
+      <div className="flex shrink-0 items-center gap-1 border-b bg-surface px-2 py-1">
+        <IconButton size="sm" label="Back to the files" className="md:!hidden" onClick={onBack}>
+          <ArrowLeft className="size-4" aria-hidden />
+        </IconButton>
+        <h2 className="min-w-0 truncate px-1 font-mono text-xs font-medium" title={path}>
+          {name}
+        </h2>
+        {entry && (
+          <span className="mr-auto hidden shrink-0 text-2xs text-faint tabular-nums sm:inline">
+            {bytes(entry.size)}, <Ago at={entry.modifiedAt} />
+          </span>
+        )}
+        <span className="ml-auto flex shrink-0 items-center">
+          <IconButton
+            size="sm"
+            label="Read it again"
+            busy={opened.isFetching}
+            disabled={draftOf(sandboxId, path) !== undefined}
+            onClick={() => opened.refetch()}
+          >
+            {!opened.isFetching && <RefreshCw className="size-3.5" aria-hidden />}
+          </IconButton>
+          <DownloadLink sandboxId={sandboxId} path={path} />
+          <Confirm
+            title={`Delete ${name}?`}
+            action="Delete"
+            onConfirm={() => remove.mutateAsync(path)}
+            trigger={<Bin label="Delete" />}
+          >
+            It is removed from the sandbox. What git knows of it stays in git.
+          </Confirm>
+        </span>
+      </div>
+      {opened.data ? (
+        <Body
+          key={`${path}:${opened.dataUpdatedAt}`}
+          sandboxId={sandboxId}
+          path={path}
+          opened={opened.data}
+          limit={limit}
+          reload={() => opened.refetch()}
+        />
+      ) : opened.error ? (
+        <ErrorState error={opened.error} retry={() => opened.refetch()} />
+      ) : (
+        <Loading />
+      )}
+    </section>
+  );
+}
+
+export function Bin({ label, ...props }: { label: string }) {
+  return (
+    <IconButton {...props} size="sm" label={label}>
+      <Trash2 className="size-3.5" aria-hidden />
+    </IconButton>
+  );
+}
+
+function DownloadLink({ sandboxId, path, words = false }: { sandboxId: string; path: string; words?: boolean }) {
+  return (
+    <a
+      href={address(sandboxId, path)}
+      download={nameOf(path)}
+      aria-label={words ? undefined : "Download"}
+      title="Download"
+      className="inline-flex h-7 items-center gap-1.5 rounded-md px-2 text-[13px] text-soft hover:bg-hover hover:text-text"
+    >
+      <Download className="size-3.5" aria-hidden />
+      {words && "Download"}
+    </a>
+  );
+}
+
+function Body({
+  sandboxId,
+  path,
+  opened,
+  limit,
+  reload,
+}: {
+  sandboxId: string;
+  path: string;
+  opened: Opened;
+  limit: number;
+  reload: () => Promise<unknown>;
+}) {
+  const { entry } = opened;
+  const [text] = useState(() => (imageType(path) ? null : textOf(opened.bytes)));
+  const download = <DownloadLink sandboxId={sandboxId} path={path} words />;
+  if (entry.kind === "dir") return <Empty title="This is a folder">Open it in the list of files.</Empty>;
+  if (entry.size > limit) {
+    return (
+      <Empty title="Too large to show" action={download}>
+        It has {bytes(entry.size)}; up to {bytes(limit)} are shown here.
+      </Empty>
+    );
+  }
+  if (imageType(path)) return <Picture path={path} bytes={opened.bytes} />;
+  if (text === null) {
+    return (
+      <Empty title="Not a text file" action={download}>
+        {bytes(entry.size)} that are no UTF-8 text.
+      </Empty>
+    );
+  }
+  return <TextFile sandboxId={sandboxId} path={path} text={text} entry={entry} reload={reload} />;
+}
+
+function Picture({ path, bytes: data }: { path: string; bytes: Uint8Array<ArrayBuffer> }) {
+  const [url, setUrl] = useState<string>();
+  const [broken, setBroken] = useState(false);
+  useEffect(() => {
+    const made = URL.createObjectURL(new Blob([data], { type: imageType(path) as string }));
+    setUrl(made);
+    return () => URL.revokeObjectURL(made);
+  }, [path, data]);
+  if (broken)
+    return (
+      <Empty title="This picture cannot be shown">It may be damaged, or be something else than its name says.</Empty>
+    );
+  return (
+    <div className="grid min-h-0 flex-1 place-items-center overflow-auto bg-sunken p-4">
+      {url && <img src={url} alt={nameOf(path)} className="max-w-full" onError={() => setBroken(true)} />}
+    </div>
+  );
+}

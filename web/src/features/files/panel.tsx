@@ -1,0 +1,228 @@
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import clsx from "clsx";
+import { FilePlus, FileText, RefreshCw, Upload } from "lucide-react";
+import { type DragEvent, useEffect, useRef, useState } from "react";
+import { checkoutFolder } from "@/features/output/commands";
+import { Awake } from "@/features/terminal/awake";
+import { IconButton } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Empty, Loaded } from "@/ui/states";
+import { failed } from "@/ui/toast";
+import { useUnsaved } from "./drafts";
+import { Bin, FileView } from "./file-view";
+import { NewFileDialog } from "./new-file";
+import { between, crumbs, HOME, nameOf, parent, within } from "./paths";
+import { folder as folderQuery, useRemove } from "./queries";
+import { Tree } from "./tree";
+import { UploadList, useUploads } from "./uploads";
+
+interface Props {
+  sandboxId: string;
+  /** Where to begin; without one, where the repository is, or the home folder. */
+  root?: string | null | undefined;
+  /** The file that is looked at; a folder ends in a slash. */
+  at?: string | undefined;
+  onAt: (path: string | undefined) => void;
+}
+
+/** The files of a sandbox: look, edit, bring and take. */
+export function FilesPanel({ sandboxId, root, at, onAt }: Props) {
+  const checkout = useQuery({ ...checkoutFolder(sandboxId), enabled: !root });
+  return (
+    <Awake
+      sandboxId={sandboxId}
+      action="Wake it and show the files"
+      why="Its files are kept. Looking at them wakes it; it pauses again when nobody uses it."
+    >
+      {root ? (
+        <Files key={sandboxId} sandboxId={sandboxId} root={root} at={at} onAt={onAt} />
+      ) : (
+        <Loaded query={checkout}>
+          {(found) => <Files key={sandboxId} sandboxId={sandboxId} root={found ?? HOME} at={at} onAt={onAt} />}
+        </Loaded>
+      )}
+    </Awake>
+  );
+}
+
+function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: string }) {
+  const client = useQueryClient();
+  const isFolder = at?.endsWith("/") ?? false;
+  const file = at && !isFolder ? at : undefined;
+  const [base, setBase] = useState(() =>
+    isFolder && at ? at.replace(/\/+$/, "") || "/" : file && !within(file, root) ? parent(file) : root,
+  );
+  const [open, setOpen] = useState<ReadonlySet<string>>(() => new Set(file ? between(base, file) : []));
+  const [last, setLast] = useState<string>(); // the folder that was opened last: what is brought goes there
+  const [making, setMaking] = useState(false);
+  const [over, setOver] = useState(false);
+  const [pending, setPending] = useState<File[] | null>(null);
+  const picker = useRef<HTMLInputElement>(null);
+  const unsaved = useUnsaved(sandboxId);
+  const { uploads, start, dismiss } = useUploads(sandboxId);
+  const target = last && within(last, base) ? last : base;
+
+  useEffect(() => {
+    if (isFolder && at) setBase(at.replace(/\/+$/, "") || "/");
+  }, [at, isFolder]);
+
+  const remove = useRemove(sandboxId, (path) => {
+    setLast(parent(path));
+    setOpen(new Set([...open].filter((one) => !within(one, path))));
+    if (file && within(file, path)) onAt(undefined);
+  });
+  const toggle = (path: string) => {
+    const next = new Set(open);
+    if (next.delete(path)) setLast(parent(path));
+    else {
+      next.add(path);
+      setLast(path);
+    }
+    setOpen(next);
+  };
+  const go = (path: string) => {
+    setBase(path);
+    setLast(undefined);
+    onAt(path === "/" ? "/" : `${path}/`);
+  };
+  const bring = async (files: File[]) => {
+    if (!files.length) return;
+    try {
+      const there = await client.fetchQuery({ ...folderQuery(sandboxId, target), staleTime: 0 });
+      const names = new Set(there.map((entry) => entry.name));
+      if (files.some((one) => names.has(one.name))) setPending(files);
+      else void start(target, files);
+    } catch (error) {
+      failed("Could not upload")(error);
+    }
+  };
+  const drag = {
+    onDragOver: (event: DragEvent) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      setOver(true);
+    },
+    onDragLeave: (event: DragEvent) => {
+      if (!event.currentTarget.contains(event.relatedTarget as Node | null)) setOver(false);
+    },
+    onDrop: (event: DragEvent) => {
+      event.preventDefault();
+      setOver(false);
+      void bring([...event.dataTransfer.files]);
+    },
+  };
+
+  return (
+    <section aria-label="Files" {...drag} className="relative flex min-h-0 flex-1 flex-col md:flex-row">
+      <div
+        className={clsx(
+          "min-h-0 flex-col md:flex md:w-64 md:shrink-0 md:border-r",
+          file ? "hidden" : "flex flex-1 md:flex-none",
+        )}
+      >
+        <div className="flex shrink-0 items-start gap-0.5 border-b px-1.5 py-1">
+          <Crumbs folder={base} onGo={go} />
+          <IconButton size="sm" label="New file" onClick={() => setMaking(true)}>
+            <FilePlus className="size-3.5" aria-hidden />
+          </IconButton>
+          <IconButton size="sm" label={`Upload into ${target}`} onClick={() => picker.current?.click()}>
+            <Upload className="size-3.5" aria-hidden />
+          </IconButton>
+          {target !== base && (
+            <Confirm
+              title={`Delete ${nameOf(target)} and all that is in it?`}
+              action="Delete the folder"
+              onConfirm={() => remove.mutateAsync(target)}
+              trigger={<Bin label={`Delete the folder ${nameOf(target)}`} />}
+            >
+              <span className="break-all">{target}</span> is removed from the sandbox. What git knows of it stays in
+              git.
+            </Confirm>
+          )}
+          <IconButton
+            size="sm"
+            label="Read the folders again"
+            onClick={() => client.invalidateQueries({ queryKey: ["files", sandboxId] })}
+          >
+            <RefreshCw className="size-3.5" aria-hidden />
+          </IconButton>
+          <input
+            ref={picker}
+            type="file"
+            multiple
+            className="sr-only"
+            tabIndex={-1}
+            aria-label="Files to upload"
+            onChange={(event) => {
+              void bring([...(event.target.files ?? [])]);
+              event.target.value = "";
+            }}
+          />
+        </div>
+        <nav aria-label="Folders and files" className="min-h-0 flex-1 overflow-y-auto bg-surface py-1">
+          <Tree
+            sandboxId={sandboxId}
+            path={base}
+            chosen={file}
+            open={open}
+            onToggle={toggle}
+            onChoose={onAt}
+            unsaved={unsaved}
+          />
+        </nav>
+        <UploadList uploads={uploads} onDismiss={dismiss} />
+      </div>
+      {file ? (
+        <FileView
+          key={file}
+          sandboxId={sandboxId}
+          path={file}
+          onBack={() => onAt(undefined)}
+          onRemoved={() => onAt(undefined)}
+        />
+      ) : (
+        <div className="hidden min-w-0 flex-1 md:block">
+          <Empty title="Choose a file" icon={<FileText className="size-6" aria-hidden />}>
+            Or drop files here to upload them into {target}.
+          </Empty>
+        </div>
+      )}
+      {over && (
+        <div className="pointer-events-none absolute inset-1 z-10 grid place-items-center rounded-lg border-2 border-dashed border-accent bg-accent-soft/90 text-[13px] font-medium text-accent">
+          Upload into {target}
+        </div>
+      )}
+      <NewFileDialog sandboxId={sandboxId} folder={target} open={making} onOpenChange={setMaking} onMade={onAt} />
+      <Confirm
+        open={pending !== null}
+        onOpenChange={(shown) => !shown && setPending(null)}
+        title="Replace what is there?"
+        action="Replace"
+        onConfirm={() => pending && void start(target, pending)}
+      >
+        {target} already has files of the same name.
+      </Confirm>
+    </section>
+  );
+}
+
+function Crumbs({ folder, onGo }: { folder: string; onGo: (path: string) => void }) {
+  const all = crumbs(folder);
+  return (
+    <nav aria-label="Where you are" className="mr-auto flex min-w-0 flex-wrap items-center py-1 text-xs">
+      {all.map((one, index) => (
+        <span key={one.path} className="flex min-w-0 items-center">
+          <button
+            type="button"
+            aria-current={index === all.length - 1 ? "page" : undefined}
+            onClick={() => onGo(one.path)}
+            className="max-w-32 truncate rounded px-1 text-soft hover:bg-hover hover:text-text aria-[current=page]:font-medium aria-[current=page]:text-text"
+          >
+            {one.name}
+          </button>
+          {index > 0 && index < all.length - 1 && <span className="text-faint">/</span>}
+        </span>
+      ))}
+    </nav>
+  );
+}

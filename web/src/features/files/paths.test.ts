@@ -1,0 +1,38 @@
+import { describe, expect, it } from "vitest";
+import { between, crumbs, ending, imageType, join, nameOf, parent, textOf, within } from "./paths";
+
+describe("paths", () => {
+  it("have names, parents and endings", () => {
+    expect([nameOf("/a/b.py"), nameOf("/a/"), nameOf("/")]).toEqual(["b.py", "a", "/"]);
+    expect([parent("/a/b"), parent("/a"), parent("/")]).toEqual(["/a", "/", "/"]);
+    expect([ending("/a/b.PY"), ending("/a.b/c")]).toEqual(["py", ""]);
+  });
+  it("are joined without tricks", () => {
+    expect(join("/home/user", "src/new.py")).toBe("/home/user/src/new.py");
+    expect(join("/home/user", "/etc/x")).toBe("/etc/x");
+    expect(join("/home/user", "../../../x")).toBe("/x");
+    expect([join("/a", ""), join("/a", "b/"), join("/a", "x\0"), join("/a", "..")]).toEqual([null, null, null, null]);
+  });
+  it("know what they are in", () => {
+    expect([within("/a/b", "/a"), within("/ab", "/a"), within("/x", "/"), within("/a", "/a")]).toEqual([
+      true,
+      false,
+      true,
+      true,
+    ]);
+    expect(crumbs("/a/b").map((one) => one.path)).toEqual(["/", "/a", "/a/b"]);
+    expect(between("/a", "/a/b/c/d.py")).toEqual(["/a/b/c", "/a/b"]);
+    expect(between("/", "/x/y")).toEqual(["/x"]);
+  });
+});
+
+describe("what a file is", () => {
+  it("only harmless pictures are shown as such", () =>
+    expect([imageType("a.PNG"), imageType("a.svg"), imageType("a.html")]).toEqual(["image/png", undefined, undefined]));
+  it("text is text, with its mark at the beginning", () =>
+    expect(textOf(new TextEncoder().encode("\ufeffä\r\n"))).toBe("\ufeffä\r\n"));
+  it("what has NULs or is no UTF-8 is none", () => {
+    expect(textOf(new Uint8Array([1, 0, 2]))).toBeNull();
+    expect(textOf(new Uint8Array([0xff, 0xfe, 0x41]))).toBeNull();
+  });
+});

@@ -1,0 +1,70 @@
+/** Paths of a sandbox, and what a file is by its name and its first bytes. */
+export const HOME = "/home/user";
+/** What is larger is not opened in the editor. */
+export const EDIT_BYTES = 2 * 1024 * 1024;
+export const IMAGE_BYTES = 20 * 1024 * 1024;
+
+/** Only pictures that can hold no script. */
+const IMAGES: Record<string, string> = {
+  png: "image/png",
+  jpg: "image/jpeg",
+  jpeg: "image/jpeg",
+  gif: "image/gif",
+  webp: "image/webp",
+};
+
+export function nameOf(path: string): string {
+  return path.replace(/\/+$/, "").split("/").pop() || "/";
+}
+
+export function parent(path: string): string {
+  const cut = path.replace(/\/+$/, "").lastIndexOf("/");
+  return cut <= 0 ? "/" : path.slice(0, cut);
+}
+
+/** A name, or a path of its own, within a folder; null when it leads nowhere. */
+export function join(folder: string, name: string): string | null {
+  const parts: string[] = [];
+  for (const part of `${name.startsWith("/") ? "" : `${folder}/`}${name}`.split("/")) {
+    if (part === "..") parts.pop();
+    else if (part && part !== ".") parts.push(part);
+  }
+  const clean = name.trim();
+  return !clean || clean.endsWith("/") || clean.includes("\0") || !parts.length ? null : `/${parts.join("/")}`;
+}
+
+export function within(path: string, folder: string): boolean {
+  return folder === "/" || path === folder || path.startsWith(`${folder}/`);
+}
+
+/** Every folder from the top down to this one. */
+export function crumbs(folder: string): { name: string; path: string }[] {
+  const parts = folder.split("/").filter(Boolean);
+  return [{ name: "/", path: "/" }, ...parts.map((name, i) => ({ name, path: `/${parts.slice(0, i + 1).join("/")}` }))];
+}
+
+/** The folders between a folder and a path in it, so that a tree can be opened down to there. */
+export function between(folder: string, path: string): string[] {
+  const made: string[] = [];
+  for (let at = parent(path); within(at, folder) && at !== folder; at = parent(at)) made.push(at);
+  return made;
+}
+
+export function ending(path: string): string {
+  const name = nameOf(path);
+  return name.includes(".") ? (name.split(".").pop() as string).toLowerCase() : "";
+}
+
+export function imageType(path: string): string | undefined {
+  return IMAGES[ending(path)];
+}
+
+/** The text of a file, exactly, or null when it is none. */
+export function textOf(bytes: Uint8Array): string | null {
+  if (bytes.subarray(0, 8192).includes(0)) return null;
+  try {
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
+  } catch {
+    return null;
+  }
+}

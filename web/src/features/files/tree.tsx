@@ -1,0 +1,102 @@
+import { useQuery } from "@tanstack/react-query";
+import clsx from "clsx";
+import { ChevronRight, File, FileSymlink, Folder, FolderOpen } from "lucide-react";
+import { useState } from "react";
+import { Button } from "@/ui/button";
+import { words } from "@/ui/states";
+import { type Entry, folder } from "./queries";
+
+const AT_ONCE = 300;
+
+interface Props {
+  sandboxId: string;
+  path: string;
+  chosen: string | undefined;
+  open: ReadonlySet<string>;
+  onToggle: (path: string) => void;
+  onChoose: (path: string) => void;
+  unsaved: (path: string) => boolean;
+  depth?: number;
+}
+
+/** What is in a folder; the folders in it are read when they are opened. */
+export function Tree(props: Props) {
+  const { sandboxId, path, depth = 0 } = props;
+  const [most, setMost] = useState(AT_ONCE);
+  const entries = useQuery(folder(sandboxId, path));
+  const style = { paddingLeft: depth * 14 + 8 };
+  if (entries.error && !entries.data) {
+    return (
+      <p role="alert" className="px-2 py-1 text-xs text-bad" style={style}>
+        {words(entries.error)}{" "}
+        <button type="button" className="underline" onClick={() => entries.refetch()}>
+          Try again
+        </button>
+      </p>
+    );
+  }
+  if (!entries.data) {
+    return (
+      <p role="status" className="py-1 text-xs text-faint" style={style}>
+        Loading
+      </p>
+    );
+  }
+  if (!entries.data.length) {
+    return (
+      <p className="py-1 text-xs text-faint" style={style}>
+        Empty
+      </p>
+    );
+  }
+  return (
+    <ul>
+      {entries.data.slice(0, most).map((entry) => (
+        <Item key={entry.path} entry={entry} {...props} depth={depth} />
+      ))}
+      {entries.data.length > most && (
+        <li style={style}>
+          <Button size="sm" look="ghost" onClick={() => setMost(most + 1000)}>
+            {entries.data.length - most} more
+          </Button>
+        </li>
+      )}
+    </ul>
+  );
+}
+
+function Item({ entry, depth = 0, ...props }: Props & { entry: Entry }) {
+  const isFolder = entry.kind === "dir";
+  const shown = isFolder && props.open.has(entry.path);
+  const Icon = isFolder ? (shown ? FolderOpen : Folder) : entry.kind === "symlink" ? FileSymlink : File;
+  const unsaved = !isFolder && props.unsaved(entry.path);
+  return (
+    <li>
+      <button
+        type="button"
+        title={entry.symlinkTarget ? `${entry.name} → ${entry.symlinkTarget}` : entry.name}
+        aria-expanded={isFolder ? shown : undefined}
+        aria-current={entry.path === props.chosen ? "true" : undefined}
+        onClick={() => (isFolder ? props.onToggle(entry.path) : props.onChoose(entry.path))}
+        className={clsx(
+          "flex h-6 w-full items-center gap-1.5 pr-2 text-left text-[13px] outline-offset-[-2px] hover:bg-hover",
+          entry.path === props.chosen && "bg-sunken font-medium",
+        )}
+        style={{ paddingLeft: depth * 14 + 8 }}
+      >
+        <ChevronRight
+          className={clsx(
+            "size-3 shrink-0 text-faint transition-transform",
+            shown && "rotate-90",
+            !isFolder && "invisible",
+          )}
+          aria-hidden
+        />
+        <Icon className={clsx("size-3.5 shrink-0", isFolder ? "text-accent" : "text-faint")} aria-hidden />
+        <span className="truncate">{entry.name}</span>
+        {unsaved && <span className="ml-auto size-2 shrink-0 rounded-full bg-warn" role="img" aria-label="Not saved" />}
+      </button>
+      {shown && <Tree {...props} path={entry.path} depth={depth + 1} />}
+    </li>
+  );
+}

@@ -1,0 +1,100 @@
+import { useQueryClient } from "@tanstack/react-query";
+import { X } from "lucide-react";
+import { useCallback, useRef, useState } from "react";
+import { bytes } from "@/lib/format";
+import { IconButton } from "@/ui/button";
+import { words } from "@/ui/states";
+import { join } from "./paths";
+import { send } from "./queries";
+
+export interface Upload {
+  id: number;
+  name: string;
+  size: number;
+  /** From 0 to 1. */
+  part: number;
+  state: "waiting" | "sending" | "done" | "failed";
+  error?: string;
+}
+
+/** Sends files one after the other into a folder, and says how far each is. */
+export function useUploads(sandboxId: string) {
+  const client = useQueryClient();
+  const [uploads, setUploads] = useState<Upload[]>([]);
+  const next = useRef(1);
+  const stops = useRef(new Map<number, AbortController>());
+  const change = useCallback(
+    (id: number, to: Partial<Upload>) =>
+      setUploads((all) => all.map((one) => (one.id === id ? { ...one, ...to } : one))),
+    [],
+  );
+  const start = useCallback(
+    async (folder: string, files: File[]) => {
+      const batch = files.map((file) => ({ file, id: next.current++ }));
+      for (const { id } of batch) stops.current.set(id, new AbortController());
+      setUploads((all) => [
+        ...all.filter((one) => one.state !== "done"),
+        ...batch.map(({ file, id }) => ({ id, name: file.name, size: file.size, part: 0, state: "waiting" as const })),
+      ]);
+      for (const { file, id } of batch) {
+        const stop = stops.current.get(id);
+        const path = join(folder, file.name);
+        if (!stop || stop.signal.aborted || !path) continue;
+        change(id, { state: "sending" });
+        try {
+          await send(sandboxId, path, file, (part) => change(id, { part }), stop.signal);
+          change(id, { state: "done", part: 1 });
+        } catch (error) {
+          change(id, { state: "failed", error: words(error) });
+        }
+      }
+      void client.invalidateQueries({ queryKey: ["files", sandboxId] });
+    },
+    [sandboxId, client, change],
+  );
+  const dismiss = useCallback((id: number) => {
+    stops.current.get(id)?.abort();
+    stops.current.delete(id);
+    setUploads((all) => all.filter((one) => one.id !== id));
+  }, []);
+  return { uploads, start, dismiss };
+}
+
+export function UploadList({ uploads, onDismiss }: { uploads: Upload[]; onDismiss: (id: number) => void }) {
+  if (!uploads.length) return null;
+  return (
+    <ul
+      aria-label="Uploads"
+      aria-live="polite"
+      className="max-h-40 shrink-0 overflow-y-auto border-t bg-surface text-xs"
+    >
+      {uploads.map((one) => (
+        <li key={one.id} className="flex items-center gap-2 px-3 py-1">
+          <span className="min-w-0 flex-1">
+            <span className="block truncate">{one.name}</span>
+            {one.state === "failed" ? (
+              <span className="block text-bad">{one.error}</span>
+            ) : (
+              <progress
+                className="h-1 w-full accent-(--accent)"
+                value={one.part}
+                max={1}
+                aria-label={`Upload of ${one.name}`}
+              />
+            )}
+          </span>
+          <span className="shrink-0 text-faint tabular-nums">
+            {one.state === "done" ? "Done" : one.state === "waiting" ? "Waits" : bytes(one.size)}
+          </span>
+          <IconButton
+            size="sm"
+            label={one.state === "sending" || one.state === "waiting" ? `Stop the upload of ${one.name}` : "Dismiss"}
+            onClick={() => onDismiss(one.id)}
+          >
+            <X className="size-3.5" aria-hidden />
+          </IconButton>
+        </li>
+      ))}
+    </ul>
+  );
+}

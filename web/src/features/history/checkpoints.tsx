@@ -1,0 +1,110 @@
+/** Checkpoints: all files as they were at a time, committed or not. Restoring one makes a new sandbox of it. */
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useLocation, useNavigate } from "@tanstack/react-router";
+import { Archive, History } from "lucide-react";
+import { useState } from "react";
+import type { Checkpoint } from "@/api/types";
+import { git } from "@/features/changes/queries";
+import { plural } from "@/lib/format";
+import { Button } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Ago } from "@/ui/time";
+import { failed, toast } from "@/ui/toast";
+import { REASONS } from "./timeline";
+
+const SHOWN = 3;
+
+export function Checkpoints({ checkpoints, sessionId }: { checkpoints: Checkpoint[]; sessionId: string }) {
+  const [all, setAll] = useState(false);
+  const shown = all ? checkpoints : checkpoints.slice(0, SHOWN);
+  return (
+    <ul className="flex flex-col">
+      {shown.map((one) => (
+        <li key={one.id} className="flex flex-wrap items-center gap-x-2 py-0.5 text-xs text-soft">
+          <Archive className="size-3.5 shrink-0 text-faint" aria-hidden />
+          <span>{REASONS[one.reason]}</span>
+          <Ago at={one.createdAt} className="text-faint" />
+          <span className="mr-auto text-faint">
+            {one.changed ? `${plural(one.changed, "file")} not committed` : "all committed"}
+          </span>
+          <Restore checkpoint={one} sessionId={sessionId} />
+        </li>
+      ))}
+      {checkpoints.length > SHOWN && (
+        <li>
+          <button
+            type="button"
+            aria-expanded={all}
+            className="py-1 text-xs text-accent hover:underline"
+            onClick={() => setAll(!all)}
+          >
+            {all ? "Show fewer checkpoints" : `${plural(checkpoints.length - SHOWN, "more checkpoint")}`}
+          </button>
+        </li>
+      )}
+    </ul>
+  );
+}
+
+function Restore({ checkpoint, sessionId }: { checkpoint: Checkpoint; sessionId: string }) {
+  const client = useQueryClient();
+  const navigate = useNavigate();
+  const { pathname } = useLocation();
+  const restore = useMutation({
+    mutationFn: () => git.restore(checkpoint.id),
+    onSuccess: async (made) => {
+      await client.invalidateQueries({ queryKey: ["session", sessionId] });
+      toast.success(made.status === "completed" ? "Restored" : "The checkpoint is being restored", {
+        description: "The session has a new sandbox, with the files as they were.",
+      });
+      // a task's page and the session's own follow the session to its new sandbox; a sandbox's page would stay behind
+      if (!pathname.startsWith("/tasks/") && !pathname.startsWith("/sessions/")) {
+        await navigate({
+          to: "/sessions/$sessionId",
+          params: { sessionId: made.sessionId ?? sessionId },
+          search: { tab: "changes" },
+        });
+      }
+    },
+    onError: failed("Could not restore the checkpoint"),
+  });
+  return (
+    <Confirm
+      trigger={
+        <Button
+          size="sm"
+          look="ghost"
+          busy={restore.isPending}
+          aria-label={`Restore the checkpoint of ${new Date(checkpoint.createdAt).toLocaleString()}`}
+        >
+          <History className="size-3.5" aria-hidden />
+          Restore
+        </Button>
+      }
+      title="Restore this checkpoint?"
+      action="Restore"
+      onConfirm={() => restore.mutateAsync()}
+    >
+      The session gets a new sandbox with all files as they were <Ago at={checkpoint.createdAt} />. The sandbox it has
+      now is destroyed; its files are kept in a checkpoint first, its processes end.
+    </Confirm>
+  );
+}
+
+export function CheckpointNow({ sandboxId, sessionId }: { sandboxId: string; sessionId: string }) {
+  const client = useQueryClient();
+  const keep = useMutation({
+    mutationFn: () => git.checkpoint(sandboxId),
+    onSuccess: () => {
+      toast.success("Checkpoint kept");
+      return client.invalidateQueries({ queryKey: ["checkpoints", sessionId] });
+    },
+    onError: failed("Could not keep a checkpoint"),
+  });
+  return (
+    <Button size="sm" busy={keep.isPending} onClick={() => keep.mutate()}>
+      {!keep.isPending && <Archive className="size-3.5" aria-hidden />}
+      Checkpoint now
+    </Button>
+  );
+}

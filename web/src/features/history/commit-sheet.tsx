@@ -1,0 +1,95 @@
+/** One commit: its message, and what it changed. */
+import { useQuery } from "@tanstack/react-query";
+import { api, got } from "@/api/client";
+import type { Commit } from "@/api/types";
+import { DiffView } from "@/features/changes/diff-view";
+import { fileDiff, isCode, diff as treeDiff } from "@/features/changes/queries";
+import { CopyButton } from "@/ui/code";
+import { Sheet } from "@/ui/dialog";
+import { Empty, Loaded } from "@/ui/states";
+import { Ago } from "@/ui/time";
+
+export function CommitSheet({
+  commit,
+  pushed,
+  sandboxId,
+  projectId,
+  onClose,
+}: {
+  commit: Commit | null;
+  pushed: boolean;
+  sandboxId: string;
+  projectId: string;
+  onClose: () => void;
+}) {
+  return (
+    <Sheet
+      wide
+      open={commit !== null}
+      onOpenChange={(open) => !open && onClose()}
+      title={<span className="[overflow-wrap:anywhere]">{commit?.subject}</span>}
+      description={
+        commit && (
+          <span className="flex flex-wrap items-center gap-x-2">
+            {commit.author.name}
+            <Ago at={commit.committedAt} />
+            <span className="font-mono">{commit.id.slice(0, 10)}</span>
+            <CopyButton text={commit.id} label="Copy the commit's id" />
+          </span>
+        )
+      }
+    >
+      {commit && (
+        <div className="-mx-4 -my-3 flex h-[calc(100%+1.5rem)] flex-col">
+          {commit.body.trim() && (
+            <pre className="max-h-32 shrink-0 overflow-y-auto border-b px-4 py-2 font-sans text-[13px] whitespace-pre-wrap text-soft [overflow-wrap:anywhere]">
+              {commit.body.trim()}
+            </pre>
+          )}
+          <Changed commit={commit} pushed={pushed} sandboxId={sandboxId} projectId={projectId} />
+        </div>
+      )}
+    </Sheet>
+  );
+}
+
+/** The platform knows a commit by itself once it is pushed; before that, it can say what has changed since the one before it. */
+function Changed({
+  commit,
+  pushed,
+  sandboxId,
+  projectId,
+}: {
+  commit: Commit;
+  pushed: boolean;
+  sandboxId: string;
+  projectId: string;
+}) {
+  const [parent] = commit.parents;
+  const alone = useQuery({
+    queryKey: ["git", sandboxId, "commit", commit.id],
+    queryFn: () =>
+      got(
+        api.GET("/api/v1/projects/{project_id}/compare", {
+          params: { path: { project_id: projectId }, query: { base: parent ?? "", head: commit.id } },
+        }),
+      ),
+    enabled: pushed && !!parent && !!projectId,
+    staleTime: Number.POSITIVE_INFINITY,
+    retry: false,
+  });
+  const lost = !pushed || !projectId || isCode(alone.error, "not_found");
+  const since = useQuery({ ...treeDiff(sandboxId, parent ?? ""), enabled: lost && !!parent });
+  if (!parent) return <Empty title="The first commit">There is nothing before it to compare it with.</Empty>;
+  if (!lost) return <Loaded query={alone}>{(found) => <DiffView diff={found.diff} />}</Loaded>;
+  return (
+    <>
+      <p className="border-b bg-info-soft px-4 py-1 text-xs text-info">
+        This commit is not pushed yet: shown is everything since the commit before it, later changes included.
+      </p>
+      <Loaded query={since}>
+        {(found) => <DiffView diff={found} onLoad={(file) => fileDiff(sandboxId, parent, file)} />}
+      </Loaded>
+    </>
+  );
+}

@@ -1,0 +1,55 @@
+/** A branch as one line through time: what is kept and committed, where it was pushed, where it began. Pure. */
+import type { Checkpoint, Commit } from "@/api/types";
+
+export type Entry =
+  | { kind: "commit"; key: string; commit: Commit; newest: boolean; pushed: boolean; pushedHere: boolean }
+  | { kind: "checkpoints"; key: string; checkpoints: Checkpoint[] }
+  | { kind: "base"; key: string };
+
+export interface Line {
+  commits: Commit[];
+  /** There are older commits that are not loaded: the base is not reached. */
+  more: boolean;
+  checkpoints: Checkpoint[];
+  pushed: string | null;
+}
+
+/** Newest first. A checkpoint stands above the commit it was made upon; when that is not among these, where its time puts it. */
+export function timeline({ commits, more, checkpoints, pushed }: Line): Entry[] {
+  const known = new Set(commits.map((commit) => commit.id));
+  const above = new Map<string, Checkpoint[]>();
+  for (const one of [...checkpoints].sort((a, b) => b.createdAt.localeCompare(a.createdAt))) {
+    const at = known.has(one.head)
+      ? one.head
+      : (commits.find((commit) => commit.committedAt <= one.createdAt)?.id ?? "");
+    above.set(at, [...(above.get(at) ?? []), one]);
+  }
+  const entries: Entry[] = [];
+  const keep = (at: string) => {
+    const found = above.get(at);
+    if (found) entries.push({ kind: "checkpoints", key: `above:${at}`, checkpoints: found });
+  };
+  let met = false;
+  commits.forEach((commit, index) => {
+    keep(commit.id);
+    const pushedHere = commit.id === pushed;
+    met ||= pushedHere;
+    entries.push({ kind: "commit", key: commit.id, commit, newest: index === 0, pushed: met, pushedHere });
+  });
+  if (!more) {
+    keep("");
+    entries.push({ kind: "base", key: "base" });
+  }
+  return entries;
+}
+
+export const REASONS: Record<Checkpoint["reason"], string> = {
+  asked: "Kept by hand",
+  pause: "Before a pause",
+  destroy: "Before the sandbox was destroyed",
+  push: "Before a push",
+  update: "Before an update",
+  discard: "Before changes were discarded",
+  restore: "Before another checkpoint was restored",
+  turn: "After a turn of the agent",
+};

@@ -1,0 +1,176 @@
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { type FormEvent, useState } from "react";
+import { api, got, type Schemas } from "@/api/client";
+import { fault, overall } from "@/lib/problems";
+import { Button } from "@/ui/button";
+import { Checkbox, Field, Input, Select } from "@/ui/field";
+import { ListInput, SecretInput } from "@/ui/inputs";
+import { toast } from "@/ui/toast";
+import { asLines, parsed } from "./prices";
+
+type Provider = Schemas["ModelProviderView"];
+type Kind = Schemas["ModelApi"];
+
+/** The platform's hint for a provider that has none. */
+export const NO_KEY = "no key";
+
+export const KIND_NAMES: Record<Kind, string> = {
+  anthropic: "Anthropic",
+  openai: "OpenAI",
+  openai_chat: "OpenAI-compatible",
+  gemini: "Gemini",
+};
+const KINDS: { value: Kind; label: string; detail: string }[] = [
+  { value: "anthropic", label: KIND_NAMES.anthropic, detail: "POST /v1/messages" },
+  { value: "openai", label: KIND_NAMES.openai, detail: "POST /v1/responses" },
+  { value: "openai_chat", label: KIND_NAMES.openai_chat, detail: "POST /v1/chat/completions" },
+  { value: "gemini", label: KIND_NAMES.gemini, detail: "POST /v1beta/models/…" },
+];
+
+/** A new one, or changes of one that is there; its key is only ever replaced or taken away. */
+export function ProviderForm({
+  provider,
+  projectId,
+  onDone,
+}: {
+  provider: Provider | undefined;
+  projectId: string | undefined;
+  onDone: () => void;
+}) {
+  const client = useQueryClient();
+  const [form, setForm] = useState({
+    name: provider?.name ?? "",
+    kind: provider?.kind ?? ("anthropic" as Kind),
+    baseUrl: provider?.baseUrl ?? "",
+    key: "",
+    dropKey: false,
+    models: provider?.models ?? [],
+    prices: asLines(provider?.prices ?? {}),
+  });
+  const keyed = provider !== undefined && provider.hint !== NO_KEY;
+  const set = (patch: Partial<typeof form>) => setForm((now) => ({ ...now, ...patch }));
+  const prices = parsed(form.prices);
+  const save = useMutation({
+    mutationFn: () => {
+      if (typeof prices === "string") throw new Error(prices);
+      const same = {
+        name: form.name.trim(),
+        ...(form.baseUrl.trim() && { baseUrl: form.baseUrl.trim() }),
+        ...(form.key && { key: form.key }),
+        models: form.models,
+        prices,
+      };
+      return provider
+        ? got(
+            api.PATCH("/api/v1/model-providers/{provider_id}", {
+              params: { path: { provider_id: provider.id } },
+              body: { ...same, ...(form.dropKey && !form.key && { key: null }) },
+            }),
+          )
+        : got(
+            api.POST("/api/v1/model-providers", {
+              body: { ...same, kind: form.kind, ...(projectId && { projectId }) },
+            }),
+          );
+    },
+    onSuccess: (saved) => {
+      void client.invalidateQueries({ queryKey: ["providers"] });
+      toast.success(`${saved.name} stored`);
+      onDone();
+    },
+  });
+  const at = (field: string) => fault(save.error, field);
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    if (form.name.trim() && !save.isPending) save.mutate();
+  };
+  return (
+    <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
+      <Field label="Name" hint="Models may be named with it: name/model." error={at("name")}>
+        {(wear) => (
+          <Input
+            {...wear}
+            value={form.name}
+            placeholder="anthropic"
+            onChange={(event) => set({ name: event.target.value })}
+          />
+        )}
+      </Field>
+      <Field label="Kind" hint={provider ? "It stays as it is." : "How it is spoken to."} error={at("kind")}>
+        {(wear) => (
+          <Select
+            {...wear}
+            disabled={Boolean(provider)}
+            value={form.kind}
+            onChange={(kind) => set({ kind: kind as Kind })}
+            choices={KINDS}
+          />
+        )}
+      </Field>
+      <Field
+        label="Address"
+        className="sm:col-span-2"
+        hint="Empty: the provider's own, where there is one."
+        error={at("baseUrl")}
+      >
+        {(wear) => (
+          <Input
+            {...wear}
+            spellCheck={false}
+            placeholder={form.kind === "openai_chat" ? "http://127.0.0.1:11434" : "the provider's own"}
+            value={form.baseUrl}
+            onChange={(event) => set({ baseUrl: event.target.value })}
+          />
+        )}
+      </Field>
+      <Field
+        label="Key"
+        className="sm:col-span-2"
+        hint={keyed ? `It has one that ends with ${provider.hint}. Empty: it stays.` : "Empty: it needs none."}
+        error={at("key")}
+      >
+        {(wear) => <SecretInput {...wear} value={form.key} onChange={(event) => set({ key: event.target.value })} />}
+      </Field>
+      {keyed && !form.key && (
+        <div className="sm:col-span-2">
+          <Checkbox checked={form.dropKey} onChange={(dropKey) => set({ dropKey })} label="Take its key away" />
+        </div>
+      )}
+      <Field label="Models" hint="One a line; the first one is the default. Empty: any." error={at("models")}>
+        {(wear) => <ListInput {...wear} mono rows={5} value={form.models} onChange={(models) => set({ models })} />}
+      </Field>
+      <Field
+        label="Prices"
+        hint="A line each: model, then dollars for a million tokens in, out, and from and to a cache. A * at the end fits all that begin so."
+        error={typeof prices === "string" ? prices : at("prices")}
+      >
+        {(wear) => (
+          <ListInput
+            {...wear}
+            mono
+            rows={5}
+            placeholder="claude-sonnet-* 3 15 0.3 3.75"
+            value={form.prices}
+            onChange={(lines) => set({ prices: lines })}
+          />
+        )}
+      </Field>
+      {save.error && (
+        <p role="alert" className="text-[13px] text-bad sm:col-span-2">
+          {overall(save.error)}
+        </p>
+      )}
+      <div className="flex justify-end gap-2 sm:col-span-2">
+        <Button onClick={onDone}>Cancel</Button>
+        <Button
+          type="submit"
+          look="primary"
+          busy={save.isPending}
+          disabled={!form.name.trim() || typeof prices === "string"}
+        >
+          Store
+        </Button>
+      </div>
+    </form>
+  );
+}

@@ -1,0 +1,166 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Brain, CircleCheck, CircleX, Plus, Trash2 } from "lucide-react";
+import { useState } from "react";
+import { all, api, got, type Schemas } from "@/api/client";
+import { Section } from "@/shell/page";
+import { Badge } from "@/ui/badge";
+import { Button, IconButton } from "@/ui/button";
+import { Confirm, Dialog } from "@/ui/dialog";
+import { Empty, Loaded } from "@/ui/states";
+import { failed } from "@/ui/toast";
+import { KIND_NAMES, NO_KEY, ProviderForm } from "./provider-form";
+
+export type Provider = Schemas["ModelProviderView"];
+
+export const providers = (projectId?: string) => ({
+  queryKey: ["providers", projectId ?? "all"],
+  queryFn: () =>
+    all((cursor) => got(api.GET("/api/v1/model-providers", { params: { query: { projectId, cursor, limit: 200 } } }))),
+});
+
+/** Everybody's, which administrators change; with a project, also its own, which its owner changes. */
+export function Providers({ projectId, frozen }: { projectId?: string; frozen: boolean }) {
+  const query = useQuery(providers(projectId));
+  const [editing, setEditing] = useState<Provider | "new" | null>(null);
+  const description = projectId
+    ? "Where this project's agents find their models. Its own providers come before everybody's."
+    : "Where agents find their models. Keys stay with the platform: agents only get an address inside their sandbox.";
+  return (
+    <Section
+      title="Model providers"
+      description={description}
+      actions={
+        <Button size="sm" disabled={frozen} onClick={() => setEditing("new")}>
+          <Plus className="size-3.5" aria-hidden /> Add a provider
+        </Button>
+      }
+    >
+      <Loaded query={query}>
+        {(found) => {
+          const shown = projectId ? found : found.filter((one) => one.projectId === null);
+          return shown.length ? (
+            <ul className="divide-y">
+              {shown.map((one) => (
+                <Row
+                  key={one.id}
+                  provider={one}
+                  shared={projectId !== undefined && one.projectId === null}
+                  frozen={frozen}
+                  onEdit={() => setEditing(one)}
+                />
+              ))}
+            </ul>
+          ) : (
+            <Empty title="No model provider" icon={<Brain className="size-5" aria-hidden />}>
+              The demo agent needs none; every other agent needs a model to think with.
+            </Empty>
+          );
+        }}
+      </Loaded>
+      <Dialog
+        open={editing !== null}
+        onOpenChange={(open) => !open && setEditing(null)}
+        title={editing && editing !== "new" ? editing.name : "Add a model provider"}
+        description={projectId ? "For this project alone." : "For everybody."}
+      >
+        {editing && (
+          <ProviderForm
+            provider={editing === "new" ? undefined : editing}
+            projectId={projectId}
+            onDone={() => setEditing(null)}
+          />
+        )}
+      </Dialog>
+    </Section>
+  );
+}
+
+function Row({
+  provider,
+  shared,
+  frozen,
+  onEdit,
+}: {
+  provider: Provider;
+  shared: boolean;
+  frozen: boolean;
+  onEdit: () => void;
+}) {
+  const client = useQueryClient();
+  const at = { params: { path: { provider_id: provider.id } } };
+  const test = useMutation({
+    mutationFn: () => got(api.POST("/api/v1/model-providers/{provider_id}/test", at)),
+    onError: failed("Could not test the provider"),
+  });
+  const remove = useMutation({
+    mutationFn: () => got(api.DELETE("/api/v1/model-providers/{provider_id}", at)),
+    onSuccess: () => client.invalidateQueries({ queryKey: ["providers"] }),
+    onError: failed("Could not delete the provider"),
+  });
+  const fixed = frozen || shared;
+  return (
+    <li className="px-4 py-2.5">
+      <div className="flex flex-wrap items-center gap-x-3 gap-y-1.5">
+        <div className="min-w-0 flex-1 basis-56">
+          <p className="flex flex-wrap items-center gap-2 text-[13px] font-medium">
+            {provider.name} <Badge>{KIND_NAMES[provider.kind]}</Badge>
+            {shared && <Badge tone="info">everybody's</Badge>}
+          </p>
+          <p className="truncate font-mono text-xs text-soft" title={provider.baseUrl}>
+            {provider.baseUrl}
+          </p>
+          <p className="truncate text-xs text-soft">
+            {provider.models.length ? provider.models.join(", ") : "any model"} · <KeyHint hint={provider.hint} />
+            {!Object.keys(provider.prices).length && " · no prices"}
+          </p>
+        </div>
+        {!shared && (
+          <div className="flex gap-1.5">
+            <Button
+              size="sm"
+              busy={test.isPending}
+              disabled={frozen}
+              onClick={() => test.mutate()}
+              aria-label={`Test ${provider.name}`}
+            >
+              Test
+            </Button>
+            <Button size="sm" disabled={fixed} onClick={onEdit} aria-label={`Edit ${provider.name}`}>
+              Edit
+            </Button>
+            <Confirm
+              trigger={
+                <IconButton label={`Delete ${provider.name}`} size="sm" disabled={fixed}>
+                  <Trash2 className="size-3.5" aria-hidden />
+                </IconButton>
+              }
+              title={`Delete ${provider.name}?`}
+              action="Delete"
+              onConfirm={() => remove.mutateAsync()}
+            >
+              Agents that use it have no model then. What was spent there stays known.
+            </Confirm>
+          </div>
+        )}
+      </div>
+      <div aria-live="polite">
+        {test.data && (
+          <p className="mt-1.5 flex items-start gap-1.5 text-[13px]">
+            {test.data.ok ? (
+              <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="works" />
+            ) : (
+              <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="does not work" />
+            )}
+            <span className="min-w-0 break-words">
+              {test.data.detail} <span className="text-faint tabular-nums">{test.data.durationMs} ms</span>
+            </span>
+          </p>
+        )}
+      </div>
+    </li>
+  );
+}
+
+function KeyHint({ hint }: { hint: string }) {
+  return hint === NO_KEY ? hint : <span className="whitespace-nowrap">{`key ${hint}`}</span>;
+}

@@ -1,0 +1,66 @@
+import clsx from "clsx";
+import type { Command } from "@/api/types";
+import { duration } from "@/lib/format";
+import { Dot } from "@/ui/badge";
+import { Button } from "@/ui/button";
+import { Ago, Elapsed } from "@/ui/time";
+import { over, wordOf } from "./commands";
+
+interface Props {
+  commands: Command[];
+  chosen: string | undefined;
+  onChoose: (id: string) => void;
+  more: boolean;
+  onMore: () => void;
+  loading: boolean;
+}
+
+/** What was run here, newest first. */
+export function CommandList({ commands, chosen, onChoose, more, onMore, loading }: Props) {
+  return (
+    <nav aria-label="Commands" className="min-h-0 overflow-y-auto">
+      <ul>
+        {commands.map((one) => {
+          const word = wordOf(one);
+          return (
+            <li key={one.id}>
+              <button
+                type="button"
+                aria-current={one.id === chosen}
+                onClick={() => onChoose(one.id)}
+                className={clsx(
+                  "flex w-full flex-col gap-0.5 border-b px-3 py-1.5 text-left outline-offset-[-2px] hover:bg-hover",
+                  one.id === chosen && "bg-sunken",
+                )}
+              >
+                <span className="line-clamp-2 w-full font-mono text-xs break-all" title={one.command.slice(0, 500)}>
+                  {one.command.slice(0, 300)}
+                </span>
+                <span className="flex w-full items-center gap-1.5 text-2xs text-soft tabular-nums">
+                  <Dot tone={word.tone} pulse={word.busy ?? false} />
+                  {word.text}
+                  <Took command={one} />
+                  <Ago at={one.startedAt} className="ml-auto text-faint" />
+                </span>
+              </button>
+            </li>
+          );
+        })}
+      </ul>
+      {more && (
+        <div className="p-2 text-center">
+          <Button size="sm" look="ghost" busy={loading} onClick={onMore}>
+            Older commands
+          </Button>
+        </div>
+      )}
+    </nav>
+  );
+}
+
+export function Took({ command }: { command: Command }) {
+  if (!over(command)) return <Elapsed from={command.startedAt} className="text-faint" />;
+  if (command.durationMs === null) return null;
+  const ms = command.durationMs;
+  return <span className="text-faint">{ms < 1000 ? `${ms} ms` : duration(ms / 1000)}</span>;
+}

@@ -1,0 +1,74 @@
+import { Square } from "lucide-react";
+import { lazy, Suspense, useState } from "react";
+import type { Command } from "@/api/types";
+import { bytes } from "@/lib/format";
+import { Button } from "@/ui/button";
+import { ErrorState, Loading } from "@/ui/states";
+import { Status } from "@/ui/status";
+import { Took } from "./command-list";
+import { over, useKill, useLog, wordOf } from "./commands";
+import { DownloadOutput } from "./download";
+import { beginning } from "./log-intake";
+
+const LogViewer = lazy(() => import("./log-viewer").then((module) => ({ default: module.LogViewer })));
+
+/** One command: what it is, how it stands, what it writes. */
+export function CommandOutput({ command, sandboxId }: { command: Command; sandboxId: string }) {
+  const [attempt, setAttempt] = useState(0);
+  const log = useLog(command, attempt);
+  const kill = useKill(sandboxId);
+  const [skipped] = useState(() => beginning(command)); // as it was when reading began
+  const left = skipped.stdout + skipped.stderr;
+  return (
+    <div className="flex min-h-0 flex-1 flex-col">
+      <div className="flex shrink-0 items-center gap-2 border-b bg-surface px-3 py-1.5">
+        <code className="max-h-16 min-w-0 flex-1 overflow-y-auto font-mono text-xs break-all whitespace-pre-wrap">
+          {command.command.slice(0, 5000)}
+        </code>
+        <span className="flex shrink-0 items-center gap-2 text-xs tabular-nums" aria-live="polite">
+          <span className="hidden sm:inline">
+            <Took command={command} />
+          </span>
+          <Status word={wordOf(command)} />
+        </span>
+        {!over(command) && (
+          <Button size="sm" look="danger" busy={kill.isPending} onClick={() => kill.mutate(command.id)}>
+            {!kill.isPending && <Square className="size-3" aria-hidden />}
+            Kill
+          </Button>
+        )}
+      </div>
+      {command.error && (
+        <p role="alert" className="shrink-0 border-b bg-bad-soft px-3 py-1 text-xs text-bad">
+          {command.error}
+        </p>
+      )}
+      {log?.state === "interrupted" && (
+        <p role="status" className="shrink-0 border-b bg-warn-soft px-3 py-1 text-xs text-warn">
+          The connection is interrupted; trying again. Nothing will be missed.
+        </p>
+      )}
+      {log?.state === "failed" ? (
+        <ErrorState error={log.error} retry={() => setAttempt((n) => n + 1)} />
+      ) : log ? (
+        <Suspense fallback={<Loading label="Loading the output" />}>
+          <LogViewer
+            key={command.id}
+            store={log.store}
+            label={`Output of ${command.command.slice(0, 80)}`}
+            live={log.state !== "over"}
+            tools={<DownloadOutput command={command} />}
+            note={
+              left > 0
+                ? `The first ${bytes(left)} of this output are not shown, and lines are counted from there; download has everything.`
+                : undefined
+            }
+            empty={log.state === "over" ? "It has written nothing." : log.state === "connecting" ? "" : "Nothing yet."}
+          />
+        </Suspense>
+      ) : (
+        <Loading label="Loading the output" />
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,90 @@
+import clsx from "clsx";
+import { memo, type ReactNode } from "react";
+import { type Look, spans } from "./log-ansi";
+import type { LogSearch } from "./log-search";
+import type { Stream } from "./log-store";
+
+export const ROW_HEIGHT = 18;
+
+export interface RowProps {
+  line: number;
+  from: number;
+  to: number;
+  text: string;
+  look: Look;
+  stream: Stream;
+  search: LogSearch | null;
+  /** Where the match begins that the reader is at, if it is in this line. */
+  current: number;
+}
+
+/** One row of a log. It is made again only when something of it has changed. */
+export const LogRow = memo(function LogRow(row: RowProps) {
+  return (
+    <div
+      className={clsx("border-l-2", row.stream === "stderr" ? "border-bad" : "border-transparent")}
+      style={{ height: ROW_HEIGHT }}
+    >
+      <span data-line={row.line} data-from={row.from} className="pl-2 whitespace-pre" style={{ tabSize: 8 }}>
+        {pieces(row)}
+        {"\n"}
+      </span>
+    </div>
+  );
+});
+
+interface Mark {
+  from: number;
+  to: number;
+  now: boolean;
+}
+
+function pieces({ text, look, from, to, line, search, current }: RowProps): ReactNode[] {
+  const marks: Mark[] = (search?.inLine(line) ?? []).map((match) => ({ ...match, now: match.from === current }));
+  const made: ReactNode[] = [];
+  let at = 0;
+  for (const span of spans(text, look)) {
+    const start = Math.max(from, at);
+    const end = Math.min(to, at + span.text.length);
+    if (start < end) {
+      for (const [a, b, mark] of cut(start, end, marks)) {
+        made.push(
+          <span key={a} className={clsx(classes(span.look), mark && (mark.now ? "log-found-now" : "log-found"))}>
+            {span.text.slice(a - at, b - at)}
+          </span>,
+        );
+      }
+    }
+    at += span.text.length;
+  }
+  return made;
+}
+
+/** A stretch of text in parts that are marked or not. */
+function cut(start: number, end: number, marks: Mark[]): [number, number, Mark | null][] {
+  const parts: [number, number, Mark | null][] = [];
+  let at = start;
+  for (const mark of marks) {
+    if (mark.to <= at || mark.from >= end) continue;
+    if (mark.from > at) parts.push([at, mark.from, null]);
+    const until = Math.min(mark.to, end);
+    parts.push([Math.max(at, mark.from), until, mark]);
+    at = until;
+  }
+  if (at < end) parts.push([at, end, null]);
+  return parts;
+}
+
+function classes(look: Look): string | undefined {
+  const { fg, bg, bold, dim, italic, underline, inverse, strike } = look;
+  return (
+    clsx(
+      inverse ? "log-inverse" : [fg && `log-fg-${fg}`, bg && `log-bg-${bg}`],
+      bold && "font-semibold",
+      dim && "opacity-75",
+      italic && "italic",
+      underline && "underline",
+      strike && "line-through",
+    ) || undefined
+  );
+}

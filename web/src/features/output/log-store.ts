@@ -1,0 +1,170 @@
+/**
+ * The lines of a command's output, outside React: text is only ever added at the end, and only so much of it is kept.
+ *
+ * A line has a number that stays its own; `first` is the number of the oldest that is still there. The last line of a stream may be
+ * unfinished and still change. Nothing is interpreted here but what makes lines: colours are looked at when a line is shown.
+ */
+import { erased, type Look, lookAfter, overwritten, PLAIN } from "./log-ansi";
+
+export type Stream = "stdout" | "stderr";
+
+export interface Limits {
+  lines: number;
+  characters: number;
+  /** What is longer is broken into several. */
+  line: number;
+}
+
+export const LIMITS: Limits = { lines: 100_000, characters: 24_000_000, line: 10_000 };
+const OPEN_FOR = 200; // lines of the other stream until an unfinished line is left as it is
+
+interface Unfinished {
+  number: number;
+  /** What stood there when the cursor went back to the left; null: it has not. */
+  under: string | null;
+  /** Written since then, or since the line began. */
+  text: string;
+  /** A carriage return has come: the next character overwrites, unless it ends the line. */
+  returned: boolean;
+  look: Look;
+}
+
+export class LogStore {
+  private texts: string[] = [];
+  private streams: Stream[] = [];
+  private looks: Look[] = [];
+  private readonly open: Record<Stream, Unfinished | null> = { stdout: null, stderr: null };
+  private readonly next: Record<Stream, Look> = { stdout: PLAIN, stderr: PLAIN };
+  private readonly limits: Limits;
+  private characters = 0;
+  private readonly listeners = new Set<() => void>();
+  /** The oldest line that is kept. */
+  first = 0;
+  /** Grows with every change. */
+  version = 0;
+
+  constructor(limits: Limits = LIMITS) {
+    this.limits = limits;
+  }
+
+  /** One more than the newest line's number. */
+  get end(): number {
+    return this.first + this.texts.length;
+  }
+
+  /** Lines below this number will not change any more. */
+  get settled(): number {
+    return Math.min(this.open.stdout?.number ?? this.end, this.open.stderr?.number ?? this.end);
+  }
+
+  text(number: number): string {
+    return this.texts[number - this.first] ?? "";
+  }
+
+  stream(number: number): Stream {
+    return this.streams[number - this.first] ?? "stdout";
+  }
+
+  /** How the line looks where it begins. */
+  look(number: number): Look {
+    return this.looks[number - this.first] ?? PLAIN;
+  }
+
+  subscribe(listener: () => void): () => void {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  append(stream: Stream, text: string): void {
+    if (!text) return;
+    let from = 0;
+    for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", from)) {
+      this.write(stream, text.slice(from, at));
+      this.finish(stream);
+      from = at + 1;
+    }
+    if (from < text.length) this.write(stream, text.slice(from));
+    this.trim();
+    this.version++;
+    for (const listener of this.listeners) listener();
+  }
+
+  private write(stream: Stream, piece: string): void {
+    let line = this.open[stream];
+    if (line && this.end - line.number > OPEN_FOR) {
+      this.finish(stream);
+      line = null;
+    }
+    if (!line) {
+      line = { number: this.end, under: null, text: "", returned: false, look: this.next[stream] };
+      this.open[stream] = line;
+      this.texts.push("");
+      this.streams.push(stream);
+      this.looks.push(line.look);
+    }
+    if (piece.includes("\r") || line.returned) this.rewrite(line, piece);
+    else line.text += piece;
+    if (line.text.includes("\b")) line.text = erased(line.text);
+    this.show(line, line.under === null ? line.text : overwritten(line.under, line.text));
+    while (line && this.text(line.number).length > this.limits.line) line = this.broken(stream, line);
+  }
+
+  private rewrite(line: Unfinished, piece: string): void {
+    piece.split("\r").forEach((part, index) => {
+      if (index) line.returned = true;
+      if (!part) return;
+      if (line.returned) {
+        line.under = line.under === null ? line.text : overwritten(line.under, line.text);
+        line.text = "";
+        line.returned = false;
+      }
+      line.text += part;
+    });
+  }
+
+  /** Too long: what is too much goes on in a line of its own. */
+  private broken(stream: Stream, line: Unfinished): Unfinished | null {
+    const whole = this.text(line.number);
+    this.show(line, whole.slice(0, this.limits.line));
+    this.finish(stream);
+    this.write(stream, whole.slice(this.limits.line));
+    return this.open[stream];
+  }
+
+  private show(line: Unfinished, text: string): void {
+    const index = line.number - this.first;
+    if (index < 0) return;
+    this.characters += text.length - (this.texts[index] as string).length;
+    this.texts[index] = text;
+  }
+
+  private finish(stream: Stream): void {
+    const line = this.open[stream];
+    if (!line) {
+      this.texts.push("");
+      this.streams.push(stream);
+      this.looks.push(this.next[stream]);
+      return;
+    }
+    this.next[stream] = lookAfter(this.text(line.number), line.look);
+    this.open[stream] = null;
+  }
+
+  /** Now and then, a good part at once: each time costs as much as there is. */
+  private trim(): void {
+    if (this.texts.length <= this.limits.lines * 1.1 && this.characters <= this.limits.characters * 1.1) return;
+    let drop = Math.max(0, this.texts.length - this.limits.lines);
+    let left = this.characters;
+    for (let i = 0; i < drop; i++) left -= (this.texts[i] as string).length;
+    while (left > this.limits.characters && drop < this.texts.length - 1) left -= (this.texts[drop++] as string).length;
+    this.characters = left;
+    this.texts = this.texts.slice(drop);
+    this.streams = this.streams.slice(drop);
+    this.looks = this.looks.slice(drop);
+    this.first += drop;
+    for (const stream of ["stdout", "stderr"] as const) {
+      const line = this.open[stream];
+      if (line && line.number < this.first) this.open[stream] = null;
+    }
+  }
+}

@@ -1,0 +1,106 @@
+/**
+ * A command's output from the platform into a store: all of it, each byte once, over however many connections that takes.
+ *
+ * Bytes have places; a connection is taken up again at the place where the last one broke off. Of very much output only the end is
+ * read: the rest can be downloaded.
+ */
+import { EventSourceParserStream } from "eventsource-parser/stream";
+import { ApiError, raw } from "@/api/client";
+import type { Command } from "@/api/types";
+import { Backoff } from "@/lib/backoff";
+import { beginning, decode, type Frame, Intake } from "./log-intake";
+import type { LogStore } from "./log-store";
+
+export type StreamState = "connecting" | "live" | "interrupted" | "over" | "failed";
+
+const SILENCE_MS = 45_000;
+
+export class CommandStream {
+  private readonly ended = new AbortController();
+  private readonly intake: Intake;
+  private readonly id: string;
+  private readonly store: LogStore;
+  private readonly tell: (state: StreamState, error?: unknown) => void;
+  private readonly backoff = new Backoff();
+
+  constructor(command: Command, store: LogStore, tell: (state: StreamState, error?: unknown) => void) {
+    this.id = command.id;
+    this.store = store;
+    this.tell = tell;
+    this.intake = new Intake(beginning(command));
+  }
+
+  async start(): Promise<void> {
+    this.tell("connecting");
+    while (!this.ended.signal.aborted) {
+      try {
+        const over = await this.connection();
+        if (over) return this.tell("over");
+      } catch (error) {
+        if (this.ended.signal.aborted) return;
+        if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429)
+          return this.tell("failed", error);
+      }
+      if (this.ended.signal.aborted) return;
+      this.tell("interrupted");
+      await this.backoff.wait();
+    }
+  }
+
+  stop(): void {
+    this.ended.abort();
+    this.backoff.hurry();
+  }
+
+  /** One connection. Whether the command was over at its end. */
+  private async connection(): Promise<boolean> {
+    const broken = new AbortController();
+    const stop = () => broken.abort();
+    this.ended.signal.addEventListener("abort", stop);
+    let silence = setTimeout(stop, SILENCE_MS);
+    const alive = () => {
+      clearTimeout(silence);
+      silence = setTimeout(stop, SILENCE_MS);
+    };
+    try {
+      const { stdout, stderr } = this.intake.at;
+      const response = await raw(
+        `/api/v1/commands/${encodeURIComponent(this.id)}/stream?stdout=${stdout}&stderr=${stderr}`,
+        {
+          signal: broken.signal,
+        },
+      );
+      this.backoff.reset();
+      this.tell("live");
+      const beats = new TransformStream<Uint8Array<ArrayBuffer>, Uint8Array<ArrayBuffer>>({
+        transform(piece, controller) {
+          alive();
+          controller.enqueue(piece);
+        },
+      });
+      const bytes = response.body as ReadableStream<Uint8Array<ArrayBuffer>>;
+      const frames = bytes
+        .pipeThrough(beats)
+        .pipeThrough(new TextDecoderStream())
+        .pipeThrough(new EventSourceParserStream());
+      const reader = frames.getReader();
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) return false;
+        if (value.event === "end") {
+          for (const stream of ["stdout", "stderr"] as const) this.store.append(stream, this.intake.end(stream));
+          return true;
+        }
+        if (value.event !== "output") continue;
+        const frame = JSON.parse(value.data) as Frame;
+        const text = this.intake.take(frame.stream, frame.offset, decode(frame.data));
+        if (text === null) return false;
+        this.store.append(frame.stream, text);
+      }
+    } finally {
+      clearTimeout(silence);
+      stop(); // a connection that is left half read must not stay open
+      this.ended.signal.removeEventListener("abort", stop);
+    }
+  }
+}

@@ -1,0 +1,210 @@
+import { type Ref, useCallback, useEffect, useImperativeHandle, useLayoutEffect, useRef, useState } from "react";
+import { strip } from "./log-ansi";
+import { LogRow, ROW_HEIGHT } from "./log-row";
+import type { LogRows } from "./log-rows";
+import type { LogSearch, Match } from "./log-search";
+import { between, selected } from "./log-selection";
+import type { LogStore } from "./log-store";
+import "./log.css";
+
+const AROUND = 8;
+const HELD = 2000; // rows that stay because they are marked
+const NARROW = 480;
+
+export interface Viewport {
+  /** Bring a place into view. */
+  show: (line: number, character: number) => void;
+  /** Show what has changed. So many rows have gone at the top: what is read stays where it is. */
+  draw: (gone: number) => void;
+  /** The line at the top. */
+  top: () => number;
+  focus: () => void;
+}
+
+interface Props {
+  ref: Ref<Viewport>;
+  store: LogStore;
+  rows: LogRows;
+  search: LogSearch | null;
+  current: Match | null;
+  follow: boolean;
+  onFollow: (follow: boolean) => void;
+  /** How many characters fit beside each other. */
+  onColumns: (columns: number) => void;
+  label: string;
+}
+
+/** The rows that can be seen, and only those. Its parent has it `draw` when the store has changed, at most once a frame. */
+export function LogViewport({ ref, store, rows, search, current, follow, onFollow, onColumns, label }: Props) {
+  const box = useRef<HTMLElement>(null);
+  const ruler = useRef<HTMLSpanElement>(null);
+  const [size, setSize] = useState({ width: 0, height: 0, character: 7.2 });
+  const [top, setTop] = useState(0);
+  const [held, setHeld] = useState<[number, number] | null>(null);
+  const [, setDrawn] = useState(0);
+  const widest = useRef(0);
+  const everything = useRef(false);
+  const placed = useRef(0);
+  const count = rows.length;
+  const height = count * ROW_HEIGHT;
+  const gutter = size.width < NARROW ? 0 : Math.ceil(Math.max(3, String(store.end).length) * size.character) + 16;
+  const scrolled = follow ? Math.max(0, height - size.height) : Math.min(top, Math.max(0, height - size.height));
+
+  useLayoutEffect(() => {
+    const element = box.current as HTMLElement;
+    const measure = () => {
+      const character = (ruler.current?.getBoundingClientRect().width ?? 720) / 100 || 7.2;
+      setSize({ width: element.clientWidth, height: element.clientHeight, character });
+    };
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
+    measure();
+    return () => observer.disconnect();
+  }, []);
+
+  useEffect(() => {
+    if (size.width) onColumns(Math.max(8, Math.floor((size.width - gutter - 20) / size.character / 8) * 8));
+  }, [size, gutter, onColumns]);
+
+  const place = useCallback((to: number) => {
+    const element = box.current as HTMLElement;
+    element.scrollTop = to;
+    placed.current = element.scrollTop;
+    setTop(element.scrollTop);
+  }, []);
+
+  useLayoutEffect(() => {
+    const element = box.current as HTMLElement;
+    if (follow) {
+      element.scrollTop = scrolled;
+      placed.current = scrolled; // not asked back: that would cost a layout
+    }
+  }, [follow, scrolled]);
+
+  useImperativeHandle(ref, () => ({
+    show(line, character) {
+      const element = box.current as HTMLElement;
+      place(Math.max(0, rows.indexOf(line, character) * ROW_HEIGHT - size.height / 2));
+      if (rows.columns) return;
+      const x = gutter + character * size.character;
+      if (x < element.scrollLeft + gutter || x > element.scrollLeft + size.width - 80)
+        element.scrollLeft = Math.max(0, x - size.width / 2);
+    },
+    draw(dropped) {
+      setDrawn((n) => n + 1);
+      if (dropped && !follow) place(Math.max(0, (box.current?.scrollTop ?? 0) - dropped * ROW_HEIGHT));
+    },
+    top: () => (count ? rows.row(Math.min(count - 1, Math.floor(scrolled / ROW_HEIGHT))).line : store.first),
+    focus: () => box.current?.focus(),
+  }));
+
+  const onScroll = () => {
+    const element = box.current as HTMLElement;
+    const end = element.scrollHeight - element.clientHeight;
+    if (follow && element.scrollTop < placed.current - 4 && element.scrollTop < end - 4) onFollow(false);
+    else if (!follow && element.scrollTop >= end - 2 && element.scrollTop > placed.current) onFollow(true);
+    placed.current = element.scrollTop;
+    setTop(element.scrollTop);
+  };
+
+  useEffect(() => {
+    const element = box.current as HTMLElement;
+    const marked = () => {
+      const found = selected(element);
+      if (!found) return setHeld(null);
+      onFollow(false);
+      setHeld([rows.indexOf(found[0].line), rows.indexOf(found[1].line, found[1].character)]);
+    };
+    const copied = (event: ClipboardEvent) => {
+      const found = selected(element);
+      if (!found && !everything.current) return;
+      const text =
+        everything.current || !found
+          ? rows.texts().join("\n")
+          : between(rows.texts(found[0].line, found[1].line + 1), ...found);
+      event.clipboardData?.setData("text/plain", text);
+      event.preventDefault();
+    };
+    const pressed = (event: KeyboardEvent) => {
+      if (["Control", "Meta", "Shift"].includes(event.key) || event.key.toLowerCase() === "c") return;
+      everything.current = (event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "a";
+      if (!everything.current) return;
+      event.preventDefault();
+      getSelection()?.selectAllChildren(element);
+    };
+    const touched = () => {
+      everything.current = false;
+    };
+    document.addEventListener("selectionchange", marked);
+    element.addEventListener("copy", copied);
+    element.addEventListener("keydown", pressed);
+    element.addEventListener("pointerdown", touched);
+    return () => {
+      document.removeEventListener("selectionchange", marked);
+      element.removeEventListener("copy", copied);
+      element.removeEventListener("keydown", pressed);
+      element.removeEventListener("pointerdown", touched);
+    };
+  }, [rows, onFollow]);
+
+  let first = Math.max(0, Math.floor(scrolled / ROW_HEIGHT) - AROUND);
+  let last = Math.min(count, Math.ceil((scrolled + size.height) / ROW_HEIGHT) + AROUND);
+  if (held && Math.max(last, held[1] + 1) - Math.min(first, held[0]) <= HELD) {
+    first = Math.max(0, Math.min(first, held[0]));
+    last = Math.min(count, Math.max(last, held[1] + 1));
+  }
+  const shown = Array.from({ length: Math.max(0, last - first) }, (_, i) => rows.row(first + i));
+  if (!rows.columns)
+    for (const row of shown) widest.current = Math.max(widest.current, strip(store.text(row.line)).length);
+
+  return (
+    <section
+      ref={box}
+      aria-label={label}
+      // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
+      tabIndex={0}
+      onScroll={onScroll}
+      className="relative min-h-0 flex-1 overflow-auto bg-surface font-mono text-xs outline-offset-[-2px] [overflow-anchor:none]"
+      style={{ lineHeight: `${ROW_HEIGHT}px` }}
+    >
+      <span ref={ruler} aria-hidden className="invisible absolute whitespace-pre select-none">
+        {"0".repeat(100)}
+      </span>
+      <div
+        style={{
+          height,
+          minWidth: "100%",
+          width: rows.columns ? undefined : widest.current * size.character + gutter + 24,
+        }}
+      >
+        <div className="flex" style={{ transform: `translateY(${first * ROW_HEIGHT}px)` }}>
+          {gutter > 0 && (
+            <pre
+              aria-hidden
+              className="sticky left-0 shrink-0 bg-surface pr-2 text-right text-faint tabular-nums select-none"
+              style={{ width: gutter }}
+            >
+              {shown.map((row) => (row.from === 0 ? row.line + 1 : "")).join("\n")}
+            </pre>
+          )}
+          <div>
+            {shown.map((row, index) => (
+              <LogRow
+                // at the end every row is new each time: then the same elements show other text, which is quicker than new ones
+                key={follow ? index : `${row.line}:${row.from}`}
+                line={row.line}
+                from={row.from}
+                to={row.to}
+                text={store.text(row.line)}
+                look={store.look(row.line)}
+                stream={store.stream(row.line)}
+                search={search}
+                current={current?.line === row.line ? current.from : -1}
+              />
+            ))}
+          </div>
+        </div>
+      </div>
+    </section>
+  );
+}

@@ -1,0 +1,87 @@
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
+import { SquareTerminal } from "lucide-react";
+import type { Command } from "@/api/types";
+import { Select } from "@/ui/field";
+import { Empty, Loaded, Loading } from "@/ui/states";
+import { CommandList } from "./command-list";
+import { CommandOutput } from "./command-output";
+import { commandPages, command as commandQuery, over, wordOf } from "./commands";
+import { RunBox } from "./run-box";
+
+const NEWEST = "newest";
+
+/** The commands of a sandbox and what they write, live. `at` is the command that is looked at; without one, what runs or ran last. */
+export function OutputPanel({
+  sandboxId,
+  at,
+  onAt,
+}: {
+  sandboxId: string;
+  at?: string | undefined;
+  onAt: (id: string | undefined) => void;
+}) {
+  const pages = useInfiniteQuery(commandPages(sandboxId));
+  const known = pages.data?.pages.flatMap((page) => page.items) ?? [];
+  const listed = at ? known.find((one) => one.id === at) : (known.find((one) => !over(one)) ?? known[0]);
+  const missing = at !== undefined && pages.data !== undefined && !listed;
+  const other = useQuery({ ...commandQuery(sandboxId, at ?? ""), enabled: missing });
+  const chosen = listed ?? (missing ? other.data : undefined);
+  const list = (
+    <CommandList
+      commands={known}
+      chosen={chosen?.id}
+      onChoose={onAt}
+      more={pages.hasNextPage}
+      onMore={() => pages.fetchNextPage()}
+      loading={pages.isFetchingNextPage}
+    />
+  );
+  return (
+    <div className="flex min-h-0 flex-1 flex-col">
+      <Loaded query={pages}>
+        {() => (
+          <div className="flex min-h-0 flex-1 flex-col md:flex-row">
+            {known.length > 0 && (
+              <div className="hidden w-64 shrink-0 flex-col border-r bg-surface md:flex">{list}</div>
+            )}
+            {known.length > 0 && (
+              <div className="shrink-0 border-b px-2 py-1.5 md:hidden">
+                <Select
+                  label="Command"
+                  value={at ?? NEWEST}
+                  onChange={(value) => onAt(value === NEWEST ? undefined : value)}
+                  choices={[
+                    { value: NEWEST, label: "What runs, or ran last" },
+                    ...choices(known, missing ? chosen : undefined),
+                  ]}
+                />
+              </div>
+            )}
+            <div className="flex min-h-0 min-w-0 flex-1 flex-col">
+              {chosen ? (
+                <CommandOutput key={chosen.id} command={chosen} sandboxId={sandboxId} />
+              ) : missing ? (
+                <Loaded query={other}>{() => <Loading />}</Loaded>
+              ) : (
+                <div className="flex-1">
+                  <Empty title="No commands yet" icon={<SquareTerminal className="size-6" aria-hidden />}>
+                    What is run in this sandbox, by its agent or by you, appears here with its output.
+                  </Empty>
+                </div>
+              )}
+              <RunBox sandboxId={sandboxId} past={known} onStarted={onAt} />
+            </div>
+          </div>
+        )}
+      </Loaded>
+    </div>
+  );
+}
+
+function choices(known: Command[], also: Command | undefined) {
+  return (also ? [...known, also] : known).map((one) => ({
+    value: one.id,
+    label: one.command.slice(0, 60),
+    detail: wordOf(one).text,
+  }));
+}

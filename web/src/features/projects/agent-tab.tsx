@@ -1,0 +1,163 @@
+import { useQuery } from "@tanstack/react-query";
+import { agents } from "@/api/queries";
+import type { Project } from "@/api/types";
+import { Section } from "@/shell/page";
+import { Field, Input, Select } from "@/ui/field";
+import { Fields, Form } from "@/ui/form";
+import { ListInput, NumberInput } from "@/ui/inputs";
+import { useProjectForm } from "./form";
+
+const PLATFORM = "default";
+const MODES = [
+  { value: "allow_all", label: "Allow everything", detail: "All that stays inside the sandbox." },
+  { value: "allow_reads", label: "Allow reading", detail: "Reading, searching and thinking; the rest is asked." },
+  { value: "ask", label: "Ask for everything", detail: "A person answers whatever the agent asks." },
+];
+const STUCK = [
+  { value: "show", label: "Only show it" },
+  { value: "wake", label: "Wake it", detail: "Interrupt it and tell it to go on." },
+  { value: "ask", label: "Ask a person" },
+  { value: "stop", label: "Stop the turn" },
+];
+
+export function AgentTab({ project }: { project: Project }) {
+  const { settings, edit, form, fault } = useProjectForm(project);
+  const known = useQuery(agents).data ?? [];
+  const { agent } = settings;
+  const { permissions } = agent;
+  const chosen = known.find((one) => one.name === agent.default);
+  const permit = (patch: Partial<typeof permissions>) => edit("agent", { permissions: { ...permissions, ...patch } });
+  return (
+    <Form {...form}>
+      <Section title="Agent" description="Who works on tasks that say nothing else.">
+        <Fields>
+          <Field label="Default agent" error={fault("agent.default")}>
+            {(wear) => (
+              <Select
+                {...wear}
+                value={agent.default ?? PLATFORM}
+                onChange={(name) => edit("agent", { default: name === PLATFORM ? null : name })}
+                choices={[
+                  { value: PLATFORM, label: "The platform's default" },
+                  ...known.map((one) => ({
+                    value: one.name,
+                    label: one.demo ? `${one.title} (demo)` : one.title,
+                    detail: one.description,
+                  })),
+                  ...(agent.default && !chosen ? [{ value: agent.default, label: agent.default }] : []),
+                ]}
+              />
+            )}
+          </Field>
+          <Field label="Model" hint="Empty: the provider's first one." error={fault("agent.model")}>
+            {(wear) => (
+              <Input
+                {...wear}
+                list="models-of-agent"
+                spellCheck={false}
+                value={agent.model ?? ""}
+                onChange={(event) => edit("agent", { model: event.target.value || null })}
+              />
+            )}
+          </Field>
+          <datalist id="models-of-agent">
+            {chosen?.models.map((model) => (
+              <option key={model} value={model} />
+            ))}
+          </datalist>
+          <Field label="Mode" hint="Empty: the agent's own." error={fault("agent.mode")}>
+            {(wear) => (
+              <Input
+                {...wear}
+                list="modes-of-agent"
+                spellCheck={false}
+                value={agent.mode ?? ""}
+                onChange={(event) => edit("agent", { mode: event.target.value || null })}
+              />
+            )}
+          </Field>
+          <datalist id="modes-of-agent">
+            {chosen?.modes.map((mode) => (
+              <option key={mode} value={mode} />
+            ))}
+          </datalist>
+        </Fields>
+      </Section>
+      <Section
+        title="Permissions"
+        description="What agents may do without asking. What is refused below is refused in every mode."
+      >
+        <Fields>
+          <Field label="Without asking" error={fault("agent.permissions.mode")}>
+            {(wear) => (
+              <Select
+                {...wear}
+                value={permissions.mode}
+                onChange={(mode) => permit({ mode: mode as typeof permissions.mode })}
+                choices={MODES}
+              />
+            )}
+          </Field>
+          <Field
+            label="Wait for an answer (seconds)"
+            hint="Nobody answered in time: refused."
+            error={fault("agent.permissions.timeoutSeconds")}
+          >
+            {(wear) => (
+              <NumberInput
+                {...wear}
+                min={5}
+                value={permissions.timeoutSeconds}
+                onChange={(seconds) => permit({ timeoutSeconds: seconds ?? 0 })}
+              />
+            )}
+          </Field>
+          <Field
+            label="Always refuse"
+            className="sm:col-span-2"
+            hint="Regular expressions, one a line, searched for in a tool call's title, command, paths and input."
+            error={fault("agent.permissions.deny")}
+          >
+            {(wear) => (
+              <ListInput
+                {...wear}
+                mono
+                placeholder="\brm -rf\b"
+                value={permissions.deny}
+                onChange={(deny) => permit({ deny })}
+              />
+            )}
+          </Field>
+        </Fields>
+      </Section>
+      <Section title="When it is stuck">
+        <Fields>
+          <Field
+            label="Stuck after (minutes)"
+            hint="No output and no CPU for so long."
+            error={fault("agent.stuckMinutes")}
+          >
+            {(wear) => (
+              <NumberInput
+                {...wear}
+                min={1}
+                value={agent.stuckMinutes}
+                onChange={(minutes) => edit("agent", { stuckMinutes: minutes ?? 0 })}
+              />
+            )}
+          </Field>
+          <Field label="Then" error={fault("agent.whenStuck")}>
+            {(wear) => (
+              <Select
+                {...wear}
+                value={agent.whenStuck}
+                onChange={(then) => edit("agent", { whenStuck: then as typeof agent.whenStuck })}
+                choices={STUCK}
+              />
+            )}
+          </Field>
+        </Fields>
+      </Section>
+    </Form>
+  );
+}

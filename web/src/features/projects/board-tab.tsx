@@ -1,0 +1,153 @@
+import type { Project } from "@/api/types";
+import { COLUMNS } from "@/lib/status";
+import { Section } from "@/shell/page";
+import { Field, Input, Select } from "@/ui/field";
+import { Fields, Form } from "@/ui/form";
+import { NumberInput } from "@/ui/inputs";
+import { type ProjectForm, useProjectForm } from "./form";
+
+const LIMITED = ["backlog", "in_progress", "in_review"] as const;
+const FINISHED = [
+  { value: "destroy", label: "Destroy it" },
+  { value: "pause", label: "Keep it, paused" },
+];
+
+export function BoardTab({ project }: { project: Project }) {
+  const made = useProjectForm(project);
+  const { settings, edit, form, fault } = made;
+  const { tasks } = settings;
+  const limit = (column: string, most: number | null) => {
+    const { [column]: _, ...others } = tasks.wipLimits;
+    edit("tasks", { wipLimits: most === null ? others : { ...others, [column]: most } });
+  };
+  return (
+    <Form {...form}>
+      <Section title="Work in progress">
+        <Fields>
+          <Field label="Attempts at once" hint="Of this project; the others wait." error={fault("tasks.parallel")}>
+            {(wear) => (
+              <NumberInput
+                {...wear}
+                min={1}
+                value={tasks.parallel}
+                onChange={(most) => edit("tasks", { parallel: most ?? 0 })}
+              />
+            )}
+          </Field>
+          {LIMITED.map((column) => (
+            <Field
+              key={column}
+              label={`Most cards in ${COLUMNS[column].text}`}
+              hint="Empty: no limit."
+              error={fault(`tasks.wipLimits.${column}`)}
+            >
+              {(wear) => (
+                <NumberInput
+                  {...wear}
+                  min={1}
+                  value={tasks.wipLimits[column] ?? null}
+                  onChange={(most) => limit(column, most)}
+                />
+              )}
+            </Field>
+          ))}
+        </Fields>
+      </Section>
+      <Section
+        title="Budgets"
+        description="What may be spent on models. Empty: no limit. With a budget in dollars, only models with a known price are used."
+      >
+        <Fields>
+          <Budget made={made} which="budget" title="a task" />
+          <Budget made={made} which="monthlyBudget" title="the project, each month" />
+        </Fields>
+      </Section>
+      <Section title="Issues, comments and checks">
+        <Fields>
+          <Field
+            label="Label that makes a task"
+            hint="An issue that gets it becomes a task that starts at once. Empty: none."
+            error={fault("tasks.issueLabel")}
+          >
+            {(wear) => (
+              <Input
+                {...wear}
+                value={tasks.issueLabel ?? ""}
+                onChange={(event) => edit("tasks", { issueLabel: event.target.value || null })}
+              />
+            )}
+          </Field>
+          <Field
+            label="Mention"
+            hint="A comment on a pull request with this word goes to the agent."
+            error={fault("tasks.mention")}
+          >
+            {(wear) => (
+              <Input
+                {...wear}
+                value={tasks.mention}
+                onChange={(event) => edit("tasks", { mention: event.target.value })}
+              />
+            )}
+          </Field>
+          <Field
+            label="Rounds of feedback"
+            hint="How often failed checks may wake the agent by themselves."
+            error={fault("tasks.feedbackRounds")}
+          >
+            {(wear) => (
+              <NumberInput
+                {...wear}
+                min={0}
+                value={tasks.feedbackRounds}
+                onChange={(rounds) => edit("tasks", { feedbackRounds: rounds ?? 0 })}
+              />
+            )}
+          </Field>
+          <Field label="A finished task's sandbox" error={fault("tasks.finished")}>
+            {(wear) => (
+              <Select
+                {...wear}
+                value={tasks.finished}
+                onChange={(what) => edit("tasks", { finished: what as typeof tasks.finished })}
+                choices={FINISHED}
+              />
+            )}
+          </Field>
+        </Fields>
+      </Section>
+    </Form>
+  );
+}
+
+function Budget({ made, which, title }: { made: ProjectForm; which: "budget" | "monthlyBudget"; title: string }) {
+  const { settings, edit, fault } = made;
+  const budget = settings.tasks[which];
+  return (
+    <>
+      <Field label={`US dollars for ${title}`} error={fault(`tasks.${which}.usd`)}>
+        {(wear) => (
+          <NumberInput
+            {...wear}
+            min={0}
+            step="0.01"
+            placeholder="no limit"
+            value={budget.usd}
+            onChange={(usd) => edit("tasks", { [which]: { ...budget, usd } })}
+          />
+        )}
+      </Field>
+      <Field label={`Tokens for ${title}`} error={fault(`tasks.${which}.tokens`)}>
+        {(wear) => (
+          <NumberInput
+            {...wear}
+            min={1}
+            placeholder="no limit"
+            value={budget.tokens}
+            onChange={(tokens) => edit("tasks", { [which]: { ...budget, tokens } })}
+          />
+        )}
+      </Field>
+    </>
+  );
+}

@@ -1,0 +1,70 @@
+import { useMutation } from "@tanstack/react-query";
+import { CircleCheck, CircleX, PlugZap } from "lucide-react";
+import { api, got, type Schemas } from "@/api/client";
+import { Button } from "@/ui/button";
+import { failed } from "@/ui/toast";
+
+type Tested = Schemas["Tested"];
+
+export function useConnectionTest(projectId: string) {
+  return useMutation({
+    mutationFn: () =>
+      got(api.POST("/api/v1/projects/{project_id}/test", { params: { path: { project_id: projectId } } })),
+    onError: failed("Could not test the connection"),
+  });
+}
+
+/** Tries the repository and its forge; changes nothing there. */
+export function ConnectionTest({ projectId }: { projectId: string }) {
+  const test = useConnectionTest(projectId);
+  return (
+    <div className="flex flex-col gap-3 p-4" aria-live="polite">
+      <div className="flex flex-wrap items-center gap-2">
+        <Button onClick={() => test.mutate()} busy={test.isPending}>
+          <PlugZap className="size-3.5" aria-hidden /> Test the connection
+        </Button>
+        <span className="text-xs text-soft">
+          Can it be read, pushed to, and its forge be asked? Nothing is changed.
+        </span>
+      </div>
+      {test.data && <Findings tested={test.data} />}
+    </div>
+  );
+}
+
+export function Findings({ tested }: { tested: Tested }) {
+  return (
+    <div className="flex flex-col gap-2">
+      <ul className="divide-y rounded-md border" aria-label="What was found">
+        {tested.findings.map((finding) => (
+          <li key={finding.what} className="flex items-start gap-2 px-3 py-2 text-[13px]">
+            {finding.ok ? (
+              <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="works" />
+            ) : (
+              <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="does not work" />
+            )}
+            <span className="w-20 shrink-0 font-medium capitalize">{finding.what.replaceAll("_", " ")}</span>
+            <span className="min-w-0 break-words text-soft">{finding.detail}</span>
+          </li>
+        ))}
+      </ul>
+      {tested.budget && <RateBudget budget={tested.budget} />}
+    </div>
+  );
+}
+
+function RateBudget({ budget }: { budget: NonNullable<Tested["budget"]> }) {
+  const left = budget.limit ? Math.round((100 * budget.remaining) / budget.limit) : 0;
+  return (
+    <div className="text-xs text-soft">
+      <div className="mb-1 flex justify-between tabular-nums">
+        <span>
+          The forge takes {budget.remaining} of {budget.limit} more requests
+          {budget.low && <strong className="text-warn"> (few are left)</strong>}
+        </span>
+        <span>full again at {new Date(budget.resetsAt).toLocaleTimeString(undefined, { timeStyle: "short" })}</span>
+      </div>
+      <progress className="h-1.5 w-full accent-accent" aria-label="Requests left" value={left} max={100} />
+    </div>
+  );
+}

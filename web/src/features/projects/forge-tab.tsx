@@ -1,0 +1,170 @@
+import type { Project } from "@/api/types";
+import { Section } from "@/shell/page";
+import { Field, Input, Select, Switch } from "@/ui/field";
+import { Fields, Form } from "@/ui/form";
+import { ListInput } from "@/ui/inputs";
+import { type ProjectForm, useProjectForm } from "./form";
+
+const MESSAGES = [
+  { value: "conventional", label: "Conventional commits", detail: "feat: …, fix(scope): …" },
+  { value: "any", label: "Any" },
+];
+const KINDS = [
+  { value: "auto", label: "By its address", detail: "GitHub for github.com or with an API address, else plain." },
+  { value: "github", label: "GitHub" },
+  { value: "plain", label: "A plain remote", detail: "Branches are pushed; there are no pull requests." },
+];
+const METHODS = [
+  { value: "squash", label: "Squash into one commit" },
+  { value: "merge", label: "Merge commit" },
+  { value: "rebase", label: "Rebase" },
+];
+const PEOPLE = [
+  { key: "author", label: "Author", hint: "Empty: Sandyard." },
+  { key: "committer", label: "Committer", hint: "Empty: the author." },
+  { key: "coAuthor", label: "Co-author", hint: "Empty: the session's agent." },
+] as const;
+const LISTS = [
+  { key: "labels", label: "Labels" },
+  { key: "reviewers", label: "Reviewers" },
+  { key: "assignees", label: "Assignees" },
+] as const;
+
+export function ForgeTab({ project }: { project: Project }) {
+  const made = useProjectForm(project);
+  const { settings, edit, form, fault } = made;
+  const { git, forge } = settings;
+  return (
+    <Form {...form}>
+      <Section title="Commits">
+        <Fields>
+          {PEOPLE.map((one) => (
+            <Identity key={one.key} made={made} which={one.key} label={one.label} hint={one.hint} />
+          ))}
+          <Field
+            label="Messages"
+            hint="What subjects commits must have to be made and pushed."
+            error={fault("git.commitMessages")}
+          >
+            {(wear) => (
+              <Select
+                {...wear}
+                value={git.commitMessages}
+                onChange={(which) => edit("git", { commitMessages: which as typeof git.commitMessages })}
+                choices={MESSAGES}
+              />
+            )}
+          </Field>
+        </Fields>
+      </Section>
+      <Section title="Forge">
+        <Fields>
+          <Field label="Kind" error={fault("forge.kind")}>
+            {(wear) => (
+              <Select
+                {...wear}
+                value={forge.kind}
+                onChange={(kind) => edit("forge", { kind: kind as typeof forge.kind })}
+                choices={KINDS}
+              />
+            )}
+          </Field>
+          <Field
+            label="API address"
+            hint="Of a GitHub Enterprise Server. Empty: GitHub's own."
+            error={fault("forge.apiUrl")}
+          >
+            {(wear) => (
+              <Input
+                {...wear}
+                spellCheck={false}
+                placeholder="https://github.example.org/api/v3"
+                value={forge.apiUrl ?? ""}
+                onChange={(event) => edit("forge", { apiUrl: event.target.value.trim() || null })}
+              />
+            )}
+          </Field>
+        </Fields>
+      </Section>
+      <Section title="Pull requests">
+        <Fields>
+          <Field label="Merge by" error={fault("forge.mergeMethod")}>
+            {(wear) => (
+              <Select
+                {...wear}
+                value={forge.mergeMethod}
+                onChange={(how) => edit("forge", { mergeMethod: how as typeof forge.mergeMethod })}
+                choices={METHODS}
+              />
+            )}
+          </Field>
+          <div className="flex flex-col justify-end gap-2 pb-1">
+            <Switch checked={forge.draft} onChange={(draft) => edit("forge", { draft })} label="Open them as drafts" />
+            <Switch
+              checked={forge.deleteBranch}
+              onChange={(deleteBranch) => edit("forge", { deleteBranch })}
+              label="Delete the branch when it was merged"
+            />
+          </div>
+          {LISTS.map((one) => (
+            <Field key={one.key} label={one.label} hint="One a line." error={fault(`forge.${one.key}`)}>
+              {(wear) => (
+                <ListInput
+                  {...wear}
+                  rows={3}
+                  value={forge[one.key]}
+                  onChange={(list) => edit("forge", { [one.key]: list })}
+                />
+              )}
+            </Field>
+          ))}
+        </Fields>
+      </Section>
+    </Form>
+  );
+}
+
+/** A name and an address, or nobody: both boxes empty. */
+function Identity({
+  made,
+  which,
+  label,
+  hint,
+}: {
+  made: ProjectForm;
+  which: (typeof PEOPLE)[number]["key"];
+  label: string;
+  hint: string;
+}) {
+  const { settings, edit, fault } = made;
+  const person = settings.git[which] ?? { name: "", email: "" };
+  const set = (patch: Partial<typeof person>) => {
+    const next = { ...person, ...patch };
+    edit("git", { [which]: next.name || next.email ? next : null });
+  };
+  return (
+    <>
+      <Field label={`${label}: name`} hint={hint} error={fault(`git.${which}.name`)}>
+        {(wear) => (
+          <Input
+            {...wear}
+            autoComplete="off"
+            value={person.name}
+            onChange={(event) => set({ name: event.target.value })}
+          />
+        )}
+      </Field>
+      <Field label={`${label}: address`} error={fault(`git.${which}.email`)}>
+        {(wear) => (
+          <Input
+            {...wear}
+            type="email"
+            autoComplete="off"
+            value={person.email}
+            onChange={(event) => set({ email: event.target.value })}
+          />
+        )}
+      </Field>
+    </>
+  );
+}

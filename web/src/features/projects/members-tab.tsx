@@ -1,0 +1,143 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { type FormEvent, useState } from "react";
+import { api, got } from "@/api/client";
+import { me, users } from "@/api/queries";
+import type { Project } from "@/api/types";
+import { Section } from "@/shell/page";
+import { Badge } from "@/ui/badge";
+import { Button } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Field, Input, Select } from "@/ui/field";
+import { Loaded } from "@/ui/states";
+import { failed } from "@/ui/toast";
+import { useFrozen } from "./form";
+
+export function MembersTab({ project }: { project: Project }) {
+  const client = useQueryClient();
+  const frozen = Boolean(useFrozen(project));
+  const caller = useQuery(me).data?.user;
+  const people = useQuery({ ...users, enabled: caller?.role === "admin" });
+  const query = useQuery({
+    queryKey: ["members", project.id],
+    queryFn: async () =>
+      (await got(api.GET("/api/v1/projects/{project_id}/members", { params: { path: { project_id: project.id } } })))
+        .items,
+  });
+  const changed = () => client.invalidateQueries({ queryKey: ["members", project.id] });
+  const at = (userId: string) => ({ params: { path: { project_id: project.id, user_id: userId } } });
+  const add = useMutation({
+    mutationFn: (userId: string) => got(api.PUT("/api/v1/projects/{project_id}/members/{user_id}", at(userId))),
+    onSuccess: changed,
+    onError: failed("Could not add them"),
+  });
+  const remove = useMutation({
+    mutationFn: (userId: string) => got(api.DELETE("/api/v1/projects/{project_id}/members/{user_id}", at(userId))),
+    onSuccess: changed,
+    onError: failed("Could not remove them"),
+  });
+  const owner =
+    project.ownerId === caller?.id
+      ? `${caller.name} (you)`
+      : (people.data?.find((one) => one.id === project.ownerId)?.name ?? project.ownerId);
+  const others = people.data?.filter(
+    (one) => !one.disabledAt && one.id !== project.ownerId && !query.data?.some((member) => member.id === one.id),
+  );
+  return (
+    <Section
+      title="Members"
+      description="They see the project, its tasks and its sessions, and work on it. Only the owner and administrators change its settings."
+    >
+      <ul className="divide-y">
+        <li className="flex items-center justify-between gap-3 px-4 py-2.5 text-[13px]">
+          <span className="min-w-0 truncate">{owner}</span>
+          <Badge tone="accent">Owner</Badge>
+        </li>
+        <Loaded query={query}>
+          {(members) => (
+            <>
+              {members.map((member) => (
+                <li key={member.id} className="flex items-center justify-between gap-3 px-4 py-2 text-[13px]">
+                  <span className="min-w-0 truncate">{member.name}</span>
+                  <Confirm
+                    trigger={
+                      <Button size="sm" disabled={frozen && member.id !== caller?.id}>
+                        {member.id === caller?.id ? "Leave" : "Remove"}
+                      </Button>
+                    }
+                    title={member.id === caller?.id ? "Leave this project?" : `Remove ${member.name}?`}
+                    action={member.id === caller?.id ? "Leave" : "Remove"}
+                    onConfirm={() => remove.mutateAsync(member.id)}
+                  >
+                    The project and its tasks are then no longer seen.
+                  </Confirm>
+                </li>
+              ))}
+              {members.length === 0 && <li className="px-4 py-2.5 text-[13px] text-soft">Nobody else yet.</li>}
+            </>
+          )}
+        </Loaded>
+      </ul>
+      {!frozen && (
+        <Add
+          people={caller?.role === "admin" ? (others ?? []) : undefined}
+          busy={add.isPending}
+          onAdd={(id) => add.mutateAsync(id)}
+        />
+      )}
+    </Section>
+  );
+}
+
+/** Administrators choose from a list; others know whom they add by the id that is in that person's profile. */
+function Add({
+  people,
+  busy,
+  onAdd,
+}: {
+  people: { id: string; name: string }[] | undefined;
+  busy: boolean;
+  onAdd: (userId: string) => Promise<unknown>;
+}) {
+  const [chosen, setChosen] = useState("");
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    if (chosen.trim() && !busy)
+      onAdd(chosen.trim()).then(
+        () => setChosen(""),
+        () => undefined,
+      );
+  };
+  return (
+    <form onSubmit={submit} className="flex flex-wrap items-end gap-2 border-t px-4 py-3">
+      <Field
+        label="Add somebody"
+        className="min-w-0 flex-1 basis-52"
+        hint={people ? undefined : "Their user id is on their own page Settings, Profile."}
+      >
+        {(wear) =>
+          people ? (
+            <Select
+              {...wear}
+              value={chosen}
+              onChange={setChosen}
+              placeholder={people.length ? "Choose a person" : "There is nobody else"}
+              disabled={!people.length}
+              choices={people.map((one) => ({ value: one.id, label: one.name }))}
+            />
+          ) : (
+            <Input
+              {...wear}
+              placeholder="usr_…"
+              spellCheck={false}
+              value={chosen}
+              onChange={(event) => setChosen(event.target.value)}
+            />
+          )
+        }
+      </Field>
+      <Button type="submit" busy={busy} disabled={!chosen.trim()}>
+        Add
+      </Button>
+    </form>
+  );
+}

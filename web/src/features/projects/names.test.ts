@@ -1,0 +1,9 @@
+import { expect, it } from "vitest";
+import { nameOf } from "./names";
+
+it("takes the last word of an address", () => {
+  expect(nameOf("https://example.org/team/website.git")).toBe("website");
+  expect(nameOf("git@example.org:website")).toBe("website");
+  expect(nameOf(" /srv/git/website.git/ ")).toBe("website");
+  expect(nameOf("")).toBe("");
+});

@@ -1,0 +1,126 @@
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
+import { FolderGit2, Plus, Settings2 } from "lucide-react";
+import { useState } from "react";
+import { all, api, got } from "@/api/client";
+import { projects, tasks } from "@/api/queries";
+import type { Project, Task } from "@/api/types";
+import { Page } from "@/shell/page";
+import { Badge } from "@/ui/badge";
+import { Button } from "@/ui/button";
+import { Switch } from "@/ui/field";
+import { Empty, Loaded } from "@/ui/states";
+import { Ago } from "@/ui/time";
+import { AddProject } from "./add-project";
+import { TakeSample } from "./sample";
+
+const route = getRouteApi("/inside/projects");
+
+const archivedOnes = {
+  queryKey: ["projects", "archived"],
+  queryFn: () =>
+    all((cursor) => got(api.GET("/api/v1/projects", { params: { query: { archived: true, cursor, limit: 200 } } }))),
+};
+
+export function ProjectsPage() {
+  const { archived = false } = route.useSearch();
+  const navigate = useNavigate();
+  const setArchived = (on: boolean) => navigate({ to: "/projects", search: on ? { archived: true } : {} });
+  const [adding, setAdding] = useState(false);
+  const active = useQuery(projects);
+  const old = useQuery({ ...archivedOnes, enabled: archived });
+  const cards = useQuery(tasks());
+  return (
+    <Page
+      title="Projects"
+      actions={
+        <>
+          <Switch checked={archived} onChange={setArchived} label="Archived" />
+          <Button look="primary" onClick={() => setAdding(true)}>
+            <Plus className="size-4" aria-hidden /> Add a project
+          </Button>
+        </>
+      }
+    >
+      <Loaded query={archived ? old : active}>
+        {(found) =>
+          found.length ? (
+            <ul className="divide-y rounded-lg border bg-surface">
+              {found.map((one) => (
+                <Row key={one.id} project={one} cards={cards.data?.filter((card) => card.projectId === one.id)} />
+              ))}
+            </ul>
+          ) : archived ? (
+            <Empty title="Nothing is archived">A project that is archived in its settings is listed here.</Empty>
+          ) : (
+            <None onAdd={() => setAdding(true)} />
+          )
+        }
+      </Loaded>
+      <AddProject open={adding} onOpenChange={setAdding} />
+    </Page>
+  );
+}
+
+function Row({ project, cards }: { project: Project; cards: Task[] | undefined }) {
+  const open = cards?.filter((card) => card.status !== "done" && card.status !== "cancelled") ?? [];
+  const running = open.filter((card) => card.status === "in_progress").length;
+  return (
+    <li className="flex flex-wrap items-center gap-x-4 gap-y-1 px-4 py-2.5">
+      <div className="min-w-0 flex-1 basis-56">
+        <Link
+          to="/board"
+          search={{ project: project.id }}
+          className="font-medium hover:text-accent hover:underline"
+          title="Open its board"
+        >
+          {project.name}
+        </Link>
+        <p className="truncate font-mono text-xs text-soft" title={project.repository ?? undefined}>
+          {project.repository ?? "no repository"}
+        </p>
+      </div>
+      <div className="flex flex-wrap items-center gap-2 text-xs text-soft">
+        <Badge title="The branch that work starts from">{project.baseBranch ?? "default branch"}</Badge>
+        {cards && (
+          <span className="tabular-nums">
+            {running > 0 && <strong className="font-medium text-info">{running} in progress · </strong>}
+            {open.length} open
+          </span>
+        )}
+        {project.archivedAt && (
+          <span>
+            archived <Ago at={project.archivedAt} />
+          </span>
+        )}
+      </div>
+      <Link
+        to="/projects/$projectId"
+        params={{ projectId: project.id }}
+        aria-label={`Settings of ${project.name}`}
+        className="inline-flex h-7 items-center gap-1.5 rounded-md border border-line-strong px-2 text-xs font-medium hover:bg-hover"
+      >
+        <Settings2 className="size-3.5" aria-hidden /> Settings
+      </Link>
+    </li>
+  );
+}
+
+function None({ onAdd }: { onAdd: () => void }) {
+  return (
+    <Empty
+      title="No project yet"
+      icon={<FolderGit2 className="size-6" aria-hidden />}
+      action={
+        <div className="flex flex-wrap justify-center gap-2">
+          <Button look="primary" onClick={onAdd}>
+            Add a repository
+          </Button>
+          <TakeSample />
+        </div>
+      }
+    >
+      A project is a repository and how agents work on it. Bring your own, or try it with a small sample.
+    </Empty>
+  );
+}

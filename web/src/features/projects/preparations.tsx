@@ -1,0 +1,232 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import { ChevronRight, Trash2 } from "lucide-react";
+import { useState } from "react";
+import { api, got, type Schemas } from "@/api/client";
+import type { Project } from "@/api/types";
+import { duration } from "@/lib/format";
+import type { Word } from "@/lib/status";
+import { Section } from "@/shell/page";
+import { Button, IconButton } from "@/ui/button";
+import { Confirm, Dialog } from "@/ui/dialog";
+import { Empty, Loaded } from "@/ui/states";
+import { Status } from "@/ui/status";
+import { Ago } from "@/ui/time";
+import { failed } from "@/ui/toast";
+import { useFrozen } from "./form";
+
+type Preparation = Schemas["PreparationView"];
+
+const STATUS: Record<Preparation["status"], Word> = {
+  preparing: { text: "Preparing", tone: "info", busy: true },
+  ready: { text: "Ready", tone: "ok" },
+  failed: { text: "Failed", tone: "bad" },
+};
+
+const ofProject = (projectId: string) => ({
+  queryKey: ["preparations", projectId],
+  queryFn: async () =>
+    (
+      await got(
+        api.GET("/api/v1/projects/{project_id}/preparations", {
+          params: { path: { project_id: projectId }, query: { limit: 20 } },
+        }),
+      )
+    ).items,
+});
+
+/** What sessions of this project start from, the newest ones. */
+export function Preparations({ project }: { project: Project }) {
+  const client = useQueryClient();
+  const query = useQuery(ofProject(project.id));
+  const prepare = useMutation({
+    mutationFn: () =>
+      got(
+        api.POST("/api/v1/projects/{project_id}/preparations", {
+          params: { path: { project_id: project.id } },
+          body: {},
+        }),
+      ),
+    onSuccess: () => client.invalidateQueries({ queryKey: ["preparations", project.id] }),
+    onError: failed("Could not prepare"),
+  });
+  return (
+    <Section
+      title="Preparations"
+      description="Snapshots of a prepared checkout. They are made by themselves when a task needs one."
+      actions={
+        <Button size="sm" busy={prepare.isPending} onClick={() => prepare.mutate()} disabled={!project.repository}>
+          Prepare now
+        </Button>
+      }
+    >
+      <Loaded query={query}>
+        {(found) =>
+          found.length ? (
+            <ul className="divide-y">
+              {found.map((one) => (
+                <Row key={one.id} one={one} project={project} />
+              ))}
+            </ul>
+          ) : (
+            <Empty title="Nothing is prepared yet">The first task prepares the repository, or you do it now.</Empty>
+          )
+        }
+      </Loaded>
+    </Section>
+  );
+}
+
+function Row({ one, project }: { one: Preparation; project: Project }) {
+  const [open, setOpen] = useState(one.status === "failed");
+  const frozen = Boolean(useFrozen(project));
+  const client = useQueryClient();
+  const remove = useMutation({
+    mutationFn: () =>
+      got(api.DELETE("/api/v1/preparations/{preparation_id}", { params: { path: { preparation_id: one.id } } })),
+    onSuccess: () => client.invalidateQueries({ queryKey: ["preparations", project.id] }),
+    onError: failed("Could not delete the preparation"),
+  });
+  return (
+    <li className="px-4 py-2.5">
+      <div className="flex flex-wrap items-center gap-x-3 gap-y-1">
+        <button
+          type="button"
+          aria-expanded={open}
+          onClick={() => setOpen(!open)}
+          className="flex min-w-0 flex-1 basis-52 items-center gap-2 text-left text-[13px]"
+        >
+          <ChevronRight
+            className={`size-3.5 shrink-0 text-faint transition-transform ${open ? "rotate-90" : ""}`}
+            aria-hidden
+          />
+          <span className="truncate">
+            {one.baseBranch} <span className="font-mono text-xs text-soft">{one.baseCommit.slice(0, 8)}</span>
+            <span className="text-soft"> · {one.agent ?? "no agent"}</span>
+          </span>
+        </button>
+        <Status word={STATUS[one.status]} />
+        <span className="text-xs text-soft tabular-nums">
+          {one.status === "preparing" ? one.step : one.seconds !== null && `${duration(one.seconds)} · `}
+          {one.status !== "preparing" && <Ago at={one.createdAt} />}
+        </span>
+        <Confirm
+          trigger={
+            <IconButton label="Delete this preparation" size="sm" disabled={frozen || one.status === "preparing"}>
+              <Trash2 className="size-3.5" aria-hidden />
+            </IconButton>
+          }
+          title="Delete this preparation?"
+          action="Delete"
+          onConfirm={() => remove.mutateAsync()}
+        >
+          Its snapshot goes with it. Sessions that were started from it go on.
+        </Confirm>
+      </div>
+      {open && <Detail one={one} />}
+    </li>
+  );
+}
+
+function Detail({ one }: { one: Preparation }) {
+  return (
+    <div className="mt-2 flex flex-col gap-2 pl-5 text-[13px]">
+      {one.error && <p className="break-words whitespace-pre-wrap text-bad">{one.error}</p>}
+      {one.warnings.map((warning) => (
+        <p key={warning} className="break-words text-warn">
+          {warning}
+        </p>
+      ))}
+      {one.commands.length ? (
+        <ul className="divide-y rounded-md border">
+          {one.commands.map((command) => (
+            <li key={command.commandId} className="flex flex-wrap items-center gap-2 px-2 py-1.5">
+              <code className="min-w-0 flex-1 basis-40 truncate font-mono text-xs" title={command.command}>
+                {command.command}
+              </code>
+              <span className="text-xs text-soft tabular-nums">
+                {command.source} · {duration(command.seconds)} ·{" "}
+                <span className={command.exitCode ? "text-bad" : ""}>
+                  {command.exitCode === null ? "no end" : `exit ${command.exitCode}`}
+                </span>
+              </span>
+              <Output commandId={command.commandId} title={command.command} />
+            </li>
+          ))}
+        </ul>
+      ) : (
+        <p className="text-xs text-soft">No command was needed.</p>
+      )}
+      <p className="text-xs text-soft">
+        Template {one.template}
+        {one.agentsMd && " · has an AGENTS.md"}
+        {one.shallow && " · shallow"}
+        {one.sandboxId && (
+          <>
+            {" · "}
+            <Link to="/sandboxes/$sandboxId" params={{ sandboxId: one.sandboxId }} className="text-accent underline">
+              its sandbox
+            </Link>
+          </>
+        )}
+      </p>
+    </div>
+  );
+}
+
+const PAGE = 256 * 1024;
+
+/** The beginning of what a command has said; of most, that is all. */
+function Output({ commandId, title }: { commandId: string; title: string }) {
+  const [open, setOpen] = useState(false);
+  const read = (stream: "stdout" | "stderr") =>
+    got(
+      api.GET("/api/v1/commands/{command_id}/output", {
+        params: { path: { command_id: commandId }, query: { stream, limit: PAGE } },
+      }),
+    );
+  const query = useQuery({
+    queryKey: ["output", commandId],
+    queryFn: () => Promise.all([read("stdout"), read("stderr")]),
+    enabled: open,
+  });
+  return (
+    <>
+      <Button size="sm" look="ghost" onClick={() => setOpen(true)}>
+        Output
+      </Button>
+      <Dialog
+        open={open}
+        onOpenChange={setOpen}
+        title="Output"
+        description={<code className="font-mono break-all">{title}</code>}
+        wide
+      >
+        <Loaded query={query}>
+          {(pages) => (
+            <>
+              {pages.map((page) =>
+                page.text ? (
+                  <section key={page.stream} className="mb-3">
+                    <h3 className="mb-1 text-xs font-medium text-soft">{page.stream}</h3>
+                    <pre
+                      className="max-h-[50vh] overflow-auto rounded-md border bg-sunken p-2 font-mono text-xs whitespace-pre-wrap"
+                      // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
+                      tabIndex={0}
+                    >
+                      {page.text}
+                    </pre>
+                    {page.end < page.total && (
+                      <p className="text-xs text-soft">There is more of it than is shown here.</p>
+                    )}
+                  </section>
+                ) : null,
+              )}
+              {pages.every((page) => !page.total) && <p className="text-[13px] text-soft">It said nothing.</p>}
+            </>
+          )}
+        </Loaded>
+      </Dialog>
+    </>
+  );
+}

@@ -1,0 +1,88 @@
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi, Link } from "@tanstack/react-router";
+import { project as oneProject } from "@/api/queries";
+import type { Project } from "@/api/types";
+import { Providers } from "@/features/models/providers";
+import { SecretList } from "@/features/secrets/list";
+import { Page } from "@/shell/page";
+import { Badge } from "@/ui/badge";
+import { Frozen } from "@/ui/form";
+import { SideTabs } from "@/ui/side-tabs";
+import { Loaded } from "@/ui/states";
+import { AccessTab } from "./access-tab";
+import { AgentTab } from "./agent-tab";
+import { BoardTab } from "./board-tab";
+import { ForgeTab } from "./forge-tab";
+import { useFrozen } from "./form";
+import { GeneralTab } from "./general-tab";
+import { MembersTab } from "./members-tab";
+import { PolicyTab } from "./policy-tab";
+import { SetupTab } from "./setup-tab";
+
+const TABS = [
+  { id: "general", label: "General" },
+  { id: "access", label: "Repository access" },
+  { id: "agent", label: "Agent" },
+  { id: "setup", label: "Setup and checks" },
+  { id: "forge", label: "Git and forge" },
+  { id: "board", label: "Board and budgets" },
+  { id: "policy", label: "Command policy" },
+  { id: "secrets", label: "Secrets" },
+  { id: "models", label: "Models" },
+  { id: "members", label: "Members" },
+];
+
+const route = getRouteApi("/inside/projects/$projectId");
+
+export function ProjectPage() {
+  const { projectId } = route.useParams();
+  const { tab } = route.useSearch();
+  const query = useQuery(oneProject(projectId));
+  const shown = TABS.find((one) => one.id === tab)?.id ?? "general";
+  return (
+    <Page title={query.data?.name ?? "Project"} actions={query.data && <Places project={query.data} />}>
+      <SideTabs tabs={TABS} value={shown} label="Settings of the project">
+        <Loaded query={query}>
+          {(project) => <Shown key={`${project.id}:${shown}`} tab={shown} project={project} />}
+        </Loaded>
+      </SideTabs>
+    </Page>
+  );
+}
+
+function Places({ project }: { project: Project }) {
+  const link = "text-[13px] text-accent underline underline-offset-2";
+  return (
+    <>
+      {project.archivedAt && <Badge tone="warn">Archived</Badge>}
+      <Link to="/board" search={{ project: project.id }} className={link}>
+        Board
+      </Link>
+      <Link to="/schedules" search={{ project: project.id }} className={link}>
+        Schedules
+      </Link>
+      <Link to="/usage" search={{ project: project.id }} className={link}>
+        Usage
+      </Link>
+    </>
+  );
+}
+
+function Shown({ tab, project }: { tab: string; project: Project }) {
+  const frozen = useFrozen(project);
+  return (
+    <>
+      <Frozen reason={frozen} />
+      {tab === "general" && <GeneralTab project={project} />}
+      {tab === "access" && <AccessTab project={project} />}
+      {tab === "agent" && <AgentTab project={project} />}
+      {tab === "setup" && <SetupTab project={project} />}
+      {tab === "forge" && <ForgeTab project={project} />}
+      {tab === "board" && <BoardTab project={project} />}
+      {tab === "policy" && <PolicyTab project={project} />}
+      {tab === "secrets" && <SecretList projectId={project.id} frozen={Boolean(frozen)} />}
+      {tab === "models" && <Providers projectId={project.id} frozen={Boolean(frozen)} />}
+      {tab === "members" && <MembersTab project={project} />}
+    </>
+  );
+}

@@ -1,0 +1,11 @@
+import type { ProjectSettings } from "@/api/types";
+
+type Full<T> = T extends readonly (infer Item)[]
+  ? Item[]
+  : T extends object
+    ? { [K in keyof T]-?: Full<Exclude<T[K], undefined>> }
+    : T;
+
+/** As the platform answers: nothing is left out. */
+export type Settings = Full<ProjectSettings>;
+export type Part = Exclude<keyof Settings, "idleSeconds" | "template">;

@@ -1,0 +1,113 @@
+import type { Project } from "@/api/types";
+import { Section } from "@/shell/page";
+import { Field, Input, Textarea } from "@/ui/field";
+import { Fields, Form } from "@/ui/form";
+import { NumberInput } from "@/ui/inputs";
+import { useProjectForm } from "./form";
+import { Preparations } from "./preparations";
+
+export function SetupTab({ project }: { project: Project }) {
+  const { draft, settings, edit, form, fault } = useProjectForm(project);
+  const { setup, verify } = settings;
+  return (
+    <>
+      <Form {...form}>
+        <Section
+          title="Setup"
+          description="What prepares a checkout, once for each base commit; sessions start from what it has made."
+        >
+          <Fields>
+            <Field
+              label="Setup command"
+              className="sm:col-span-2"
+              hint="Empty: .sandyard/setup.sh of the repository, else what its devcontainer.json says."
+              error={fault("setup.command")}
+            >
+              {(wear) => (
+                <Textarea
+                  {...wear}
+                  rows={3}
+                  spellCheck={false}
+                  className="font-mono !text-xs"
+                  placeholder="npm ci"
+                  value={setup.command ?? ""}
+                  onChange={(event) => edit("setup", { command: event.target.value || null })}
+                />
+              )}
+            </Field>
+            <Field label="It may take (seconds)" error={fault("setup.timeoutSeconds")}>
+              {(wear) => (
+                <NumberInput
+                  {...wear}
+                  min={1}
+                  value={setup.timeoutSeconds}
+                  onChange={(seconds) => edit("setup", { timeoutSeconds: seconds ?? 0 })}
+                />
+              )}
+            </Field>
+            <Field
+              label="Template"
+              hint="What sandboxes are made of. Empty: the platform's default."
+              error={fault("template")}
+            >
+              {(wear) => (
+                <Input
+                  {...wear}
+                  spellCheck={false}
+                  placeholder="base"
+                  value={settings.template ?? ""}
+                  onChange={(event) =>
+                    draft.set({ settings: { ...settings, template: event.target.value.trim() || null } })
+                  }
+                />
+              )}
+            </Field>
+          </Fields>
+        </Section>
+        <Section title="Checks" description="What must succeed before work is committed and pushed.">
+          <Fields>
+            <Field
+              label="Verify command"
+              className="sm:col-span-2"
+              hint="Empty: nothing is checked."
+              error={fault("verify.command")}
+            >
+              {(wear) => (
+                <Textarea
+                  {...wear}
+                  rows={3}
+                  spellCheck={false}
+                  className="font-mono !text-xs"
+                  placeholder="make test"
+                  value={verify.command ?? ""}
+                  onChange={(event) => edit("verify", { command: event.target.value || null })}
+                />
+              )}
+            </Field>
+            <Field label="It may take (seconds)" error={fault("verify.timeoutSeconds")}>
+              {(wear) => (
+                <NumberInput
+                  {...wear}
+                  min={1}
+                  value={verify.timeoutSeconds}
+                  onChange={(seconds) => edit("verify", { timeoutSeconds: seconds ?? 0 })}
+                />
+              )}
+            </Field>
+            <Field label="Fixes" hint="How often a failure goes back to the agent." error={fault("verify.fixes")}>
+              {(wear) => (
+                <NumberInput
+                  {...wear}
+                  min={0}
+                  value={verify.fixes}
+                  onChange={(fixes) => edit("verify", { fixes: fixes ?? 0 })}
+                />
+              )}
+            </Field>
+          </Fields>
+        </Section>
+      </Form>
+      <Preparations project={project} />
+    </>
+  );
+}

@@ -1,0 +1,122 @@
+/** What a pull request says beside its state, read out of its loose `detail`; and which kind of forge a project is on. Pure. */
+import type { Project, PullRequest } from "@/api/types";
+import type { Word } from "@/lib/status";
+
+export interface Run {
+  name: string;
+  status: string;
+  conclusion: string | null;
+  url: string | null;
+  summary: string | null;
+}
+
+export interface Remark {
+  kind: string;
+  id: string;
+  author: string;
+  text: string;
+  at: string;
+  state: string | null;
+  path: string | null;
+  line: number | null;
+  url: string | null;
+}
+
+export interface Detail {
+  runs: Run[];
+  remarks: Remark[];
+  labels: string[];
+  warnings: string[];
+}
+
+type Loose = Record<string, unknown>;
+
+const text = (value: unknown): string | null => (typeof value === "string" && value ? value : null);
+const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
+const things = (value: unknown): Loose[] =>
+  list(value).filter((one): one is Loose => typeof one === "object" && one !== null);
+
+/** The newest remark first. What is not as it should be is left out. */
+export function detailOf(pull: PullRequest): Detail {
+  const detail = pull.detail as Loose;
+  return {
+    runs: things(detail.runs).map((run) => ({
+      name: text(run.name) ?? "check",
+      status: text(run.status) ?? "",
+      conclusion: text(run.conclusion),
+      url: text(run.url),
+      summary: text(run.summary),
+    })),
+    remarks: things(detail.remarks)
+      .filter((one) => one.kind !== "check")
+      .map((one) => ({
+        kind: text(one.kind) ?? "comment",
+        id: String(one.id ?? ""),
+        author: text(one.author) ?? "somebody",
+        text: text(one.text) ?? "",
+        at: text(one.at) ?? pull.updatedAt,
+        state: text(one.state),
+        path: text(one.path),
+        line: typeof one.line === "number" ? one.line : null,
+        url: text(one.url),
+      }))
+      .sort((a, b) => b.at.localeCompare(a.at)),
+    labels: list(detail.labels).flatMap((one) => text(one) ?? []),
+    warnings: list(detail.warnings).flatMap((one) => text(one) ?? []),
+  };
+}
+
+const CONCLUSIONS: Record<string, Word> = {
+  success: { text: "passed", tone: "ok" },
+  failure: { text: "failed", tone: "bad" },
+  timed_out: { text: "timed out", tone: "bad" },
+  startup_failure: { text: "did not start", tone: "bad" },
+  action_required: { text: "needs somebody", tone: "warn" },
+  cancelled: { text: "cancelled", tone: "idle" },
+  skipped: { text: "skipped", tone: "idle" },
+  neutral: { text: "neutral", tone: "idle" },
+  stale: { text: "stale", tone: "idle" },
+};
+
+export function runWord(run: Run): Word {
+  if (run.conclusion) return CONCLUSIONS[run.conclusion] ?? { text: run.conclusion, tone: "idle" };
+  return run.status === "in_progress"
+    ? { text: "running", tone: "warn", busy: true }
+    : { text: run.status || "waiting", tone: "idle", busy: true };
+}
+
+/** As the platform decides it. */
+export function forgeOf(project: Project): "github" | "plain" {
+  const { kind, apiUrl } = project.settings.forge ?? { kind: "auto", apiUrl: null };
+  if (kind !== "auto") return kind;
+  const host = /^(?:[a-z+]+:\/\/(?:[^@/]*@)?|[^@/]+@)([^/:]+)/i.exec(project.repository ?? "")?.[1];
+  return apiUrl || host?.toLowerCase() === "github.com" ? "github" : "plain";
+}
+
+/** Why it cannot be merged as it is; null: it can be tried. */
+export function mergeBar(pull: PullRequest): string | null {
+  if (pull.state !== "open") return `It is ${pull.state}.`;
+  if (pull.draft) return "It is a draft. Mark it as ready first.";
+  if (pull.mergeable === false) return "It conflicts with its base. Update the branch under Changes, then push.";
+  return null;
+}
+
+/** What a person can do about a refusal of the forge, by its code. */
+export function helpFor(code: string): "credential" | "again" | "refresh" | null {
+  if (["forge_unauthorized", "forge_forbidden", "forge_not_found", "remote_refused", "remote_missing"].includes(code))
+    return "credential";
+  if (["forge_unreachable", "forge_rate_limited", "remote_unreachable", "unreachable"].includes(code)) return "again";
+  return code === "forge_refused" ? "refresh" : null;
+}
+
+/** Names with commas or spaces between them. */
+export function names(given: string): string[] {
+  return [
+    ...new Set(
+      given
+        .split(/[,\n]/)
+        .map((one) => one.trim())
+        .filter(Boolean),
+    ),
+  ];
+}

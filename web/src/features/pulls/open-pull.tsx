@@ -1,0 +1,165 @@
+/** There is none yet: push the branch and open one. On a plain remote the pushed branch is all there is. */
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { GitPullRequestArrow } from "lucide-react";
+import { type FormEvent, useState } from "react";
+import { api, got } from "@/api/client";
+import { project as projectOf } from "@/api/queries";
+import { Operations } from "@/features/changes/operations";
+import { checkout as checkoutOf } from "@/features/changes/queries";
+import { Button } from "@/ui/button";
+import { Field, Input, Switch, Textarea } from "@/ui/field";
+import { Loaded } from "@/ui/states";
+import { toast } from "@/ui/toast";
+import { forgeOf, names } from "./forge";
+import { Refused } from "./refused";
+
+export function OpenPull({ sandboxId, projectId }: { sandboxId: string; projectId: string }) {
+  const project = useQuery({ ...projectOf(projectId), enabled: !!projectId });
+  const checkout = useQuery(checkoutOf(sandboxId));
+  return (
+    <div className="min-h-0 flex-1 overflow-y-auto">
+      <Operations sandboxId={sandboxId} />
+      <Loaded query={project}>
+        {(found) => (
+          <Form
+            sandboxId={sandboxId}
+            projectId={projectId}
+            plain={forgeOf(found) === "plain"}
+            draft={found.settings.forge?.draft ?? false}
+            branch={checkout.data?.branch ?? "the branch"}
+            base={checkout.data?.baseBranch ?? found.baseBranch ?? "the base branch"}
+          />
+        )}
+      </Loaded>
+    </div>
+  );
+}
+
+function Form({
+  sandboxId,
+  projectId,
+  plain,
+  draft: draftFirst,
+  branch,
+  base,
+}: {
+  sandboxId: string;
+  projectId: string;
+  plain: boolean;
+  draft: boolean;
+  branch: string;
+  base: string;
+}) {
+  const client = useQueryClient();
+  const [title, setTitle] = useState("");
+  const [body, setBody] = useState("");
+  const [draft, setDraft] = useState(draftFirst);
+  const [labels, setLabels] = useState("");
+  const [reviewers, setReviewers] = useState("");
+  const [into, setInto] = useState("");
+  const open = useMutation({
+    mutationFn: () =>
+      got(
+        api.POST("/api/v1/github/pull-requests", {
+          body: {
+            sandboxId,
+            title: title.trim() || null,
+            body: body.trim() || null,
+            draft: plain ? null : draft,
+            labels: names(labels),
+            reviewers: names(reviewers),
+            assignees: [],
+            base: into.trim() || null,
+          },
+        }),
+      ),
+    onSuccess: (made) => {
+      toast.success(made.number === null ? `Pushed ${made.headBranch}` : `Opened pull request #${made.number}`);
+      return client.invalidateQueries({ queryKey: ["pull"] });
+    },
+  });
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    if (!open.isPending) open.mutate();
+  };
+  return (
+    <>
+      <Refused
+        title={plain ? "Could not push the branch" : "Could not open the pull request"}
+        error={open.error}
+        projectId={projectId}
+        onAgain={() => open.mutate()}
+        onClose={() => open.reset()}
+      />
+      <form onSubmit={submit} className="mx-auto flex max-w-2xl flex-col gap-3 px-3 py-5">
+        <div className="flex items-start gap-3">
+          <GitPullRequestArrow className="mt-0.5 size-5 shrink-0 text-faint" aria-hidden />
+          <div className="min-w-0">
+            <h2 className="text-[15px] font-semibold">
+              {plain ? "The branch is not handed in yet" : "No pull request yet"}
+            </h2>
+            <p className="text-[13px] text-soft [overflow-wrap:anywhere]">
+              {plain ? (
+                <>
+                  The repository is a plain git remote, without pull requests.{" "}
+                  <span className="font-mono text-xs">{branch}</span> is pushed there, and can be compared with{" "}
+                  <span className="font-mono text-xs">{base}</span> here.
+                </>
+              ) : (
+                <>
+                  All commits of <span className="font-mono text-xs">{branch}</span> are pushed, and a pull request into{" "}
+                  <span className="font-mono text-xs">{base}</span> is opened.
+                </>
+              )}
+            </p>
+          </div>
+        </div>
+        <Field label="Title" hint="Left empty, it is made of the task or the commits.">
+          {(wear) => (
+            <Input {...wear} value={title} maxLength={250} onChange={(event) => setTitle(event.target.value)} />
+          )}
+        </Field>
+        {!plain && (
+          <>
+            <Field label="Description" hint="Markdown. Left empty, it is made of the task, the commits and the checks.">
+              {(wear) => (
+                <Textarea
+                  {...wear}
+                  rows={6}
+                  value={body}
+                  maxLength={60_000}
+                  onChange={(event) => setBody(event.target.value)}
+                />
+              )}
+            </Field>
+            <div className="grid gap-3 sm:grid-cols-2">
+              <Field label="Labels" hint="With commas between them.">
+                {(wear) => <Input {...wear} value={labels} onChange={(event) => setLabels(event.target.value)} />}
+              </Field>
+              <Field label="Reviewers" hint="Their names on the forge, with commas between them.">
+                {(wear) => <Input {...wear} value={reviewers} onChange={(event) => setReviewers(event.target.value)} />}
+              </Field>
+            </div>
+          </>
+        )}
+        <Field label="Into" hint={`A branch of the repository. Left empty: ${base}.`}>
+          {(wear) => (
+            <Input
+              {...wear}
+              value={into}
+              placeholder={base}
+              className="font-mono"
+              onChange={(event) => setInto(event.target.value)}
+            />
+          )}
+        </Field>
+        <div className="flex flex-wrap items-center justify-between gap-2">
+          {plain ? <span /> : <Switch checked={draft} onChange={setDraft} label="As a draft" />}
+          <Button type="submit" look="primary" busy={open.isPending}>
+            {plain ? "Push the branch" : draft ? "Open the draft" : "Open the pull request"}
+          </Button>
+        </div>
+      </form>
+    </>
+  );
+}

@@ -1,0 +1,88 @@
+/** What checks and people say about a pull request. */
+import { ExternalLink } from "lucide-react";
+import type { ReactNode } from "react";
+import { safeHref } from "@/lib/links";
+import { REVIEWS } from "@/lib/status";
+import { Badge, Dot } from "@/ui/badge";
+import { Markdown } from "@/ui/markdown";
+import { Ago } from "@/ui/time";
+import { type Remark, type Run, runWord } from "./forge";
+
+export function Out({ href, children }: { href: string | null; children: ReactNode }) {
+  const safe = safeHref(href ?? undefined);
+  if (!safe) return <span>{children}</span>;
+  return (
+    <a
+      href={safe}
+      target="_blank"
+      rel="noreferrer noopener"
+      className="inline-flex items-center gap-1 hover:text-accent hover:underline"
+    >
+      {children}
+      <ExternalLink className="size-3 shrink-0 text-faint" aria-hidden />
+      <span className="sr-only">(opens the forge)</span>
+    </a>
+  );
+}
+
+export function Runs({ runs }: { runs: Run[] }) {
+  return (
+    <ul className="divide-y">
+      {runs.map((run, index) => {
+        const word = runWord(run);
+        return (
+          <li key={`${run.name}:${index}`} className="px-3 py-1.5 text-[13px]">
+            <div className="flex items-center gap-2">
+              <Dot tone={word.tone} pulse={word.busy ?? false} />
+              <span className="min-w-0 flex-1 [overflow-wrap:anywhere]">
+                <Out href={run.url}>{run.name}</Out>
+              </span>
+              <span className="text-xs text-soft">{word.text}</span>
+            </div>
+            {run.summary && word.tone === "bad" && (
+              <details className="mt-1 pl-4 text-xs text-soft">
+                <summary className="cursor-pointer">What it says</summary>
+                <div className="mt-1 max-h-64 overflow-y-auto">
+                  <Markdown text={run.summary} />
+                </div>
+              </details>
+            )}
+          </li>
+        );
+      })}
+    </ul>
+  );
+}
+
+export function Remarks({ remarks }: { remarks: Remark[] }) {
+  return (
+    <ul className="divide-y">
+      {remarks.map((remark) => {
+        const verdict =
+          remark.kind === "review" ? REVIEWS[remark.state?.toLowerCase() as keyof typeof REVIEWS] : undefined;
+        return (
+          <li key={`${remark.kind}:${remark.id}`} className="px-3 py-2 text-[13px]">
+            <p className="flex flex-wrap items-center gap-x-2 text-xs text-soft">
+              <span className="font-medium text-text">{remark.author}</span>
+              {verdict && <Badge tone={verdict.tone}>{verdict.text}</Badge>}
+              {remark.path && (
+                <span className="font-mono text-2xs [overflow-wrap:anywhere]">
+                  {remark.path}
+                  {remark.line !== null && `:${remark.line}`}
+                </span>
+              )}
+              <Out href={remark.url}>
+                <Ago at={remark.at} />
+              </Out>
+            </p>
+            {remark.text && (
+              <div className="mt-1">
+                <Markdown text={remark.text} />
+              </div>
+            )}
+          </li>
+        );
+      })}
+    </ul>
+  );
+}

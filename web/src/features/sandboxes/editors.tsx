@@ -1,0 +1,80 @@
+import { useMutation, useQuery } from "@tanstack/react-query";
+import { Code2, PanelRight } from "lucide-react";
+import { useState } from "react";
+import { api, got, type Schemas } from "@/api/client";
+import { Button } from "@/ui/button";
+import { CopyButton } from "@/ui/code";
+import { Loaded } from "@/ui/states";
+import { failed } from "@/ui/toast";
+import { FrameSheet, preview } from "./ports";
+
+/** Ways into the session with an editor of one's own: VS Code over SSH, plain ssh, and code-server where the template has it. */
+export function Editors({ sessionId, sandboxId }: { sessionId: string; sandboxId: string }) {
+  const query = useQuery({
+    queryKey: ["remote", sessionId],
+    queryFn: () =>
+      got(api.GET("/api/v1/sessions/{session_id}/remote", { params: { path: { session_id: sessionId } } })),
+  });
+  return <Loaded query={query}>{(remote) => <Ways remote={remote} sandboxId={sandboxId} />}</Loaded>;
+}
+
+function Ways({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId: string }) {
+  const [frame, setFrame] = useState<string | null>(null);
+  const browser = useMutation({
+    mutationFn: async () => {
+      const editor = await got(
+        api.POST("/api/v1/sandboxes/{sandbox_id}/editor", { params: { path: { sandbox_id: sandboxId } } }),
+      );
+      setFrame(await preview(sandboxId, editor.port, editor.path));
+    },
+    onError: failed("Could not open the editor"),
+  });
+  const vscode = remote.vscodeUrl.startsWith("vscode://") ? remote.vscodeUrl : undefined;
+  return (
+    <div className="flex flex-col gap-3">
+      <div className="flex flex-wrap gap-2">
+        <a
+          href={vscode}
+          className="inline-flex h-8 items-center gap-1.5 rounded-md border border-line-strong bg-surface px-3 text-[13px] font-medium hover:bg-hover"
+        >
+          <Code2 className="size-4" aria-hidden /> Open in VS Code
+        </a>
+        {remote.editor.available !== false && (
+          <Button busy={browser.isPending} onClick={() => browser.mutate()}>
+            <PanelRight className="size-4" aria-hidden /> Editor in the browser
+          </Button>
+        )}
+      </div>
+      {remote.sshAvailable === false && (
+        <p className="text-xs text-warn">This sandbox has no sshd, so neither ssh nor VS Code can reach it.</p>
+      )}
+      <details className="text-[13px]">
+        <summary className="cursor-pointer text-soft">Once, on your own machine</summary>
+        <ul className="mt-2 flex flex-col gap-1">
+          {remote.setup.map((line) => (
+            <CommandLine key={line} line={line} />
+          ))}
+        </ul>
+      </details>
+      <ul className="flex flex-col gap-1" aria-label="Commands">
+        <CommandLine line={remote.sshCommand} />
+        <CommandLine line={remote.codeCommand} />
+      </ul>
+      {remote.editor.available === false && (
+        <p className="text-xs text-faint">
+          This template has no code-server; with it, an editor would open here in a drawer.
+        </p>
+      )}
+      <FrameSheet title="Editor" url={frame} onClose={() => setFrame(null)} />
+    </div>
+  );
+}
+
+function CommandLine({ line }: { line: string }) {
+  return (
+    <li className="flex items-center gap-1 rounded-md border bg-sunken pl-2">
+      <code className="min-w-0 flex-1 py-1 font-mono text-xs break-all">{line}</code>
+      <CopyButton text={line} label={`Copy ${line}`} />
+    </li>
+  );
+}

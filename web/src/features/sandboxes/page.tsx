@@ -1,0 +1,182 @@
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { Container } from "lucide-react";
+import { useState } from "react";
+import { api, got } from "@/api/client";
+import { me, users } from "@/api/queries";
+import type { Sandbox } from "@/api/types";
+import { bytes } from "@/lib/format";
+import { SANDBOXES } from "@/lib/status";
+import { Page } from "@/shell/page";
+import { Button } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Checkbox, Select, Switch } from "@/ui/field";
+import { Empty, Loaded } from "@/ui/states";
+import { Status } from "@/ui/status";
+import { Ago } from "@/ui/time";
+import { allows, useVerb, type Verb } from "./actions";
+
+const STATES = ["provisioning", "running", "paused", "error", "destroyed"] as const;
+
+/** Every sandbox one may see, and what can be done to many at once. */
+export function SandboxesPage() {
+  const search = useSearch({ from: "/inside/sandboxes" });
+  const navigate = useNavigate({ from: "/sandboxes" });
+  const own = useQuery(me);
+  const status = STATES.find((one) => one === search.status);
+  const admin = own.data?.user.role === "admin";
+  const query = useInfiniteQuery({
+    queryKey: ["sandboxes", { status: status ?? null, all: search.all ?? false }],
+    queryFn: ({ pageParam }) =>
+      got(
+        api.GET("/api/v1/sandboxes", {
+          params: { query: { status, all: search.all ?? false, limit: 100, cursor: pageParam } },
+        }),
+      ),
+    initialPageParam: undefined as string | undefined,
+    getNextPageParam: (page) => page.nextCursor ?? undefined,
+    select: (found) => found.pages.flatMap((page) => page.items),
+  });
+  return (
+    <Page
+      title="Sandboxes"
+      wide
+      actions={
+        <>
+          <Switch
+            label={admin ? "Of everybody" : "Also those of others"}
+            checked={search.all ?? false}
+            onChange={(on) => navigate({ search: { ...search, all: on || undefined } })}
+          />
+          <Select
+            label="State"
+            className="!w-36"
+            value={status ?? "any"}
+            onChange={(value) => navigate({ search: { ...search, status: value === "any" ? undefined : value } })}
+            choices={[
+              { value: "any", label: "Any state" },
+              ...STATES.map((one) => ({ value: one, label: SANDBOXES[one].text })),
+            ]}
+          />
+        </>
+      }
+    >
+      <Loaded query={query}>{(rows) => <List rows={rows} all={search.all ?? false} />}</Loaded>
+      {query.hasNextPage && (
+        <div className="mt-3 text-center">
+          <Button busy={query.isFetchingNextPage} onClick={() => query.fetchNextPage()}>
+            Show more
+          </Button>
+        </div>
+      )}
+    </Page>
+  );
+}
+
+function List({ rows, all }: { rows: Sandbox[]; all: boolean }) {
+  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
+  const people = useQuery({ ...users, enabled: all, retry: false });
+  const name = (id: string) => people.data?.find((one) => one.id === id)?.name ?? id;
+  if (rows.length === 0)
+    return (
+      <Empty title="No sandboxes here" icon={<Container className="size-6" aria-hidden />}>
+        Each session has one of its own; it appears here when an agent starts.
+      </Empty>
+    );
+  const live = rows.filter((row) => chosen.has(row.id));
+  const toggle = (id: string, on: boolean) => {
+    const next = new Set(chosen);
+    if (on) next.add(id);
+    else next.delete(id);
+    setChosen(next);
+  };
+  return (
+    <>
+      <div className="mb-2 flex min-h-8 flex-wrap items-center gap-2">
+        <Checkbox
+          label="All"
+          checked={live.length === rows.length}
+          onChange={(on) => setChosen(new Set(on ? rows.map((row) => row.id) : []))}
+        />
+        <span className="text-xs text-soft" aria-live="polite">
+          {live.length ? `${live.length} chosen` : ""}
+        </span>
+        <Bulk verb="pause" rows={live} />
+        <Bulk verb="resume" rows={live} />
+        <Bulk verb="destroy" rows={live} />
+      </div>
+      <ul className="divide-y rounded-lg border bg-surface">
+        {rows.map((row) => (
+          <li key={row.id} className="flex flex-wrap items-center gap-x-3 gap-y-1 px-3 py-2">
+            <Checkbox
+              hidden
+              label={`Choose ${row.id}`}
+              checked={chosen.has(row.id)}
+              onChange={(on) => toggle(row.id, on)}
+            />
+            <Link
+              to="/sandboxes/$sandboxId"
+              params={{ sandboxId: row.id }}
+              className="font-mono text-xs text-accent hover:underline"
+            >
+              {row.id}
+            </Link>
+            <Status word={SANDBOXES[row.status]} />
+            <span className="text-xs text-soft">{row.template}</span>
+            {row.taskId ? (
+              <Link to="/tasks/$taskId" params={{ taskId: row.taskId }} className="text-xs text-accent hover:underline">
+                task
+              </Link>
+            ) : (
+              row.sessionId && (
+                <Link
+                  to="/sessions/$sessionId"
+                  params={{ sessionId: row.sessionId }}
+                  className="text-xs text-accent hover:underline"
+                >
+                  session
+                </Link>
+              )
+            )}
+            {row.error && <span className="min-w-0 truncate text-xs text-bad">{row.error}</span>}
+            <span className="ml-auto flex gap-3 text-xs text-faint tabular-nums">
+              {all && <span>{name(row.ownerId)}</span>}
+              {row.usage?.memoryBytes != null && <span>{bytes(row.usage.memoryBytes)}</span>}
+              <Ago at={row.usedAt ?? row.createdAt} />
+            </span>
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}
+
+const WORDS: Partial<Record<Verb, string>> = { pause: "Pause", resume: "Resume", destroy: "Destroy" };
+
+/** For those among the chosen that it can be done to. */
+function Bulk({ verb, rows }: { verb: Verb; rows: Sandbox[] }) {
+  const act = useVerb(verb);
+  const ids = rows.filter((row) => allows(verb, row.status)).map((row) => row.id);
+  if (!ids.length) return null;
+  const text = `${WORDS[verb]} ${ids.length}`;
+  if (verb !== "destroy")
+    return (
+      <Button size="sm" busy={act.isPending} onClick={() => act.mutate(ids)}>
+        {text}
+      </Button>
+    );
+  return (
+    <Confirm
+      trigger={
+        <Button size="sm" look="danger">
+          {text}
+        </Button>
+      }
+      title={ids.length === 1 ? "Destroy this sandbox?" : `Destroy ${ids.length} sandboxes?`}
+      action="Destroy"
+      onConfirm={() => act.mutateAsync(ids)}
+    >
+      Their processes and files go. Branches, checkpoints and conversations stay.
+    </Confirm>
+  );
+}

@@ -1,0 +1,64 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
+import { lazy, Suspense } from "react";
+import { sandbox as sandboxQuery } from "@/api/queries";
+import { SANDBOXES } from "@/lib/status";
+import { useTitle } from "@/shell/page";
+import { Loaded, Loading } from "@/ui/states";
+import { Status } from "@/ui/status";
+import { TabBar } from "@/ui/tabs";
+import { SandboxPanel } from "./panel";
+
+const OutputPanel = lazy(() => import("../output/panel").then((module) => ({ default: module.OutputPanel })));
+const FilesPanel = lazy(() => import("../files/panel").then((module) => ({ default: module.FilesPanel })));
+const TerminalPanel = lazy(() => import("../terminal/panel").then((module) => ({ default: module.TerminalPanel })));
+
+const TABS = [
+  { id: "sandbox", label: "Sandbox" },
+  { id: "output", label: "Output" },
+  { id: "files", label: "Files" },
+  { id: "terminal", label: "Terminal" },
+];
+
+/** One sandbox, whoever uses it. */
+export function SandboxPage() {
+  const { sandboxId } = useParams({ from: "/inside/sandboxes/$sandboxId" });
+  const search = useSearch({ from: "/inside/sandboxes/$sandboxId" });
+  const navigate = useNavigate({ from: "/sandboxes/$sandboxId" });
+  const query = useQuery(sandboxQuery(sandboxId));
+  useTitle(`Sandbox ${sandboxId}`);
+  const tab = TABS.find((one) => one.id === search.tab)?.id ?? "sandbox";
+  const at = (value: string | undefined) => navigate({ search: { ...search, at: value }, replace: true });
+  return (
+    <Loaded query={query}>
+      {(row) => (
+        <>
+          <header className="flex flex-wrap items-center gap-2 px-3 py-2 sm:px-4">
+            <h1 className="mr-1 min-w-0 truncate text-[15px] font-semibold">Sandbox {row.id}</h1>
+            <Status word={SANDBOXES[row.status]} />
+            <span className="ml-auto flex gap-3 text-[13px]">
+              {row.taskId && (
+                <Link to="/tasks/$taskId" params={{ taskId: row.taskId }} className="text-accent underline">
+                  Its task
+                </Link>
+              )}
+              {row.sessionId && (
+                <Link to="/sessions/$sessionId" params={{ sessionId: row.sessionId }} className="text-accent underline">
+                  Its session
+                </Link>
+              )}
+            </span>
+          </header>
+          <TabBar tabs={TABS} value={tab} label="Sandbox" onChange={(id) => navigate({ search: { tab: id } })}>
+            <Suspense fallback={<Loading />}>
+              {tab === "sandbox" && <SandboxPanel sandboxId={row.id} />}
+              {tab === "output" && <OutputPanel sandboxId={row.id} at={search.at} onAt={at} />}
+              {tab === "files" && <FilesPanel sandboxId={row.id} root="/home/user" at={search.at} onAt={at} />}
+              {tab === "terminal" && <TerminalPanel sandboxId={row.id} />}
+            </Suspense>
+          </TabBar>
+        </>
+      )}
+    </Loaded>
+  );
+}

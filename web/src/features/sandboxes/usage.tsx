@@ -1,0 +1,86 @@
+import { useQuery } from "@tanstack/react-query";
+import { useEffect, useState } from "react";
+import { api, got, type Schemas } from "@/api/client";
+import { bytes } from "@/lib/format";
+import { Sparkline } from "@/ui/sparkline";
+
+const EVERY_MS = 2000;
+const KEPT = 90;
+
+type Sample = Schemas["Usage"];
+
+/** The last minutes of processor and memory, while the page is looked at. Looking never keeps a sandbox awake. */
+export function LiveUsage({ sandboxId, awake }: { sandboxId: string; awake: boolean }) {
+  const [samples, setSamples] = useState<Sample[]>([]);
+  const query = useQuery({
+    queryKey: ["metrics", sandboxId],
+    queryFn: () =>
+      got(api.GET("/api/v1/sandboxes/{sandbox_id}/metrics", { params: { path: { sandbox_id: sandboxId } } })),
+    refetchInterval: awake ? EVERY_MS : false,
+  });
+  const newest = query.data?.usage;
+  useEffect(() => {
+    if (newest) setSamples((known) => (known.at(-1)?.at === newest.at ? known : [...known, newest].slice(-KEPT)));
+  }, [newest]);
+  if (!newest) return <p className="text-[13px] text-soft">No figures yet.</p>;
+  const cpu = samples.flatMap((one) => (one.cpuPercent == null ? [] : [one.cpuPercent]));
+  const memory = samples.flatMap((one) => (one.memoryBytes == null ? [] : [one.memoryBytes]));
+  const cores = newest.cpuCount ?? 1;
+  return (
+    <dl className="grid gap-3 sm:grid-cols-2">
+      <Chart
+        name="Processor"
+        value={
+          newest.cpuPercent == null
+            ? "–"
+            : `${newest.cpuPercent.toFixed(0)} % of ${cores} ${cores === 1 ? "core" : "cores"}`
+        }
+      >
+        <Sparkline points={cpu} max={100} label="Processor use over the last minutes" />
+      </Chart>
+      <Chart
+        name="Memory"
+        value={
+          newest.memoryBytes == null
+            ? "–"
+            : `${bytes(newest.memoryBytes)}${newest.memoryTotalBytes ? ` of ${bytes(newest.memoryTotalBytes)}` : ""}`
+        }
+      >
+        <Sparkline
+          points={memory}
+          max={newest.memoryTotalBytes ?? 0}
+          label="Memory use over the last minutes"
+          tone="var(--info)"
+        />
+      </Chart>
+      {newest.diskBytes != null && newest.diskTotalBytes ? (
+        <div className="sm:col-span-2">
+          <dt className="text-xs text-soft">
+            Disk <span className="text-text tabular-nums">{bytes(newest.diskBytes)}</span> of{" "}
+            {bytes(newest.diskTotalBytes)}
+          </dt>
+          <dd>
+            <meter
+              className="h-2 w-full"
+              min={0}
+              max={newest.diskTotalBytes}
+              value={newest.diskBytes}
+              aria-label={`Disk: ${bytes(newest.diskBytes)} of ${bytes(newest.diskTotalBytes)}`}
+            />
+          </dd>
+        </div>
+      ) : null}
+    </dl>
+  );
+}
+
+function Chart({ name, value, children }: { name: string; value: string; children: React.ReactNode }) {
+  return (
+    <div className="rounded-md border p-2">
+      <dt className="text-xs text-soft">
+        {name} <span className="text-text tabular-nums">{value}</span>
+      </dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}

@@ -1,0 +1,70 @@
+/** A cron expression in plain words. What it does not understand it leaves to the platform, which checks all of them. */
+const DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const MONTHS = [
+  "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
+]; // biome-ignore format: a list of names
+const SHORT = (names: string[]) => names.map((name) => name.slice(0, 3).toUpperCase());
+
+/** `MON` or `1` as a number; NaN for neither. */
+function number(text: string, short: string[], first: number): number {
+  const named = short.indexOf(text.toUpperCase());
+  return named >= 0 ? named + first : /^\d+$/.test(text) ? Number(text) : Number.NaN;
+}
+
+function join(words: string[]): string {
+  return words.length < 2 ? (words[0] ?? "") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+}
+
+/** A list of numbers, names and ranges in words; null when there is something else in it. */
+function named(field: string, names: string[], first: number): string | null {
+  const name = (text: string) => names[(number(text, SHORT(names), first) - first) % names.length];
+  const words = field.split(",").map((item) => {
+    const [from, to, ...more] = item.split("-");
+    const begin = name(from ?? "");
+    const end = to === undefined ? undefined : name(to);
+    if (!begin || more.length || (to !== undefined && !end)) return null;
+    return end ? `${begin} to ${end}` : begin;
+  });
+  return words.every((word) => word !== null) ? join(words) : null;
+}
+
+function times(minute: string, hour: string): string | null {
+  const every = /^\*\/(\d+)$/;
+  if (minute === "*" && hour === "*") return "every minute";
+  if (hour === "*" && every.test(minute)) return `every ${every.exec(minute)?.[1]} minutes`;
+  if (!/^\d+(,\d+)*$/.test(minute)) return null;
+  const minutes = minute.split(",").map(Number);
+  if (minutes.some((one) => one > 59)) return null;
+  if (hour === "*") return `every hour at ${join(minutes.map((one) => `:${String(one).padStart(2, "0")}`))}`;
+  if (every.test(hour) && minutes.length === 1) {
+    return `every ${every.exec(hour)?.[1]} hours at :${String(minutes[0]).padStart(2, "0")}`;
+  }
+  if (!/^\d+(,\d+)*$/.test(hour)) return null;
+  const hours = hour.split(",").map(Number);
+  if (hours.some((one) => one > 23)) return null;
+  return `at ${join(hours.flatMap((h) => minutes.map((m) => `${String(h).padStart(2, "0")}:${String(m).padStart(2, "0")}`)))}`;
+}
+
+/** Such as “At 06:00, Monday to Friday”. Null: it cannot be said in a few words, which does not mean that it is wrong. */
+export function inWords(cron: string): string | null {
+  const [minute, hour, day, month, weekday, ...more] = cron.trim().split(/\s+/);
+  if (!minute || !hour || !day || !month || !weekday || more.length) return null;
+  const time = times(minute, hour);
+  const weekdays = weekday === "*" ? "" : named(weekday, DAYS, 0);
+  const months = month === "*" ? "" : named(month, MONTHS, 1);
+  const days = day === "*" ? "" : /^\d+(,\d+)*$/.test(day) ? join(day.split(",")) : day === "L" ? "the last day" : null;
+  if (time === null || weekdays === null || months === null || days === null) return null;
+  const when = [
+    days && (day === "L" ? "on the last day of the month" : `on day ${days} of the month`),
+    weekdays && (days ? `or on ${weekdays}` : weekdays),
+    months && `in ${months}`,
+  ].filter(Boolean);
+  const said = [time, ...(when.length ? when : time.startsWith("at ") ? ["every day"] : [])].join(", ");
+  return said.charAt(0).toUpperCase() + said.slice(1);
+}
+
+/** What is wrong at first sight; the rest is the platform's to say. */
+export function wrong(cron: string): string | null {
+  const fields = cron.trim().split(/\s+/).filter(Boolean);
+  return fields.length === 5 ? null : "Five fields: minute, hour, day of the month, month, day of the week.";
+}

@@ -1,0 +1,93 @@
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
+import { CalendarClock, Plus } from "lucide-react";
+import { useState } from "react";
+import { all, api, got, type Schemas } from "@/api/client";
+import { projects } from "@/api/queries";
+import { Page } from "@/shell/page";
+import { Button } from "@/ui/button";
+import { Dialog } from "@/ui/dialog";
+import { Select } from "@/ui/field";
+import { Empty, Loaded } from "@/ui/states";
+import { ScheduleForm } from "./form";
+import { ScheduleRow } from "./row";
+
+export type Schedule = Schemas["ScheduleView"];
+
+const route = getRouteApi("/inside/schedules");
+
+export function SchedulesPage() {
+  const { project } = route.useSearch();
+  const navigate = useNavigate();
+  const known = useQuery(projects);
+  const query = useQuery({
+    queryKey: ["schedules", project ?? null],
+    queryFn: () =>
+      all((cursor) =>
+        got(api.GET("/api/v1/schedules", { params: { query: { projectId: project, cursor, limit: 200 } } })),
+      ),
+  });
+  const [editing, setEditing] = useState<Schedule | "new" | null>(null);
+  const add = (
+    <Button look="primary" disabled={!known.data?.length} onClick={() => setEditing("new")}>
+      <Plus className="size-4" aria-hidden /> New schedule
+    </Button>
+  );
+  return (
+    <Page
+      title="Schedules"
+      actions={
+        <>
+          <Select
+            label="Project"
+            className="!w-44"
+            value={project ?? "all"}
+            onChange={(id) => navigate({ to: "/schedules", search: id === "all" ? {} : { project: id } })}
+            choices={[
+              { value: "all", label: "All projects" },
+              ...(known.data ?? []).map((one) => ({ value: one.id, label: one.name })),
+            ]}
+          />
+          {add}
+        </>
+      }
+    >
+      <Loaded query={query}>
+        {(found) =>
+          found.length ? (
+            <ul className="divide-y rounded-lg border bg-surface">
+              {found.map((one) => (
+                <ScheduleRow
+                  key={one.id}
+                  schedule={one}
+                  project={known.data?.find((other) => other.id === one.projectId)}
+                  onEdit={() => setEditing(one)}
+                />
+              ))}
+            </ul>
+          ) : (
+            <Empty title="No schedules" icon={<CalendarClock className="size-6" aria-hidden />} action={add}>
+              A schedule makes a task again and again: every night the dependencies, every Monday a report.
+            </Empty>
+          )
+        }
+      </Loaded>
+      <Dialog
+        wide
+        open={editing !== null}
+        onOpenChange={(open) => !open && setEditing(null)}
+        title={editing && editing !== "new" ? editing.name : "New schedule"}
+        description="When, and which task is made then."
+      >
+        {editing && (
+          <ScheduleForm
+            schedule={editing === "new" ? undefined : editing}
+            projectId={project}
+            projects={known.data ?? []}
+            onDone={() => setEditing(null)}
+          />
+        )}
+      </Dialog>
+    </Page>
+  );
+}

@@ -1,0 +1,122 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { MessagesSquare, Plus } from "lucide-react";
+import { all, api, got } from "@/api/client";
+import { projects as projectsQuery } from "@/api/queries";
+import type { Session } from "@/api/types";
+import { SANDBOXES } from "@/lib/status";
+import { Page } from "@/shell/page";
+import { Button } from "@/ui/button";
+import { Select, Switch } from "@/ui/field";
+import { Empty, Loaded } from "@/ui/states";
+import { Status } from "@/ui/status";
+import { Ago } from "@/ui/time";
+import { SessionMenu } from "./menu";
+import { NewSessionDialog } from "./new-session";
+
+const EVERY = "all";
+
+/** Conversations with agents that belong to no task. */
+export function SessionsPage() {
+  const search = useSearch({ from: "/inside/sessions" });
+  const navigate = useNavigate({ from: "/sessions" });
+  const projects = useQuery(projectsQuery).data ?? [];
+  const archived = search.archived ?? false;
+  const query = useQuery({
+    queryKey: ["sessions", { projectId: search.project ?? null, archived }],
+    queryFn: async () => {
+      const found = await all(
+        (cursor) =>
+          got(
+            api.GET("/api/v1/sessions", {
+              params: { query: { projectId: search.project, archived, cursor, limit: 200 } },
+            }),
+          ),
+        2000,
+      );
+      return found.filter((one) => !one.taskId);
+    },
+  });
+  const begin = (
+    <Button look="primary" onClick={() => navigate({ search: { ...search, new: true } })}>
+      <Plus className="size-4" aria-hidden /> New session
+    </Button>
+  );
+  return (
+    <Page title="Sessions" actions={begin}>
+      <div className="mb-3 flex flex-wrap items-center gap-3">
+        <Select
+          label="Project"
+          className="!w-52"
+          value={search.project ?? EVERY}
+          onChange={(value) => navigate({ search: { ...search, project: value === EVERY ? undefined : value } })}
+          choices={[
+            { value: EVERY, label: "All projects" },
+            ...projects.map((one) => ({ value: one.id, label: one.name })),
+          ]}
+        />
+        <Switch
+          label="Archived"
+          checked={archived}
+          onChange={(on) => navigate({ search: { ...search, archived: on || undefined } })}
+        />
+      </div>
+      <Loaded query={query}>
+        {(sessions) =>
+          sessions.length ? (
+            <ul className="divide-y rounded-lg border bg-surface">
+              {sessions.map((one) => (
+                <Line key={one.id} session={one} project={projects.find((other) => other.id === one.projectId)?.name} />
+              ))}
+            </ul>
+          ) : (
+            <Empty
+              title={archived ? "Nothing is archived" : "No sessions"}
+              icon={<MessagesSquare className="size-6" aria-hidden />}
+              action={archived ? undefined : begin}
+            >
+              {archived
+                ? "Sessions that you archive are kept here."
+                : "A session is a talk with an agent in a sandbox, with your repository checked out, and without a card on the board."}
+            </Empty>
+          )
+        }
+      </Loaded>
+      <NewSessionDialog
+        open={search.new ?? false}
+        onOpenChange={(open) => navigate({ search: { ...search, new: open || undefined } })}
+        projectId={search.project}
+      />
+    </Page>
+  );
+}
+
+function Line({ session, project }: { session: Session; project: string | undefined }) {
+  return (
+    <li className="flex items-center gap-2 px-3 py-2 hover:bg-hover">
+      <div className="min-w-0 flex-1">
+        <Link
+          to="/sessions/$sessionId"
+          params={{ sessionId: session.id }}
+          className="block truncate font-medium underline-offset-2 hover:underline"
+        >
+          {session.title}
+        </Link>
+        <p className="flex flex-wrap gap-x-2 text-xs text-soft">
+          <span>{project ?? (session.projectId ? "A project" : "No project")}</span>
+          {session.agent && (
+            <span>
+              {session.agent}
+              {session.model && ` · ${session.model}`}
+            </span>
+          )}
+          <Ago at={session.updatedAt} className="text-faint" />
+        </p>
+      </div>
+      {session.sandbox && (
+        <Status word={SANDBOXES[session.sandbox.status]} title={session.sandbox.error ?? undefined} />
+      )}
+      <SessionMenu session={session} />
+    </li>
+  );
+}

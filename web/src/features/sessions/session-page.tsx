@@ -1,0 +1,79 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
+import { ApiError } from "@/api/client";
+import { projects as projectsQuery, session as sessionQuery } from "@/api/queries";
+import { Workspace } from "@/features/workspace/workspace";
+import { SANDBOXES } from "@/lib/status";
+import { useTitle } from "@/shell/page";
+import { Badge } from "@/ui/badge";
+import { Empty, Loaded } from "@/ui/states";
+import { Status } from "@/ui/status";
+import { Ago } from "@/ui/time";
+import { SessionMenu } from "./menu";
+
+/** A conversation with an agent, and all that can be seen of its sandbox. */
+export function SessionPage() {
+  const { sessionId } = useParams({ from: "/inside/sessions/$sessionId" });
+  const search = useSearch({ from: "/inside/sessions/$sessionId" });
+  const navigate = useNavigate({ from: "/sessions/$sessionId" });
+  const query = useQuery(sessionQuery(sessionId));
+  const projects = useQuery(projectsQuery).data;
+  useTitle(query.data?.title);
+  if (query.error instanceof ApiError && query.error.status === 404) {
+    return (
+      <Empty
+        title="There is no such session"
+        action={
+          <Link to="/sessions" className="text-accent underline">
+            To the sessions
+          </Link>
+        }
+      >
+        It was deleted, or it is somebody else's.
+      </Empty>
+    );
+  }
+  return (
+    <Loaded query={query}>
+      {(session) => (
+        <div className="flex min-h-0 flex-1 flex-col">
+          <header className="flex shrink-0 flex-wrap items-center gap-x-2 gap-y-1 border-b bg-surface px-3 py-2 sm:px-4">
+            <h1 className="line-clamp-2 min-w-0 flex-1 basis-48 text-[15px] font-semibold break-words">
+              {session.title}
+            </h1>
+            <span className="flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft" aria-live="polite">
+              {session.archivedAt && <Badge>Archived</Badge>}
+              {session.sandbox && (
+                <Status word={SANDBOXES[session.sandbox.status]} title={session.sandbox.error ?? undefined} />
+              )}
+              {session.projectId && (
+                <span className="max-w-40 truncate">
+                  {projects?.find((one) => one.id === session.projectId)?.name ?? "A project"}
+                </span>
+              )}
+              {session.agent && (
+                <span>
+                  {session.agent}
+                  {session.model && ` · ${session.model}`}
+                </span>
+              )}
+              {session.taskId && (
+                <Link to="/tasks/$taskId" params={{ taskId: session.taskId }} className="text-accent underline">
+                  Its task
+                </Link>
+              )}
+              <Ago at={session.updatedAt} className="text-faint max-sm:hidden" />
+            </span>
+            <SessionMenu session={session} onDeleted={() => navigate({ to: "/sessions" })} />
+          </header>
+          <Workspace
+            key={session.id}
+            sessionId={session.id}
+            search={search}
+            onSearch={(change, replace = false) => navigate({ search: { ...search, ...change }, replace })}
+          />
+        </div>
+      )}
+    </Loaded>
+  );
+}

@@ -1,0 +1,76 @@
+import { useQuery } from "@tanstack/react-query";
+import { api, got } from "@/api/client";
+import { duration } from "@/lib/format";
+import type { Word } from "@/lib/status";
+import { Section } from "@/shell/page";
+import { Button } from "@/ui/button";
+import { Loaded } from "@/ui/states";
+import { Status } from "@/ui/status";
+
+const BREAKER: Record<string, Word> = {
+  closed: { text: "Works", tone: "ok" },
+  half_open: { text: "Being tried again", tone: "warn", busy: true },
+  open: { text: "Does not answer", tone: "bad" },
+};
+
+export function About() {
+  const query = useQuery({ queryKey: ["health"], queryFn: () => got(api.GET("/health")), staleTime: 0 });
+  return (
+    <Section
+      title="About"
+      actions={
+        <Button size="sm" busy={query.isFetching} onClick={() => query.refetch()}>
+          Ask again
+        </Button>
+      }
+    >
+      <Loaded query={query}>
+        {(health) => (
+          <dl
+            className="grid grid-cols-[auto_1fr] items-center gap-x-6 gap-y-2 px-4 py-3 text-[13px]"
+            aria-live="polite"
+          >
+            <dt className="text-soft">Version</dt>
+            <dd className="font-mono text-xs">{health.version}</dd>
+            <dt className="text-soft">Platform</dt>
+            <dd className="flex flex-wrap items-center gap-2">
+              <Status
+                word={health.status === "ok" ? { text: "Works", tone: "ok" } : { text: "Degraded", tone: "warn" }}
+              />
+              <span className="text-xs text-soft tabular-nums">up for {duration(health.uptimeSeconds)}</span>
+            </dd>
+            <dt className="text-soft">Database</dt>
+            <dd className="flex flex-wrap items-center gap-2">
+              <Status
+                word={health.database.ok ? { text: "Works", tone: "ok" } : { text: "Does not answer", tone: "bad" }}
+              />
+              {health.database.reason && <span className="text-xs text-soft">{health.database.reason}</span>}
+            </dd>
+            <dt className="text-soft">Engine</dt>
+            <dd className="flex flex-wrap items-center gap-2">
+              <Status
+                word={
+                  health.engine.configured
+                    ? (BREAKER[health.engine.breaker] ?? { text: health.engine.breaker, tone: "idle" })
+                    : { text: "Not configured", tone: "bad" }
+                }
+              />
+              {health.engine.reason && <span className="text-xs break-words text-soft">{health.engine.reason}</span>}
+            </dd>
+            <dt className="text-soft">API</dt>
+            <dd>
+              <a
+                href="/api/v1/openapi.json"
+                target="_blank"
+                rel="noreferrer noopener"
+                className="text-accent underline underline-offset-2"
+              >
+                Its OpenAPI document
+              </a>
+            </dd>
+          </dl>
+        )}
+      </Loaded>
+    </Section>
+  );
+}

@@ -1,0 +1,51 @@
+import { useState } from "react";
+import { useStored } from "@/lib/stored";
+import { Section } from "@/shell/page";
+import { Badge } from "@/ui/badge";
+import { Button } from "@/ui/button";
+import { Switch } from "@/ui/field";
+
+type Permission = NotificationPermission | "missing";
+
+const WORDS: Record<Permission, { text: string; tone: "ok" | "bad" | "idle"; more: string }> = {
+  granted: { text: "Allowed", tone: "ok", more: "Shown when Sandyard is open in a tab that you are not looking at." },
+  denied: {
+    text: "Blocked",
+    tone: "bad",
+    more: "This browser blocks them for this address: allow them in its settings.",
+  },
+  default: { text: "Not asked yet", tone: "idle", more: "The browser asks you once." },
+  missing: { text: "Not possible", tone: "idle", more: "Browsers show them only for https addresses and localhost." },
+};
+
+const now = (): Permission => ("Notification" in window ? Notification.permission : "missing");
+
+export function NotificationChoices() {
+  const [permission, setPermission] = useState(now);
+  const [needsYou, setNeedsYou] = useStored("notify.needsYou", true);
+  const [finished, setFinished] = useStored("notify.finished", true);
+  const [failed, setFailed] = useStored("notify.failed", true);
+  const words = WORDS[permission];
+  const ask = async () => {
+    await Notification.requestPermission();
+    setPermission(now());
+  };
+  return (
+    <>
+      <Section title="Notifications of the browser">
+        <div className="flex flex-wrap items-center gap-3 px-4 py-3 text-[13px]" aria-live="polite">
+          <Badge tone={words.tone}>{words.text}</Badge>
+          <span className="min-w-0 flex-1 basis-56 text-soft">{words.more}</span>
+          {permission === "default" && <Button onClick={ask}>Allow notifications</Button>}
+        </div>
+      </Section>
+      <Section title="What about" description="For this browser; also for what is shown in the page itself.">
+        <div className="flex flex-col gap-3 p-4">
+          <Switch checked={needsYou} onChange={setNeedsYou} label="An agent needs an answer or a permission" />
+          <Switch checked={finished} onChange={setFinished} label="A task is ready for review, or merged" />
+          <Switch checked={failed} onChange={setFailed} label="An attempt has failed" />
+        </div>
+      </Section>
+    </>
+  );
+}

@@ -1,0 +1,43 @@
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi } from "@tanstack/react-router";
+import { me } from "@/api/queries";
+import { SecretList } from "@/features/secrets/list";
+import { Page } from "@/shell/page";
+import { SideTabs } from "@/ui/side-tabs";
+import { About } from "./about";
+import { Appearance } from "./appearance";
+import { NotificationChoices } from "./notifications";
+import { People } from "./people";
+import { Profile } from "./profile";
+import { Tokens } from "./tokens";
+
+const route = getRouteApi("/inside/settings");
+const TABS = [
+  { id: "profile", label: "Profile" },
+  { id: "appearance", label: "Appearance" },
+  { id: "notifications", label: "Notifications" },
+  { id: "tokens", label: "API tokens" },
+  { id: "secrets", label: "Secrets" },
+  { id: "people", label: "People", admin: true },
+  { id: "about", label: "About" },
+];
+
+export function SettingsPage() {
+  const { tab } = route.useSearch();
+  const admin = useQuery(me).data?.user.role === "admin";
+  const tabs = TABS.filter((one) => !one.admin || admin);
+  const shown = tabs.find((one) => one.id === tab)?.id ?? "profile";
+  return (
+    <Page title="Settings">
+      <SideTabs tabs={tabs} value={shown} label="Settings">
+        {shown === "profile" && <Profile />}
+        {shown === "appearance" && <Appearance />}
+        {shown === "notifications" && <NotificationChoices />}
+        {shown === "tokens" && <Tokens />}
+        {shown === "secrets" && <SecretList />}
+        {shown === "people" && <People />}
+        {shown === "about" && <About />}
+      </SideTabs>
+    </Page>
+  );
+}

@@ -1,0 +1,154 @@
+import { useNavigate } from "@tanstack/react-router";
+import { ArrowRight, Check, Ellipsis, Pencil, Play, RotateCw, Square, Trash2, Undo2 } from "lucide-react";
+import { useState } from "react";
+import type { Task } from "@/api/types";
+import { FeedbackDialog } from "@/features/board/feedback";
+import { WAYS } from "@/features/board/order";
+import { COLUMNS } from "@/lib/status";
+import { Button, Hint, IconButton } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
+import { hasFailed, running, toPick } from "./card-facts";
+import { EditTaskDialog } from "./new-task";
+import { useTaskVerbs } from "./use-task";
+
+const ICON = "size-3.5";
+
+/** What can be done with the task as it is now: the next thing as a button, the rest in a menu. */
+export function TaskActions({ task }: { task: Task }) {
+  const [asking, ask] = useState<"feedback" | "edit" | "delete" | "done" | null>(null);
+  const navigate = useNavigate();
+  const { move, stop, retry, change, remove } = useTaskVerbs(task);
+  const busy = running(task);
+  const over = task.status === "done" || task.status === "cancelled";
+  const again = !busy && (hasFailed(task) || (over && task.attempts.length > 0));
+  const stopping = task.attempts.some((one) => one.stopping);
+  const close = () => ask(null);
+  const go = (status: Task["status"]) => {
+    if (task.status === "in_review" && status === "in_progress") ask("feedback");
+    else if (task.status === "in_review" && status === "done") ask("done");
+    else move.mutate({ status });
+  };
+  return (
+    <div className="flex shrink-0 items-center gap-1.5">
+      {task.status === "backlog" && <StartButton task={task} />}
+      {busy && (
+        <Button size="sm" busy={stop.isPending || stopping} onClick={() => stop.mutate()}>
+          <Square className="size-3 fill-current" aria-hidden /> {stopping ? "Stopping" : "Stop"}
+        </Button>
+      )}
+      {again && (
+        <Button size="sm" look="primary" busy={retry.isPending} onClick={() => retry.mutate()}>
+          <RotateCw className={ICON} aria-hidden /> {task.status === "done" ? "Start over" : "Retry"}
+        </Button>
+      )}
+      {task.status === "in_review" && !busy && (
+        <>
+          {toPick(task) > 1 ? (
+            <Button
+              size="sm"
+              look="primary"
+              onClick={() =>
+                navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: { tab: "attempts" } })
+              }
+            >
+              <Check className={ICON} aria-hidden /> Pick one
+            </Button>
+          ) : (
+            <Button size="sm" busy={move.isPending} onClick={() => ask("feedback")}>
+              <Undo2 className={ICON} aria-hidden /> Send back
+            </Button>
+          )}
+          <Button size="sm" busy={move.isPending} onClick={() => ask("done")}>
+            <Check className={ICON} aria-hidden /> Done
+          </Button>
+        </>
+      )}
+      <Menu
+        trigger={
+          <IconButton label="More for this task" size="sm">
+            <Ellipsis className="size-4" aria-hidden />
+          </IconButton>
+        }
+      >
+        <MenuItem onSelect={() => ask("edit")}>
+          <Pencil className={ICON} aria-hidden /> Edit
+        </MenuItem>
+        {task.status === "backlog" && task.startWhenReady && (
+          <MenuItem onSelect={() => change.mutate({ start: false })}>
+            <Square className={ICON} aria-hidden /> Do not start by itself
+          </MenuItem>
+        )}
+        <MenuLine />
+        <MenuTitle>Move to</MenuTitle>
+        {WAYS[task.status].map((column) => (
+          <MenuItem key={column} onSelect={() => go(column)}>
+            <ArrowRight className={ICON} aria-hidden /> {COLUMNS[column].text}
+          </MenuItem>
+        ))}
+        <MenuLine />
+        <MenuItem danger onSelect={() => ask("delete")}>
+          <Trash2 className={ICON} aria-hidden /> Delete
+        </MenuItem>
+      </Menu>
+      {asking === "feedback" && (
+        <FeedbackDialog
+          title={task.title}
+          onClose={close}
+          onSend={(feedback) => {
+            close();
+            move.mutate({ status: "in_progress", feedback });
+          }}
+        />
+      )}
+      {asking === "edit" && <EditTaskDialog open task={task} onOpenChange={(open) => !open && close()} />}
+      <Confirm
+        open={asking === "done"}
+        onOpenChange={(open) => !open && close()}
+        title="Call this task done?"
+        action="Done"
+        onConfirm={() => move.mutateAsync({ status: "done" })}
+      >
+        {task.pullRequest && task.pullRequest.state === "open" ? "Its pull request is open and stays so. " : ""}
+        Its attempts are archived, and their sandboxes rest or go, as the project wants. Branches and conversations
+        stay.
+      </Confirm>
+      <Confirm
+        open={asking === "delete"}
+        onOpenChange={(open) => !open && close()}
+        title="Delete this task?"
+        action="Delete"
+        onConfirm={async () => {
+          await remove.mutateAsync();
+          void navigate({ to: "/board" });
+        }}
+      >
+        “{task.title}” goes from the board, and what works on it is stopped. Its sessions, branches and pull requests
+        stay.
+      </Confirm>
+    </div>
+  );
+}
+
+/** Also of the page of a task that was not begun. */
+export function StartButton({ task, size = "sm" }: { task: Task; size?: "sm" | "md" }) {
+  const { move, change } = useTaskVerbs(task);
+  if (task.blockedBy.length > 0) {
+    return task.startWhenReady ? (
+      <span className="text-xs text-soft">Starts by itself</span>
+    ) : (
+      <Hint
+        text={`It needs ${task.blockedBy.length === 1 ? "another task" : `${task.blockedBy.length} other tasks`} to be done first.`}
+      >
+        <Button size={size} look="primary" busy={change.isPending} onClick={() => change.mutate({ start: true })}>
+          <Play className={ICON} aria-hidden /> Start when it is free
+        </Button>
+      </Hint>
+    );
+  }
+  return (
+    <Button size={size} look="primary" busy={move.isPending} onClick={() => move.mutate({ status: "in_progress" })}>
+      <Play className={ICON} aria-hidden /> Start
+    </Button>
+  );
+}

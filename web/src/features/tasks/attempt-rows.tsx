@@ -1,0 +1,129 @@
+import { Plus, X } from "lucide-react";
+import { useId } from "react";
+import type { Agent, Project } from "@/api/types";
+import { Button, IconButton } from "@/ui/button";
+import { Field, Input, Select } from "@/ui/field";
+import { agentTitle } from "./card-facts";
+import { MOST_ATTEMPTS, type Row } from "./task-form";
+
+const PROJECTS = "default";
+
+/** Who works on it: one agent with a model, or several side by side to pick from. */
+export function AttemptRows({
+  rows,
+  onChange,
+  agents,
+  project,
+  faults,
+}: {
+  rows: Row[];
+  onChange: (rows: Row[]) => void;
+  agents: Agent[];
+  project: Project | undefined;
+  faults: Record<string, string>;
+}) {
+  const set = (index: number, change: Partial<Row>) =>
+    onChange(rows.map((row, at) => (at === index ? { ...row, ...change } : row)));
+  const several = rows.length > 1;
+  return (
+    <div className="flex flex-col gap-2">
+      {rows.map((row, index) => (
+        <AttemptRow
+          key={index}
+          row={row}
+          number={several ? index + 1 : undefined}
+          onChange={(change) => set(index, change)}
+          onRemove={several ? () => onChange(rows.filter((_, at) => at !== index)) : undefined}
+          agents={agents}
+          project={project}
+          agentFault={faults[`attempts.${index}.agent`] ?? (several ? undefined : faults.agent)}
+          modelFault={faults[`attempts.${index}.model`] ?? (several ? undefined : faults.model)}
+        />
+      ))}
+      <div className="flex flex-wrap items-center gap-2">
+        <Button
+          size="sm"
+          disabled={rows.length >= MOST_ATTEMPTS}
+          onClick={() => onChange([...rows, { ...(rows.at(-1) as Row) }])}
+        >
+          <Plus className="size-3.5" aria-hidden /> Another attempt
+        </Button>
+        <p className="text-xs text-faint">
+          {several ? `${rows.length} work side by side; you pick one.` : "Several work side by side, to pick from."}
+        </p>
+      </div>
+      {faults.attempts && <p className="text-xs text-bad">{faults.attempts}</p>}
+    </div>
+  );
+}
+
+function AttemptRow({
+  row,
+  number,
+  onChange,
+  onRemove,
+  agents,
+  project,
+  agentFault,
+  modelFault,
+}: {
+  row: Row;
+  number: number | undefined;
+  onChange: (change: Partial<Row>) => void;
+  onRemove: (() => void) | undefined;
+  agents: Agent[];
+  project: Project | undefined;
+  agentFault: string | undefined;
+  modelFault: string | undefined;
+}) {
+  const suggestions = useId();
+  const usual = agents.find((one) => one.name === project?.settings.agent?.default);
+  const agent = row.agent ? agents.find((one) => one.name === row.agent) : usual;
+  const which = number ? ` of attempt ${number}` : "";
+  return (
+    <div className="flex items-end gap-2">
+      <Field label={`Agent${which}`} className="min-w-0 flex-1" error={agentFault}>
+        {(wear) => (
+          <Select
+            {...wear}
+            value={row.agent || PROJECTS}
+            onChange={(value) => onChange({ agent: value === PROJECTS ? "" : value, model: "" })}
+            choices={[
+              { value: PROJECTS, label: usual ? `Project's: ${agentTitle(usual)}` : "Project's" },
+              ...agents.map((one) => ({
+                value: one.name,
+                label: agentTitle(one),
+                detail: one.demo ? "follows written instructions" : undefined,
+              })),
+            ]}
+          />
+        )}
+      </Field>
+      <Field label={`Model${which}`} className="min-w-0 flex-1" error={modelFault}>
+        {(wear) => (
+          <>
+            <Input
+              {...wear}
+              list={suggestions}
+              value={row.model}
+              maxLength={200}
+              disabled={agent ? agent.apis.length === 0 : false}
+              placeholder={agent && agent.apis.length === 0 ? "needs none" : "the usual one"}
+              onChange={(event) => onChange({ model: event.target.value })}
+            />
+            <datalist id={suggestions}>
+              {agent?.models.map((one) => (
+                <option key={one} value={one} />
+              ))}
+            </datalist>
+          </>
+        )}
+      </Field>
+      {onRemove && (
+        <IconButton label={`Remove attempt ${number}`} onClick={onRemove}>
+          <X className="size-4" aria-hidden />
+        </IconButton>
+      )}
+    </div>
+  );
+}

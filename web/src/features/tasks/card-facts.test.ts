@@ -1,0 +1,104 @@
+import { describe, expect, it } from "vitest";
+import type { Attempt, Task } from "@/api/types";
+import { clockOf, hasFailed, leading, needsPerson, spentOn, toPick, wordFor } from "./card-facts";
+
+const spent = {
+  calls: 0,
+  inputTokens: 0,
+  outputTokens: 0,
+  cacheReadTokens: 0,
+  cacheWriteTokens: 0,
+  costUsd: 0,
+  unpriced: 0,
+};
+function attempt(status: Attempt["status"], rest: Partial<Attempt> = {}): Attempt {
+  return {
+    status,
+    sessionId: `ses_${status}`,
+    step: null,
+    stopping: false,
+    spent,
+    startedAt: null,
+    finishedAt: null,
+    ...rest,
+  } as Attempt;
+}
+function task(status: Task["status"], attempts: Attempt[] = [], rest: Partial<Task> = {}): Task {
+  return {
+    status,
+    attempts,
+    blockedBy: [],
+    startWhenReady: false,
+    queuePosition: null,
+    error: null,
+    finishedAt: null,
+    ...rest,
+  } as Task;
+}
+
+it("is led by what works, then by what came of it, and the newest of equals", () => {
+  expect(leading(task("in_progress", [attempt("failed"), attempt("running"), attempt("ready")]))?.status).toBe(
+    "running",
+  );
+  expect(leading(task("done", [attempt("archived"), attempt("merged")]))?.status).toBe("merged");
+  expect(
+    leading(task("in_progress", [attempt("failed", { number: 1 }), attempt("failed", { number: 2 })]))?.number,
+  ).toBe(2);
+  expect(leading(task("backlog"))).toBeUndefined();
+});
+
+describe("words", () => {
+  it.each<[string, Task, string | null]>([
+    ["a step", task("in_progress", [attempt("running", { step: "verify" })]), "Verifying"],
+    ["a step nobody knows", task("in_progress", [attempt("running", { step: "dream" })]), "Running"],
+    ["the queue", task("in_progress", [attempt("queued")], { queuePosition: 3 }), "In the queue, place 3"],
+    ["the next in the queue", task("in_progress", [attempt("queued")], { queuePosition: 1 }), "In the queue, next"],
+    ["an end on its way", task("cancelled", [attempt("running", { stopping: true })]), "Stopping"],
+    ["a failure", task("in_progress", [attempt("failed")]), "Failed"],
+    ["a choice", task("in_review", [attempt("ready"), attempt("ready"), attempt("failed")]), "Pick one of 2"],
+    ["nothing while it is reviewed", task("in_review", [attempt("in_review")]), null],
+    ["what it waits for", task("backlog", [], { blockedBy: ["tsk_1"] }), "Blocked"],
+    [
+      "a start of its own",
+      task("backlog", [], { blockedBy: ["tsk_1"], startWhenReady: true }),
+      "Starts when unblocked",
+    ],
+    ["nothing in the backlog", task("backlog"), null],
+  ])("says %s", (_, card, words) => {
+    expect(wordFor(card)?.text ?? null).toBe(words);
+  });
+});
+
+it("needs a person for a question or a choice, not for an answer that is too late", () => {
+  const asked = new Set(["ses_running", "ses_failed"]);
+  expect(needsPerson(task("in_progress", [attempt("running")]), asked)).toBe(true);
+  expect(needsPerson(task("in_progress", [attempt("failed")]), asked)).toBe(false);
+  expect(needsPerson(task("in_review", [attempt("ready")]), asked)).toBe(true);
+  expect(toPick(task("in_review", [attempt("ready"), attempt("running")]))).toBe(0);
+});
+
+it("has not failed while another attempt goes on", () => {
+  expect(hasFailed(task("in_progress", [attempt("failed"), attempt("running")]))).toBe(false);
+  expect(hasFailed(task("in_progress", [attempt("failed")], { error: "no" }))).toBe(true);
+});
+
+it("adds up what is known, and says when there is more", () => {
+  const paid = attempt("running", { spent: { ...spent, calls: 2, costUsd: 0.5 } });
+  const unknown = attempt("failed", { spent: { ...spent, calls: 1, costUsd: null, unpriced: 1 } });
+  expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, more: false });
+  expect(spentOn(task("in_progress", [paid, unknown]))).toEqual({ usd: 0.5, more: true });
+  expect(spentOn(task("in_progress", [attempt("running")]))).toBeNull();
+});
+
+it("stops the clock with the work", () => {
+  const from = "2026-01-01T00:00:00Z";
+  const to = "2026-01-01T00:01:00Z";
+  expect(clockOf(task("in_progress", [attempt("running", { startedAt: from, finishedAt: null })]))).toEqual({
+    from,
+    to: null,
+  });
+  expect(clockOf(task("in_review", [attempt("in_review", { startedAt: from, finishedAt: to })]))).toEqual({ from, to });
+  expect(clockOf(task("in_progress", [attempt("queued")]))).toBeNull();
+  const again = attempt("running", { startedAt: from, queuedAt: to, round: 2 });
+  expect(clockOf(task("in_progress", [again]))).toEqual({ from: to, to: null });
+});

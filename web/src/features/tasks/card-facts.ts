@@ -1,0 +1,102 @@
+/** What a card says of its task, in words. */
+import type { Agent, Attempt, Project, Task } from "@/api/types";
+import { ATTEMPTS, STEPS, type Word } from "@/lib/status";
+
+const TELLING: readonly Attempt["status"][] = [
+  "running",
+  "queued",
+  "ready",
+  "in_review",
+  "merged",
+  "failed",
+  "cancelled",
+  "archived",
+];
+
+/** The attempt that says most about the task: what is at work, then what came of it; of equals the newest. */
+export function leading(task: Task): Attempt | undefined {
+  let found: Attempt | undefined;
+  for (const one of task.attempts) {
+    if (!found || TELLING.indexOf(one.status) <= TELLING.indexOf(found.status)) found = one;
+  }
+  return found;
+}
+
+/** Those of the newest start: what was archived with an earlier one is not counted. */
+export function current(task: Task): Attempt[] {
+  return task.attempts.filter((one) => one.status !== "archived");
+}
+
+export const atWork = (attempt: Attempt): boolean => attempt.status === "running" || attempt.status === "queued";
+export const running = (task: Task): boolean => task.attempts.some(atWork);
+export const hasFailed = (task: Task): boolean =>
+  Boolean(task.error) || (!running(task) && task.status === "in_progress" && leading(task)?.status === "failed");
+
+/** Several are ready and somebody has to choose one. */
+export function toPick(task: Task): number {
+  if (task.status !== "in_review" || running(task)) return 0;
+  return task.attempts.filter((one) => one.status === "ready").length;
+}
+
+/** `asked`: the sessions in which a question or a permission waits. */
+export function needsPerson(task: Task, asked: ReadonlySet<string>): boolean {
+  return task.attempts.some((one) => atWork(one) && asked.has(one.sessionId)) || toPick(task) > 0;
+}
+
+/** What happens to it now; null where the column says it all. `place`: in the queue, where somebody knows better than the card. */
+export function wordFor(task: Task, place = task.queuePosition): Word | null {
+  const attempt = leading(task);
+  if (attempt && atWork(attempt)) return workWord(attempt, place);
+  if (hasFailed(task)) return { text: "Failed", tone: "bad" };
+  if (task.status === "backlog") {
+    if (task.blockedBy.length) return { text: task.startWhenReady ? "Starts when unblocked" : "Blocked", tone: "warn" };
+    return task.startWhenReady ? { text: "Starts when there is room", tone: "info" } : null;
+  }
+  const ready = toPick(task);
+  if (ready) return { text: ready > 1 ? `Pick one of ${ready}` : "Pick it", tone: "accent" };
+  if (attempt?.status === "in_review" && task.status === "in_review") return null;
+  return attempt && task.status !== "done" && attempt.status !== "archived" ? ATTEMPTS[attempt.status] : null;
+}
+
+function workWord(attempt: Attempt, place: number | null): Word {
+  if (attempt.stopping) return { text: "Stopping", tone: "idle", busy: true };
+  if (attempt.status === "queued") {
+    return { text: place ? `In the queue, ${place === 1 ? "next" : `place ${place}`}` : "Queued", tone: "idle" };
+  }
+  return { text: (attempt.step && STEPS[attempt.step]) || "Running", tone: "info", busy: true };
+}
+
+/** The agent that works or would work on it; null: as the platform is set up. */
+export function agentOf(task: Task, project: Project | undefined): string | null {
+  return leading(task)?.agent ?? task.wanted[0]?.agent ?? task.agent ?? project?.settings.agent?.default ?? null;
+}
+
+export function modelOf(task: Task): string | null {
+  return leading(task)?.model ?? task.wanted[0]?.model ?? task.model ?? null;
+}
+
+/** A name that tells the demo from the real ones. */
+export function agentTitle(agent: Agent): string {
+  return agent.demo && !/demo/i.test(agent.title) ? `${agent.title} (demo)` : agent.title;
+}
+
+/** Spent on models by all its attempts; null where no model was called. `more`: some of it has no known price. */
+export function spentOn(task: Task): { usd: number; more: boolean } | null {
+  let [usd, more, calls] = [0, false, 0];
+  for (const { spent } of task.attempts) {
+    usd += spent.costUsd ?? 0;
+    calls += spent.calls;
+    more ||= spent.costUsd === null || spent.unpriced > 0;
+  }
+  return calls ? { usd, more } : null;
+}
+
+/** From when to when the clock of a card runs: of its newest round alone, for between rounds it waits for people. Null: not begun. */
+export function clockOf(task: Task): { from: string; to: string | null } | null {
+  const attempt = leading(task);
+  if (!attempt?.startedAt) return null;
+  const from = attempt.round > 1 ? attempt.queuedAt : attempt.startedAt;
+  if (attempt.status === "running") return { from, to: null };
+  const to = attempt.finishedAt ?? task.finishedAt;
+  return to ? { from, to } : null;
+}

@@ -1,0 +1,187 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import { CircleAlert, GitPullRequest, Pencil } from "lucide-react";
+import { useEffect, useRef, useState } from "react";
+import { projects } from "@/api/queries";
+import type { Attempt, PullSummary, Task } from "@/api/types";
+import { cost } from "@/lib/format";
+import { safeHref } from "@/lib/links";
+import { ATTEMPTS, CHECKS, COLUMNS, PULLS } from "@/lib/status";
+import { Badge } from "@/ui/badge";
+import { IconButton } from "@/ui/button";
+import { Input, Select } from "@/ui/field";
+import { Status } from "@/ui/status";
+import { Elapsed } from "@/ui/time";
+import { TaskActions } from "./actions";
+import { clockOf, spentOn, wordFor } from "./card-facts";
+import { StepLine } from "./steps";
+import { useTaskVerbs } from "./use-task";
+
+export function TaskHeader({
+  task,
+  attempt,
+  onAttempt,
+}: {
+  task: Task;
+  attempt: Attempt | undefined;
+  onAttempt: (number: number) => void;
+}) {
+  const word = wordFor(task);
+  const spent = spentOn(task);
+  const clock = clockOf(task);
+  const failure = task.error ?? (attempt?.status === "failed" ? attempt.error : null);
+  return (
+    <header className="shrink-0 border-b bg-surface px-3 py-2 sm:px-4">
+      <div className="flex flex-wrap items-center gap-x-2 gap-y-1">
+        <EditableTitle key={task.id} task={task} />
+        <TaskActions task={task} />
+      </div>
+      <div className="mt-1 flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft">
+        <span className="flex items-center gap-1.5" aria-live="polite">
+          <Status word={COLUMNS[task.status]} />
+          {word && <Status word={word} />}
+        </span>
+        <ProjectName id={task.projectId} />
+        {task.attempts.length > 1 && attempt && <AttemptPicker task={task} attempt={attempt} onAttempt={onAttempt} />}
+        {attempt && (
+          <span className="truncate">
+            {attempt.agent}
+            {attempt.model && ` · ${attempt.model}`}
+            {attempt.round > 1 && ` · round ${attempt.round}`}
+          </span>
+        )}
+        {clock && (
+          <span className="tabular-nums" title="Time of work">
+            <Elapsed from={clock.from} to={clock.to} />
+          </span>
+        )}
+        {spent && (
+          <span
+            className="tabular-nums"
+            title={spent.more ? "Some of its models have no known price." : "Spent on models"}
+          >
+            {cost(spent.usd)}
+            {spent.more && "+"}
+          </span>
+        )}
+        {task.pullRequest && <PullBadge pull={task.pullRequest} />}
+        {attempt?.steps && attempt.steps.length > 0 && (
+          <div className="min-w-0 max-w-full lg:ml-auto">
+            <StepLine attempt={attempt} />
+          </div>
+        )}
+      </div>
+      {failure && task.status !== "done" && (
+        <p role="alert" className="mt-1.5 flex items-start gap-2 rounded-md bg-bad-soft px-2.5 py-1.5 text-[13px]">
+          <CircleAlert className="mt-0.5 size-3.5 shrink-0 text-bad" aria-hidden />
+          <span className="line-clamp-4 min-w-0 break-words whitespace-pre-wrap">{failure}</span>
+        </p>
+      )}
+    </header>
+  );
+}
+
+function ProjectName({ id }: { id: string }) {
+  const project = useQuery(projects).data?.find((one) => one.id === id);
+  if (!project) return null;
+  return (
+    <Link to="/board" search={{ project: id }} className="max-w-40 truncate underline-offset-2 hover:underline">
+      {project.name}
+    </Link>
+  );
+}
+
+function AttemptPicker({
+  task,
+  attempt,
+  onAttempt,
+}: {
+  task: Task;
+  attempt: Attempt;
+  onAttempt: (number: number) => void;
+}) {
+  return (
+    <Select
+      label="Attempt"
+      className="!h-6 !w-auto text-xs"
+      value={String(attempt.number)}
+      onChange={(value) => onAttempt(Number(value))}
+      choices={task.attempts.map((one) => ({
+        value: String(one.number),
+        label: `Attempt ${one.number}`,
+        detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${ATTEMPTS[one.status].text}`,
+      }))}
+    />
+  );
+}
+
+/** A branch that was only pushed has no page of its own everywhere. */
+export function PullBadge({ pull }: { pull: PullSummary }) {
+  const href = safeHref(pull.url || undefined);
+  const name = pull.number ? `#${pull.number}` : pull.headBranch;
+  const inside = (
+    <Badge
+      tone={PULLS[pull.state].tone}
+      title={`${pull.title}: ${PULLS[pull.state].text}${pull.checks !== "none" ? `, ${CHECKS[pull.checks].text}` : ""}`}
+    >
+      <GitPullRequest className="size-3 shrink-0" aria-hidden />
+      <span className="sr-only">{pull.number ? "Pull request" : "Branch"}</span>
+      <span className="truncate">
+        {name} {pull.draft ? "Draft" : PULLS[pull.state].text}
+      </span>
+    </Badge>
+  );
+  return href && pull.number ? (
+    <a href={href} target="_blank" rel="noreferrer noopener" className="max-w-64">
+      {inside}
+    </a>
+  ) : (
+    <span className="max-w-64">{inside}</span>
+  );
+}
+
+function EditableTitle({ task }: { task: Task }) {
+  const [draft, setDraft] = useState<string | null>(null);
+  const { change } = useTaskVerbs(task);
+  const field = useRef<HTMLInputElement>(null);
+  const editing = draft !== null;
+  useEffect(() => {
+    if (editing) field.current?.select();
+  }, [editing]);
+  const save = () => {
+    const title = draft?.trim();
+    if (!title || title === task.title) setDraft(null);
+    else if (!change.isPending) change.mutate({ title }, { onSuccess: () => setDraft(null) });
+  };
+  if (draft !== null) {
+    return (
+      <form
+        className="min-w-0 flex-1 basis-60"
+        onSubmit={(event) => {
+          event.preventDefault();
+          save();
+        }}
+      >
+        <Input
+          ref={field}
+          aria-label="Title"
+          maxLength={300}
+          value={draft}
+          disabled={change.isPending}
+          onChange={(event) => setDraft(event.target.value)}
+          onBlur={save}
+          onKeyDown={(event) => event.key === "Escape" && setDraft(null)}
+          className="text-[15px] font-semibold"
+        />
+      </form>
+    );
+  }
+  return (
+    <div className="flex min-w-0 flex-1 basis-60 items-center gap-1">
+      <h1 className="line-clamp-2 min-w-0 text-[15px] font-semibold break-words">{task.title}</h1>
+      <IconButton label="Change the title" size="sm" onClick={() => setDraft(task.title)}>
+        <Pencil className="size-3.5" aria-hidden />
+      </IconButton>
+    </div>
+  );
+}

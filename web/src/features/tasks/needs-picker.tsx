@@ -1,0 +1,77 @@
+import { useQuery } from "@tanstack/react-query";
+import { useState } from "react";
+import { tasks } from "@/api/queries";
+import { plural } from "@/lib/format";
+import { COLUMNS } from "@/lib/status";
+import { Badge } from "@/ui/badge";
+import { Checkbox, Input } from "@/ui/field";
+import { Loaded } from "@/ui/states";
+import { MOST_NEEDS } from "./task-form";
+
+const SHOWN = 50;
+
+/** Which tasks of the same project must be done before this one starts. */
+export function NeedsPicker({
+  projectId,
+  self,
+  value,
+  onChange,
+  error,
+}: {
+  projectId: string;
+  self: string | undefined;
+  value: string[];
+  onChange: (needs: string[]) => void;
+  error: string | undefined;
+}) {
+  const [words, setWords] = useState("");
+  const known = useQuery({ ...tasks(projectId), enabled: Boolean(projectId) });
+  return (
+    <fieldset className="flex flex-col gap-1">
+      <legend className="mb-1 text-[13px] font-medium">
+        Needs{value.length > 0 && ` ${plural(value.length, "task")}`}
+      </legend>
+      <Loaded query={known}>
+        {(list) => {
+          const open = list.filter(
+            (one) =>
+              one.id !== self && ((one.status !== "done" && one.status !== "cancelled") || value.includes(one.id)),
+          );
+          const found = open.filter(
+            (one) => value.includes(one.id) || one.title.toLowerCase().includes(words.trim().toLowerCase()),
+          );
+          if (!open.length) return <p className="text-xs text-faint">There is no other open task in this project.</p>;
+          return (
+            <>
+              <Input
+                aria-label="Search tasks it needs"
+                placeholder="Search tasks that must be done first"
+                value={words}
+                onChange={(event) => setWords(event.target.value)}
+              />
+              <ul className="max-h-36 overflow-y-auto rounded-md border">
+                {found.slice(0, SHOWN).map((one) => (
+                  <li key={one.id} className="flex items-center gap-2 px-2 py-1">
+                    <Checkbox
+                      label={one.title}
+                      checked={value.includes(one.id)}
+                      onChange={(on) =>
+                        onChange(on ? [...value, one.id].slice(0, MOST_NEEDS) : value.filter((id) => id !== one.id))
+                      }
+                    />
+                    <Badge className="ml-auto">{COLUMNS[one.status].text}</Badge>
+                  </li>
+                ))}
+                {found.length > SHOWN && (
+                  <li className="px-2 py-1 text-xs text-faint">and {found.length - SHOWN} more: search for them</li>
+                )}
+                {!found.length && <li className="px-2 py-1 text-xs text-faint">Nothing by that name.</li>}
+              </ul>
+            </>
+          );
+        }}
+      </Loaded>
+      {error && <p className="text-xs text-bad">{error}</p>}
+    </fieldset>
+  );
+}

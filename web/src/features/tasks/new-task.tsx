@@ -1,0 +1,30 @@
+import { lazy, Suspense, useRef } from "react";
+import type { Task } from "@/api/types";
+
+const TaskDialog = lazy(() => import("./task-dialog").then((module) => ({ default: module.TaskDialog })));
+
+interface Shown {
+  open: boolean;
+  onOpenChange: (open: boolean) => void;
+}
+
+/** What was written stays when it is closed, until the task is made. */
+export function NewTaskDialog({ open, onOpenChange, projectId }: Shown & { projectId?: string | undefined }) {
+  const wanted = useRef(false);
+  wanted.current ||= open;
+  if (!wanted.current) return null;
+  return (
+    <Suspense>
+      <TaskDialog open={open} onOpenChange={onOpenChange} projectId={projectId} />
+    </Suspense>
+  );
+}
+
+export function EditTaskDialog({ task, open, onOpenChange }: Shown & { task: Task }) {
+  if (!open) return null;
+  return (
+    <Suspense>
+      <TaskDialog open onOpenChange={onOpenChange} task={task} />
+    </Suspense>
+  );
+}

@@ -1,0 +1,67 @@
+import { expect, it } from "vitest";
+import type { Attempt } from "@/api/types";
+import { progressOf } from "./progress";
+
+const step = (round: number, number: number, name: string, status = "completed", error: string | null = null) => ({
+  round,
+  number,
+  name,
+  status,
+  tries: 1,
+  detail: {},
+  error,
+  startedAt: "2026-01-01T00:00:00Z",
+  finishedAt: status === "running" ? null : "2026-01-01T00:00:02Z",
+});
+const attempt = (status: Attempt["status"], round: number, steps: ReturnType<typeof step>[]) =>
+  ({ status, round, steps }) as unknown as Attempt;
+const shown = (one: Attempt) => progressOf(one).map((step) => `${step.name} ${step.status}`);
+
+it("shows what is done, what runs and what is ahead", () => {
+  const made = attempt("running", 1, [step(1, 1, "setup"), step(1, 2, "provision", "running")]);
+  expect(shown(made).slice(0, 4)).toEqual(["setup done", "provision running", "checkout ahead", "agent ahead"]);
+  expect(progressOf(made)[0]?.seconds).toBe(2);
+});
+
+it("goes back to the agent when a check has failed", () => {
+  const steps = [step(1, 4, "agent"), step(1, 5, "verify"), step(1, 6, "agent", "running")];
+  const made = progressOf(attempt("running", 1, steps));
+  expect(made[3]).toMatchObject({ status: "running", times: 2 });
+  expect(made[4]).toMatchObject({ name: "verify", status: "ahead" });
+});
+
+it("takes what a later round leaves out from the earlier one", () => {
+  const first = ["setup", "provision", "checkout", "agent", "verify", "commit"].map((name, index) =>
+    step(1, index + 1, name),
+  );
+  const publish = attempt("running", 2, [...first, step(2, 1, "provision"), step(2, 2, "push", "running")]);
+  expect(shown(publish)).toEqual([
+    "setup done", "provision done", "checkout done", "agent done", "verify done", "commit done", "push running", "pull_request ahead",
+  ]); // biome-ignore format: one line a round
+  const feedback = attempt("running", 2, [
+    ...first,
+    step(2, 1, "provision"),
+    step(2, 2, "checkout"),
+    step(2, 3, "agent", "running"),
+  ]);
+  expect(shown(feedback).slice(3)).toEqual([
+    "agent running",
+    "verify ahead",
+    "commit ahead",
+    "push ahead",
+    "pull_request ahead",
+  ]);
+  expect(shown(feedback)[0]).toBe("setup done");
+});
+
+it("says where it failed", () => {
+  const made = progressOf(attempt("failed", 1, [step(1, 1, "setup"), step(1, 2, "provision", "failed", "No room.")]));
+  expect(made[1]).toMatchObject({ status: "failed", error: "No room." });
+  expect(made[2]?.status).toBe("ahead");
+  const last = { ...attempt("failed", 1, [step(1, 1, "agent"), step(1, 2, "verify")]), error: "Still fails." };
+  expect(progressOf(last)[4]).toMatchObject({ status: "failed", error: "Still fails." });
+});
+
+it("does not call a step running that was cut off by the end of its attempt", () => {
+  expect(progressOf(attempt("cancelled", 1, [step(1, 1, "setup", "running")]))[0]?.status).toBe("failed");
+});

@@ -1,0 +1,79 @@
+/** How far an attempt is: its steps in their order, from setup to pull request. Pure. */
+import type { Attempt } from "@/api/types";
+import { atWork } from "./card-facts";
+
+export interface Progress {
+  name: string;
+  label: string;
+  status: "done" | "running" | "failed" | "ahead";
+  /** All of this round's tries together; null: it has none. */
+  seconds: number | null;
+  /** Since when it runs. */
+  since: string | null;
+  times: number;
+  error: string | null;
+}
+
+const ORDER: [name: string, label: string][] = [
+  ["setup", "Setup"],
+  ["provision", "Sandbox"],
+  ["checkout", "Checkout"],
+  ["agent", "Agent"],
+  ["verify", "Verify"],
+  ["commit", "Commit"],
+  ["push", "Push"],
+  ["pull_request", "Pull request"],
+];
+
+/** A later round leaves some steps out: these are done since an earlier one, when the round is past them. */
+export function progressOf(attempt: Attempt): Progress[] {
+  const steps = attempt.steps ?? [];
+  const busy = atWork(attempt);
+  const places = steps
+    .filter((one) => one.round === attempt.round)
+    .map((one) => ORDER.findIndex(([name]) => name === one.name));
+  const reached = Math.max(-1, ...places);
+  // a step can end well and yet be what nothing came of, such as a check that fails for the last time
+  const stuck = attempt.status === "failed" ? steps[steps.length - 1] : undefined;
+  return ORDER.map(([name, label], place) => {
+    const all = steps.filter((one) => one.name === name);
+    const own = all.filter((one) => one.round === attempt.round);
+    const shown =
+      own.length || (busy && place > reached) ? own : all.filter((one) => one.round === all[all.length - 1]?.round);
+    const last = shown[shown.length - 1];
+    const running = last?.status === "running" && busy;
+    // after a check that failed, the agent works again on what is behind it
+    const overtaken = last && busy && !running && shown === own && isBehind(steps, last.number, attempt, place);
+    return {
+      name,
+      label,
+      status:
+        !last || overtaken
+          ? "ahead"
+          : running
+            ? "running"
+            : last.status === "completed" && last !== stuck
+              ? "done"
+              : "failed",
+      seconds: shown.length
+        ? shown.reduce(
+            (sum, one) => sum + (one.finishedAt ? (Date.parse(one.finishedAt) - Date.parse(one.startedAt)) / 1000 : 0),
+            0,
+          )
+        : null,
+      since: running ? (last?.startedAt ?? null) : null,
+      times: shown.length,
+      error: last?.error ?? (last && last === stuck ? attempt.error : null),
+    };
+  });
+}
+
+function isBehind(steps: NonNullable<Attempt["steps"]>, number: number, attempt: Attempt, place: number): boolean {
+  return steps.some(
+    (one) =>
+      one.round === attempt.round &&
+      one.number > number &&
+      one.status === "running" &&
+      ORDER.findIndex(([name]) => name === one.name) < place,
+  );
+}

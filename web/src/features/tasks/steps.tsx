@@ -1,0 +1,75 @@
+import clsx from "clsx";
+import { Check, Circle, LoaderCircle, X } from "lucide-react";
+import type { Attempt } from "@/api/types";
+import { duration } from "@/lib/format";
+import { Hint } from "@/ui/button";
+import { Elapsed } from "@/ui/time";
+import { type Progress, progressOf } from "./progress";
+
+const WORDS = { done: "done", running: "under way", failed: "failed", ahead: "to come" };
+
+/** From setup to pull request: a line with the time that each step took. */
+export function StepLine({ attempt }: { attempt: Attempt }) {
+  const steps = progressOf(attempt);
+  return (
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: on a small screen it scrolls, so the keyboard must reach it
+    <section aria-label="Steps" tabIndex={0} className="max-w-full overflow-x-auto rounded">
+      <ol className="flex w-max items-center gap-1 py-0.5 text-2xs">
+        {steps.map((step, index) => (
+          <li
+            key={step.name}
+            className="flex items-center gap-1"
+            aria-current={step.status === "running" ? "step" : undefined}
+          >
+            {index > 0 && (
+              <span
+                className={clsx("h-px w-2 lg:w-4", step.status === "ahead" ? "bg-line" : "bg-line-strong")}
+                aria-hidden
+              />
+            )}
+            <Hint text={told(step)}>
+              <span
+                className={clsx(
+                  "flex items-center gap-1",
+                  step.status === "ahead" ? "text-faint" : step.status === "failed" ? "text-bad" : "text-soft",
+                )}
+              >
+                <Mark status={step.status} />
+                <span
+                  className={clsx(
+                    step.status === "running" || step.status === "failed" ? "font-medium text-text" : "max-sm:sr-only",
+                  )}
+                >
+                  {step.label}
+                </span>
+                <span className="sr-only">{WORDS[step.status]}</span>
+                {step.times > 1 && <span className="text-faint">×{step.times}</span>}
+                {step.status === "running" && step.since ? (
+                  <Elapsed from={step.since} className="text-info tabular-nums" />
+                ) : (
+                  step.seconds !== null &&
+                  step.status !== "ahead" && (
+                    <span className="text-faint tabular-nums max-sm:hidden">{duration(step.seconds)}</span>
+                  )
+                )}
+              </span>
+            </Hint>
+          </li>
+        ))}
+      </ol>
+    </section>
+  );
+}
+
+function told(step: Progress): string {
+  const time = step.seconds ? `, ${duration(step.seconds)}` : "";
+  const times = step.times > 1 ? `, ${step.times} times` : "";
+  return `${step.label}: ${WORDS[step.status]}${time}${times}${step.error ? `. ${step.error}` : ""}`;
+}
+
+function Mark({ status }: { status: Progress["status"] }) {
+  if (status === "done") return <Check className="size-3 text-ok" aria-hidden />;
+  if (status === "running") return <LoaderCircle className="size-3 animate-spin text-info" aria-hidden />;
+  if (status === "failed") return <X className="size-3 text-bad" aria-hidden />;
+  return <Circle className="size-2 text-faint" aria-hidden />;
+}

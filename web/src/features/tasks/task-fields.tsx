@@ -1,0 +1,193 @@
+import { useQuery } from "@tanstack/react-query";
+import { useState } from "react";
+import { agents, projects } from "@/api/queries";
+import type { Task } from "@/api/types";
+import { Field, Input, Select, Switch, Textarea } from "@/ui/field";
+import { AttemptRows } from "./attempt-rows";
+import { DemoHelp } from "./demo-help";
+import { NeedsPicker } from "./needs-picker";
+import type { Draft } from "./task-form";
+
+/** All that can be said of a task. `faults` by the platform's names of the fields. */
+export function TaskFields({
+  draft,
+  set,
+  faults,
+  task,
+  projects: offered,
+}: {
+  draft: Draft;
+  set: (change: Partial<Draft>) => void;
+  faults: Record<string, string>;
+  task: Task | undefined;
+  projects: { id: string; name: string }[];
+}) {
+  const workers = useQuery(agents);
+  const known = useQuery(projects);
+  const project = known.data?.find((one) => one.id === draft.projectId);
+  const demo = draft.rows.some(
+    (row) => workers.data?.find((one) => one.name === (row.agent || project?.settings.agent?.default))?.demo,
+  );
+  const [more, setMore] = useState(
+    Boolean(draft.baseBranch || draft.priority || draft.usd || draft.tokens || draft.needs.length),
+  );
+  const wrong = ["baseBranch", "priority", "budget.usd", "budget.tokens", "needs"].some((name) => faults[name]);
+  return (
+    <>
+      <Field label="Title" error={faults.title}>
+        {(wear) => (
+          <Input
+            {...wear}
+            value={draft.title}
+            maxLength={300}
+            autoFocus
+            placeholder="Fix the login for upper-case names"
+            onChange={(event) => set({ title: event.target.value })}
+          />
+        )}
+      </Field>
+      <Field label="Description" error={faults.description} hint="What the agent is to do, in full. Markdown is fine.">
+        {(wear) => (
+          <Textarea
+            {...wear}
+            rows={6}
+            maxLength={100_000}
+            value={draft.description}
+            onChange={(event) => set({ description: event.target.value })}
+          />
+        )}
+      </Field>
+      {demo && (
+        <DemoHelp
+          onExample={(text) =>
+            set({
+              description: draft.description ? `${draft.description.trimEnd()}\n\n${text}` : text,
+              title: draft.title || "Say hello",
+            })
+          }
+        />
+      )}
+      {!task && (
+        <Field label="Project" error={faults.projectId}>
+          {(wear) => (
+            <Select
+              {...wear}
+              value={draft.projectId}
+              placeholder="Choose a project"
+              onChange={(projectId) => set({ projectId, needs: [] })}
+              choices={offered.map((one) => ({ value: one.id, label: one.name }))}
+            />
+          )}
+        </Field>
+      )}
+      <AttemptRows
+        rows={draft.rows}
+        onChange={(rows) => set({ rows })}
+        agents={workers.data ?? []}
+        project={project}
+        faults={faults}
+      />
+      <details
+        open={more || wrong}
+        onToggle={(event) => setMore(event.currentTarget.open)}
+        className="rounded-md border"
+      >
+        <summary className="cursor-pointer px-2.5 py-1.5 text-[13px] font-medium text-soft">
+          Branch, priority, budget, dependencies
+        </summary>
+        <div className="flex flex-col gap-3 border-t px-2.5 py-2.5">
+          <div className="grid gap-3 sm:grid-cols-2">
+            <Small
+              label="Base branch"
+              name="baseBranch"
+              placeholder={project?.baseBranch ?? "the project's"}
+              draft={draft}
+              set={set}
+              error={faults.baseBranch}
+            />
+            <Small
+              label="Priority"
+              name="priority"
+              placeholder="0"
+              hint="-100 to 100; higher ones start first"
+              draft={draft}
+              set={set}
+              error={faults.priority}
+            />
+            <Small
+              label="Budget in dollars"
+              name="usd"
+              placeholder="as the project says"
+              draft={draft}
+              set={set}
+              error={faults["budget.usd"]}
+            />
+            <Small
+              label="Budget in tokens"
+              name="tokens"
+              placeholder="as the project says"
+              draft={draft}
+              set={set}
+              error={faults["budget.tokens"]}
+            />
+          </div>
+          <NeedsPicker
+            projectId={draft.projectId}
+            self={task?.id}
+            value={draft.needs}
+            onChange={(needs) => set({ needs })}
+            error={faults.needs}
+          />
+        </div>
+      </details>
+      {!task && (
+        <Switch
+          label={draft.needs.length ? "Start as soon as what it needs is done" : "Start now"}
+          checked={draft.start}
+          onChange={(start) => set({ start })}
+        />
+      )}
+      {task?.status === "backlog" && (
+        <Switch label="Start by itself as soon as it can" checked={draft.start} onChange={(start) => set({ start })} />
+      )}
+      {task && task.status !== "backlog" && (
+        <p className="text-xs text-faint">
+          What has begun goes on as it was asked to; this counts from the next start.
+        </p>
+      )}
+    </>
+  );
+}
+
+function Small({
+  label,
+  name,
+  draft,
+  set,
+  error,
+  hint,
+  placeholder,
+}: {
+  label: string;
+  name: "baseBranch" | "priority" | "usd" | "tokens";
+  draft: Draft;
+  set: (change: Partial<Draft>) => void;
+  error: string | undefined;
+  hint?: string;
+  placeholder: string;
+}) {
+  return (
+    <Field label={label} error={error} hint={hint}>
+      {(wear) => (
+        <Input
+          {...wear}
+          value={draft[name]}
+          maxLength={200}
+          inputMode={name === "baseBranch" ? "text" : "decimal"}
+          placeholder={placeholder}
+          onChange={(event) => set({ [name]: event.target.value })}
+        />
+      )}
+    </Field>
+  );
+}

@@ -1,0 +1,66 @@
+import { expect, it } from "vitest";
+import type { Task } from "@/api/types";
+import { changesOf, draftOf, emptyDraft, faultsOf, newTask, stillWrong } from "./task-form";
+
+const task = {
+  id: "tsk_1", projectId: "prj_1", title: "Fix it", description: "", status: "backlog", agent: "demo", model: null, wanted: [],
+  baseBranch: null, priority: 0, budget: { usd: null, tokens: null }, needs: [], startWhenReady: false,
+} as unknown as Task; // biome-ignore format: a row
+
+it("sends one attempt as the task's own agent, and several as what each is", () => {
+  const draft = { ...emptyDraft("prj_1", "demo"), title: " Fix it " };
+  expect(newTask(draft)).toMatchObject({
+    title: "Fix it",
+    agent: "demo",
+    model: null,
+    attempts: [],
+    start: true,
+    baseBranch: null,
+  });
+  const several = {
+    ...draft,
+    rows: [
+      { agent: "claude", model: "m" },
+      { agent: "", model: "" },
+    ],
+  };
+  expect(newTask(several)).toMatchObject({
+    agent: null,
+    model: null,
+    attempts: [
+      { agent: "claude", model: "m" },
+      { agent: null, model: null },
+    ],
+  });
+});
+
+it("changes only what was changed", () => {
+  const draft = draftOf(task);
+  expect(changesOf(task, draft)).toBeNull();
+  expect(changesOf(task, { ...draft, priority: "5", usd: "1.5" })).toEqual({
+    priority: 5,
+    budget: { usd: 1.5, tokens: null },
+  });
+  expect(changesOf(task, { ...draft, start: true })).toEqual({ start: true });
+  expect(changesOf({ ...task, status: "done" }, { ...draft, start: true })).toBeNull();
+  expect(changesOf(task, { ...draft, rows: [...draft.rows, { agent: "demo", model: "" }] })).toEqual({
+    agent: null,
+    attempts: [
+      { agent: "demo", model: null },
+      { agent: "demo", model: null },
+    ],
+  });
+});
+
+it("knows what is wrong before it asks", () => {
+  const draft = emptyDraft("", "");
+  expect(Object.keys(faultsOf(draft))).toEqual(["title", "projectId"]);
+  const odd = { ...draft, title: "x", projectId: "p", priority: "1.5", usd: "-1", tokens: "many" };
+  expect(Object.keys(faultsOf(odd))).toEqual(["priority", "budget.usd", "budget.tokens"]);
+});
+
+it("forgets a fault when its field is written to", () => {
+  const faults = { title: "a", "budget.usd": "b", "attempts.0.agent": "c" };
+  expect(Object.keys(stillWrong(faults, { title: "x" }))).toEqual(["budget.usd", "attempts.0.agent"]);
+  expect(Object.keys(stillWrong(faults, { usd: "1", rows: [] }))).toEqual(["title"]);
+});

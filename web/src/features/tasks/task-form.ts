@@ -1,0 +1,116 @@
+/** What is written in the dialog of a task, and what the platform gets of it. */
+import type { Schemas } from "@/api/client";
+import type { Task } from "@/api/types";
+
+/** "" stands for what is not said: the project decides. */
+export interface Row {
+  agent: string;
+  model: string;
+}
+
+export interface Draft {
+  title: string;
+  description: string;
+  projectId: string;
+  /** One attempt each. */
+  rows: Row[];
+  baseBranch: string;
+  priority: string;
+  usd: string;
+  tokens: string;
+  needs: string[];
+  start: boolean;
+}
+
+export const MOST_ATTEMPTS = 8;
+export const MOST_NEEDS = 50;
+
+export function emptyDraft(projectId: string, agent: string): Draft {
+  return {
+    title: "", description: "", projectId, rows: [{ agent, model: "" }], baseBranch: "", priority: "", usd: "", tokens: "",
+    needs: [], start: true,
+  }; // biome-ignore format: all of it is empty
+}
+
+export function draftOf(task: Task): Draft {
+  const wanted = task.wanted.length ? task.wanted : [{ agent: task.agent, model: task.model }];
+  return {
+    title: task.title,
+    description: task.description,
+    projectId: task.projectId,
+    rows: wanted.map((one) => ({ agent: one.agent ?? task.agent ?? "", model: one.model ?? task.model ?? "" })),
+    baseBranch: task.baseBranch ?? "",
+    priority: task.priority ? String(task.priority) : "",
+    usd: task.budget.usd ? String(task.budget.usd) : "",
+    tokens: task.budget.tokens ? String(task.budget.tokens) : "",
+    needs: task.needs,
+    start: task.startWhenReady,
+  };
+}
+
+/** Faults that need no question to the platform, by the platform's names of the fields. */
+export function faultsOf(draft: Draft): Record<string, string> {
+  const faults: Record<string, string> = {};
+  if (!draft.title.trim()) faults.title = "Say in a few words what is to be done.";
+  if (!draft.projectId) faults.projectId = "Choose a project.";
+  const priority = Number(draft.priority);
+  if (!Number.isInteger(priority) || Math.abs(priority) > 100) faults.priority = "A whole number from -100 to 100.";
+  if (draft.usd.trim() && !(Number(draft.usd) > 0)) faults["budget.usd"] = "An amount above 0, or nothing.";
+  const tokens = Number(draft.tokens);
+  if (draft.tokens.trim() && !(Number.isInteger(tokens) && tokens > 0))
+    faults["budget.tokens"] = "A whole number above 0, or nothing.";
+  return faults;
+}
+
+type Fields = Omit<Schemas["NewTask"], "projectId" | "start">;
+
+function fieldsOf(draft: Draft): Fields {
+  const rows = draft.rows.map((row) => ({ agent: row.agent || null, model: row.model.trim() || null }));
+  const one = rows.length === 1 ? rows[0] : undefined; // of several each speaks for itself
+  return {
+    title: draft.title.trim(),
+    description: draft.description,
+    agent: one?.agent ?? null,
+    model: one?.model ?? null,
+    attempts: one ? [] : rows,
+    baseBranch: draft.baseBranch.trim() || null,
+    priority: Number(draft.priority) || 0,
+    budget: { usd: Number(draft.usd) || null, tokens: Number(draft.tokens) || null },
+    needs: draft.needs,
+  };
+}
+
+export function newTask(draft: Draft): Schemas["NewTask"] {
+  return { ...fieldsOf(draft), projectId: draft.projectId, start: draft.start };
+}
+
+/** Only what differs: what others have changed meanwhile stays. Null: nothing does. */
+export function changesOf(task: Task, draft: Draft): Schemas["TaskChange"] | null {
+  const before = draftOf(task);
+  const [old, now] = [fieldsOf(before), fieldsOf(draft)];
+  const changed = (Object.keys(now) as (keyof Fields)[]).filter(
+    (name) => JSON.stringify(old[name]) !== JSON.stringify(now[name]),
+  );
+  const start = task.status === "backlog" && before.start !== draft.start ? { start: draft.start } : {};
+  const changes = { ...Object.fromEntries(changed.map((name) => [name, now[name]])), ...start };
+  return Object.keys(changes).length ? changes : null;
+}
+
+/** Of the platform's faults, those that have a place in the dialog. */
+export function placed(
+  errors: readonly { field: string; message: string }[] | null | undefined,
+): Record<string, string> {
+  return Object.fromEntries((errors ?? []).map((one) => [one.field, one.message]));
+}
+
+const NAMES: Partial<Record<keyof Draft, RegExp>> = {
+  usd: /^budget/,
+  tokens: /^budget/,
+  rows: /^(attempts|agent|model)/,
+};
+
+/** The faults that are left when somebody has begun to mend some. */
+export function stillWrong(faults: Record<string, string>, change: Partial<Draft>): Record<string, string> {
+  const names = (Object.keys(change) as (keyof Draft)[]).map((name) => NAMES[name] ?? new RegExp(`^${name}$`));
+  return Object.fromEntries(Object.entries(faults).filter(([field]) => !names.some((name) => name.test(field))));
+}

@@ -1,0 +1,45 @@
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { api, got } from "@/api/client";
+import type { Column, Task } from "@/api/types";
+import { failed } from "@/ui/toast";
+
+/** The verbs of a task, outside of its board. Each answers with the card, which is shown at once. */
+export function useTaskVerbs(task: Task) {
+  const client = useQueryClient();
+  const path = { task_id: task.id };
+  const shown = (card: Task) => {
+    client.setQueryData(["task", task.id], card);
+    client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) =>
+      known?.map((one) => (one.id === card.id ? card : one)),
+    );
+  };
+  const move = useMutation({
+    mutationFn: (body: { status: Column; feedback?: string }) =>
+      got(api.POST("/api/v1/tasks/{task_id}/move", { params: { path }, body })),
+    onSuccess: shown,
+    onError: failed("Could not move the task"),
+  });
+  const stop = useMutation({
+    mutationFn: () => got(api.POST("/api/v1/tasks/{task_id}/stop", { params: { path } })),
+    onSuccess: shown,
+    onError: failed("Could not stop the task"),
+  });
+  const retry = useMutation({
+    mutationFn: () => got(api.POST("/api/v1/tasks/{task_id}/retry", { params: { path } })),
+    onSuccess: shown,
+    onError: failed("Could not start it once more"),
+  });
+  const change = useMutation({
+    mutationFn: (body: { title?: string; description?: string; start?: boolean }) =>
+      got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path }, body })),
+    onSuccess: shown,
+    onError: failed("Could not change the task"),
+  });
+  const remove = useMutation({
+    mutationFn: () => got(api.DELETE("/api/v1/tasks/{task_id}", { params: { path } })),
+    onSuccess: () =>
+      client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) => known?.filter((one) => one.id !== task.id)),
+    onError: failed("Could not delete the task"),
+  });
+  return { move, stop, retry, change, remove };
+}

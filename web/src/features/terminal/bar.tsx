@@ -1,0 +1,109 @@
+import { useQuery } from "@tanstack/react-query";
+import {
+  AArrowDown,
+  AArrowUp,
+  Accessibility,
+  ClipboardPaste,
+  Copy,
+  Ellipsis,
+  Plus,
+  Search,
+  Trash2,
+} from "lucide-react";
+import { type Ref, useState } from "react";
+import { ago } from "@/lib/format";
+import { Button, IconButton } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Select } from "@/ui/field";
+import { Menu, MenuItem, MenuLine } from "@/ui/menu";
+import { shells as shellsQuery, useClose } from "./shells";
+
+interface Props {
+  ref: Ref<HTMLDivElement>;
+  sandboxId: string;
+  current: string | undefined;
+  onChoose: (id: string | undefined) => void;
+  fontSize: number;
+  onFontSize: (size: number) => void;
+  screenReader: boolean;
+  onScreenReader: (on: boolean) => void;
+  onFind: () => void;
+  onCopy: () => void;
+  onPaste: () => void;
+}
+
+/** Which shell, and what can be done with it. */
+export function Bar(props: Props) {
+  const { current, onChoose, fontSize, onFontSize, screenReader } = props;
+  const [ending, setEnding] = useState(false);
+  const shells = useQuery(shellsQuery(props.sandboxId));
+  const close = useClose(props.sandboxId);
+  const open = shells.data ?? [];
+  const choices = open.map((shell, index) => ({
+    value: shell.id,
+    label: `Shell ${index + 1}`,
+    detail: `process ${shell.pid}, opened ${ago(shell.createdAt)}`,
+  }));
+  const sized = (by: number) => (event: Event) => {
+    event.preventDefault(); // the menu stays: a size is tried
+    onFontSize(fontSize + by);
+  };
+  const end = async () => {
+    if (!current) return;
+    await close.mutateAsync(current);
+  };
+  return (
+    <div ref={props.ref} className="flex shrink-0 items-center gap-1 border-b px-2 py-1">
+      <Select
+        label="Shell"
+        className="!h-7 !w-36 text-xs"
+        value={current && open.some((shell) => shell.id === current) ? current : ""}
+        placeholder={open.length ? "Choose a shell" : "No open shell"}
+        disabled={!open.length}
+        onChange={onChoose}
+        choices={choices}
+      />
+      <Button size="sm" look="ghost" className="mr-auto" onClick={() => onChoose(undefined)}>
+        <Plus className="size-3.5" aria-hidden />
+        New shell
+      </Button>
+      <IconButton size="sm" label="Search (Ctrl+Shift+F)" onClick={props.onFind}>
+        <Search className="size-3.5" aria-hidden />
+      </IconButton>
+      <IconButton size="sm" label="Copy what is selected" className="!hidden sm:!inline-flex" onClick={props.onCopy}>
+        <Copy className="size-3.5" aria-hidden />
+      </IconButton>
+      <IconButton size="sm" label="Paste" onClick={props.onPaste}>
+        <ClipboardPaste className="size-3.5" aria-hidden />
+      </IconButton>
+      <Menu
+        trigger={
+          <IconButton size="sm" label="More">
+            <Ellipsis className="size-4" aria-hidden />
+          </IconButton>
+        }
+      >
+        <MenuItem onSelect={props.onCopy}>
+          <Copy className="size-3.5" aria-hidden /> Copy what is selected
+        </MenuItem>
+        <MenuItem disabled={fontSize >= 24} onSelect={sized(1)}>
+          <AArrowUp className="size-3.5" aria-hidden /> Larger text
+        </MenuItem>
+        <MenuItem disabled={fontSize <= 8} onSelect={sized(-1)}>
+          <AArrowDown className="size-3.5" aria-hidden /> Smaller text
+        </MenuItem>
+        <MenuItem onSelect={() => props.onScreenReader(!screenReader)}>
+          <Accessibility className="size-3.5" aria-hidden />{" "}
+          {screenReader ? "Screen reader mode: on" : "Screen reader mode: off"}
+        </MenuItem>
+        <MenuLine />
+        <MenuItem danger disabled={!current} onSelect={() => setEnding(true)}>
+          <Trash2 className="size-3.5" aria-hidden /> End this shell
+        </MenuItem>
+      </Menu>
+      <Confirm open={ending} onOpenChange={setEnding} title="End this shell?" action="End the shell" onConfirm={end}>
+        What runs in it ends too, for everybody who looks at it.
+      </Confirm>
+    </div>
+  );
+}

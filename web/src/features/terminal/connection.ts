@@ -1,0 +1,128 @@
+/**
+ * A shell in a sandbox over a WebSocket, taken up again when the connection breaks: the shell goes on, and on coming back the
+ * platform shows the last of it anew.
+ *
+ * A ticket opens the socket rather than the cookie: it also works where a proxy gives the platform another name, and a refusal has words.
+ */
+import { ApiError, api, got } from "@/api/client";
+import { Backoff } from "@/lib/backoff";
+import { words } from "@/ui/states";
+import { type Closed, type Outcome, outcome } from "./outcome";
+
+export type LinkState =
+  | { kind: "connecting" }
+  | { kind: "open" }
+  | { kind: "interrupted" }
+  | { kind: "ended"; exitCode: number | null }
+  | { kind: "failed"; reason: string };
+
+export interface LinkListener {
+  state: (state: LinkState) => void;
+  /** The shell is there; what it has shown so far comes next, if it is not new. */
+  opened: (terminalId: string, again: boolean) => void;
+  data: (bytes: Uint8Array) => void;
+  size: () => { cols: number; rows: number };
+}
+
+export class Link {
+  private readonly sandboxId: string;
+  private readonly listener: LinkListener;
+  private readonly backoff = new Backoff();
+  private terminalId: string | undefined;
+  private socket: WebSocket | undefined;
+  private over = false;
+
+  constructor(sandboxId: string, terminalId: string | undefined, listener: LinkListener) {
+    this.sandboxId = sandboxId;
+    this.terminalId = terminalId;
+    this.listener = listener;
+  }
+
+  /** Until the shell ends, cannot be had, or `stop`. */
+  async start(): Promise<void> {
+    this.listener.state({ kind: "connecting" });
+    while (!this.over) {
+      const result = await this.attempt();
+      if (this.over) return;
+      if (result.kind !== "again") return this.listener.state(result);
+      this.listener.state({ kind: "interrupted" });
+      await this.backoff.wait();
+    }
+  }
+
+  /** Leave; the shell goes on. */
+  stop(): void {
+    this.over = true;
+    this.backoff.hurry();
+    this.socket?.close();
+  }
+
+  send(bytes: Uint8Array<ArrayBuffer>): void {
+    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(bytes);
+  }
+
+  resize(cols: number, rows: number): void {
+    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify({ type: "resize", cols, rows }));
+  }
+
+  private async attempt(): Promise<Outcome> {
+    try {
+      const { ticket } = await got(api.POST("/api/v1/tickets"));
+      if (this.over) return { kind: "again" };
+      const closed = await this.connection(ticket);
+      if (this.over || closed.ended !== undefined || !this.terminalId)
+        return outcome(closed, true, await this.sandboxIsLost(closed));
+      return outcome(closed, await this.listed(this.terminalId), false);
+    } catch (error) {
+      if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) {
+        return { kind: "failed", reason: words(error) };
+      }
+      return { kind: "again" };
+    }
+  }
+
+  private connection(ticket: string): Promise<Closed> {
+    const { cols, rows } = this.listener.size();
+    const query = new URLSearchParams({ ticket, cols: String(cols), rows: String(rows) });
+    if (this.terminalId) query.set("terminal", this.terminalId);
+    const url = new URL(`/api/v1/sandboxes/${encodeURIComponent(this.sandboxId)}/terminal?${query}`, location.origin);
+    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+    const again = this.terminalId !== undefined;
+    const closed: Closed = { code: 1006, reason: "" };
+    return new Promise((resolve) => {
+      const socket = new WebSocket(url);
+      this.socket = socket;
+      socket.binaryType = "arraybuffer";
+      socket.onmessage = ({ data }: MessageEvent<ArrayBuffer | string>) => {
+        if (this.over) return;
+        if (typeof data !== "string") return this.listener.data(new Uint8Array(data));
+        const said = JSON.parse(data) as { type: string; terminal?: string; ended?: boolean; exitCode?: number | null };
+        if (said.type === "opened" && said.terminal) {
+          this.terminalId = said.terminal;
+          this.backoff.reset();
+          this.listener.opened(said.terminal, again);
+          this.listener.state({ kind: "open" });
+        } else if (said.type === "closed" && said.ended) {
+          closed.ended = said.exitCode ?? null;
+        }
+      };
+      socket.onclose = (event) => resolve({ ...closed, code: event.code, reason: event.reason });
+    });
+  }
+
+  /** Whether the shell is still there. A refused WebSocket does not say why. */
+  private async listed(id: string): Promise<boolean> {
+    const shells = await got(
+      api.GET("/api/v1/sandboxes/{sandbox_id}/terminals", { params: { path: { sandbox_id: this.sandboxId } } }),
+    );
+    return shells.items.some((shell) => shell.id === id);
+  }
+
+  private async sandboxIsLost(closed: Closed): Promise<boolean> {
+    if (closed.ended !== undefined || this.over) return false;
+    const box = await got(
+      api.GET("/api/v1/sandboxes/{sandbox_id}", { params: { path: { sandbox_id: this.sandboxId } } }),
+    );
+    return box.status === "destroyed" || box.status === "error";
+  }
+}

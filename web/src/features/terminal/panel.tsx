@@ -1,0 +1,133 @@
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { lazy, Suspense, useCallback, useRef, useState } from "react";
+import { LogFind } from "@/features/output/log-find";
+import { useStored } from "@/lib/stored";
+import { Kbd } from "@/ui/badge";
+import { Loaded, Loading } from "@/ui/states";
+import { Awake } from "./awake";
+import { Bar } from "./bar";
+import type { LinkState } from "./connection";
+import type { ScreenHandle } from "./screen";
+import { remember, remembered, shells as shellsQuery } from "./shells";
+import { StateLine } from "./state-line";
+
+const TerminalScreen = lazy(() => import("./screen"));
+
+/** An interactive shell. It outlives a reload, and others that are open can be joined. */
+export function TerminalPanel({ sandboxId }: { sandboxId: string }) {
+  const shells = useQuery(shellsQuery(sandboxId));
+  return (
+    <Awake
+      sandboxId={sandboxId}
+      action="Wake it and open a shell"
+      why="Its files are kept. A shell wakes it, and it stays awake while you look at it."
+    >
+      <Loaded query={shells}>
+        {(open) => <Shells key={sandboxId} sandboxId={sandboxId} open={open.map((shell) => shell.id)} />}
+      </Loaded>
+    </Awake>
+  );
+}
+
+interface Chosen {
+  /** Counts screens: choosing again is a new one, also for the same shell. */
+  screen: number;
+  id: string | undefined;
+}
+
+function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
+  const client = useQueryClient();
+  const [chosen, setChosen] = useState<Chosen>(() => ({
+    screen: 0,
+    id: open.find((id) => id === remembered(sandboxId)) ?? open.at(-1),
+  }));
+  const [current, setCurrent] = useState<string | undefined>(chosen.id);
+  const [state, setState] = useState<LinkState>({ kind: "connecting" });
+  const [fontSize, setFontSize] = useStored("terminal.font", 13);
+  const [screenReader, setScreenReader] = useStored("terminal.reader", false);
+  const [finding, setFinding] = useState(false);
+  const [query, setQuery] = useState("");
+  const [found, setFound] = useState({ place: 0, total: 0 });
+  const screen = useRef<ScreenHandle>(null);
+  const bar = useRef<HTMLDivElement>(null);
+
+  const choose = useCallback(
+    (id: string | undefined) => {
+      remember(sandboxId, id);
+      setCurrent(id);
+      setState({ kind: "connecting" });
+      setChosen((before) => ({ screen: before.screen + 1, id }));
+    },
+    [sandboxId],
+  );
+  const told = (next: LinkState) => {
+    setState(next);
+    if (next.kind !== "ended") return;
+    remember(sandboxId, undefined);
+    void client.invalidateQueries({ queryKey: ["terminals", sandboxId] });
+  };
+  const opened = (id: string) => {
+    remember(sandboxId, id);
+    setCurrent(id);
+    void client.invalidateQueries({ queryKey: ["terminals", sandboxId] });
+  };
+  const find = (text: string, back = false) => (text ? screen.current?.find(text, back) : screen.current?.clearFind());
+  const close = () => {
+    setFinding(false);
+    screen.current?.clearFind();
+    screen.current?.focus();
+  };
+
+  return (
+    <div className="flex min-h-0 flex-1 flex-col">
+      <Bar
+        ref={bar}
+        sandboxId={sandboxId}
+        current={current}
+        onChoose={choose}
+        fontSize={fontSize}
+        onFontSize={setFontSize}
+        screenReader={screenReader}
+        onScreenReader={setScreenReader}
+        onFind={() => (finding ? close() : setFinding(true))}
+        onCopy={() => screen.current?.copy()}
+        onPaste={() => screen.current?.paste()}
+      />
+      {finding && (
+        <LogFind
+          label="Search in the terminal"
+          query={query}
+          onQuery={(text) => {
+            setQuery(text);
+            find(text);
+          }}
+          place={found.place}
+          total={found.total}
+          more={false}
+          onStep={(by) => find(query, by < 0)}
+          onClose={close}
+        />
+      )}
+      <StateLine state={state} onNew={() => choose(undefined)} onAgain={() => choose(current)} />
+      <Suspense fallback={<Loading label="Loading the terminal" />}>
+        <TerminalScreen
+          key={chosen.screen}
+          ref={screen}
+          sandboxId={sandboxId}
+          terminalId={chosen.id}
+          fontSize={fontSize}
+          screenReader={screenReader}
+          onState={told}
+          onOpened={opened}
+          onFound={(place, total) => setFound({ place, total })}
+          onSearch={() => setFinding(true)}
+          onLeave={() => bar.current?.querySelector<HTMLElement>("button")?.focus()}
+        />
+      </Suspense>
+      <p className="hidden shrink-0 items-center gap-1 border-t px-3 py-1 text-2xs text-faint sm:flex">
+        <Kbd>Ctrl+Shift+L</Kbd> leaves the terminal, <Kbd>Ctrl+Shift+F</Kbd> searches, <Kbd>Ctrl+Shift+C</Kbd> and{" "}
+        <Kbd>Ctrl+Shift+V</Kbd> copy and paste
+      </p>
+    </div>
+  );
+}

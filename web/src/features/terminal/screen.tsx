@@ -1,0 +1,157 @@
+import { type Ref, useEffect, useImperativeHandle, useRef } from "react";
+import { useTheme } from "@/lib/theme";
+import { toast } from "@/ui/toast";
+import { Link, type LinkState } from "./connection";
+import { colours, MARKS, makeScreen, type Screen } from "./xterm";
+
+export interface ScreenHandle {
+  find: (text: string, back: boolean) => void;
+  clearFind: () => void;
+  copy: () => void;
+  paste: () => void;
+  focus: () => void;
+}
+
+interface Props {
+  ref: Ref<ScreenHandle>;
+  sandboxId: string;
+  /** The shell to look at; undefined: a new one. */
+  terminalId: string | undefined;
+  fontSize: number;
+  screenReader: boolean;
+  onState: (state: LinkState) => void;
+  onOpened: (terminalId: string) => void;
+  onFound: (place: number, total: number) => void;
+  onSearch: () => void;
+  /** The person wants to leave the terminal with the keyboard. */
+  onLeave: () => void;
+}
+
+/** One shell on the screen. Another shell is another screen: give it a key. */
+export default function TerminalScreen(props: Props) {
+  const { ref, sandboxId, terminalId, fontSize, screenReader } = props;
+  const box = useRef<HTMLDivElement>(null);
+  const screen = useRef<Screen | null>(null);
+  const latest = useRef(props);
+  latest.current = props;
+  const [theme] = useTheme();
+
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a screen is of one shell; what else changes is told to it below
+  useEffect(() => {
+    const made = makeScreen(fontSize, screenReader);
+    const { terminal, fit, search } = made;
+    screen.current = made;
+    terminal.open(box.current as HTMLElement);
+    fit.fit();
+    let replaying = false; // what was shown before may hold questions to the terminal, and must not be answered again
+    const link = new Link(sandboxId, terminalId, {
+      state: (state) => latest.current.onState(state),
+      size: () => ({ cols: terminal.cols, rows: terminal.rows }),
+      opened: (id, again) => {
+        if (again) {
+          terminal.reset();
+          replaying = true;
+          setTimeout(() => {
+            replaying = false;
+          }, 500); // a shell that has shown nothing has nothing to replay
+        }
+        latest.current.onOpened(id);
+      },
+      data: (bytes) =>
+        terminal.write(bytes, () => {
+          replaying = false;
+        }),
+    });
+    const encoder = new TextEncoder();
+    terminal.onData((text) => !replaying && link.send(encoder.encode(text)));
+    terminal.onBinary((text) => link.send(Uint8Array.from(text, (character) => character.charCodeAt(0))));
+    terminal.onResize(({ cols, rows }) => link.resize(cols, rows));
+    search.onDidChangeResults(({ resultIndex, resultCount }) => latest.current.onFound(resultIndex + 1, resultCount));
+    terminal.attachCustomKeyEventHandler(
+      (event) => !(event.type === "keydown" && shortcut(event, terminal, latest.current)),
+    );
+    let frame = 0;
+    const observer = new ResizeObserver(() => {
+      cancelAnimationFrame(frame);
+      frame = requestAnimationFrame(() => fit.fit());
+    });
+    observer.observe(box.current as HTMLElement);
+    void link.start();
+    terminal.focus();
+    return () => {
+      observer.disconnect();
+      cancelAnimationFrame(frame);
+      link.stop();
+      terminal.dispose();
+      screen.current = null;
+    };
+  }, [sandboxId, terminalId]);
+
+  useEffect(() => {
+    if (!screen.current) return;
+    screen.current.terminal.options.fontSize = fontSize;
+    screen.current.fit.fit();
+  }, [fontSize]);
+  useEffect(() => {
+    if (screen.current) screen.current.terminal.options.screenReaderMode = screenReader;
+  }, [screenReader]);
+  useEffect(() => {
+    // the page's own colours change in an effect that comes after this one
+    const frame = requestAnimationFrame(() => {
+      if (screen.current && theme) screen.current.terminal.options.theme = colours();
+    });
+    return () => cancelAnimationFrame(frame);
+  }, [theme]);
+
+  useImperativeHandle(ref, () => ({
+    find: (text, back) => {
+      const options = { decorations: MARKS(), incremental: false };
+      if (back) screen.current?.search.findPrevious(text, options);
+      else screen.current?.search.findNext(text, options);
+    },
+    clearFind: () => screen.current?.search.clearDecorations(),
+    copy: () => screen.current && void copy(screen.current.terminal),
+    paste: () => screen.current && void paste(screen.current.terminal),
+    focus: () => screen.current?.terminal.focus(),
+  }));
+
+  return (
+    <div ref={box} data-testid="terminal" className="min-h-0 min-w-0 flex-1 overflow-hidden bg-surface py-1 pl-2" />
+  );
+}
+
+type Terminal = Screen["terminal"];
+
+/** Keys that are the page's and not the shell's. */
+function shortcut(event: KeyboardEvent, terminal: Terminal, props: Props): boolean {
+  if (!(event.ctrlKey || event.metaKey) || !event.shiftKey) return false;
+  const key = event.key.toLowerCase();
+  if (key === "f") props.onSearch();
+  else if (key === "l") props.onLeave();
+  else if (key === "c") void copy(terminal);
+  else return false; // Ctrl+Shift+V is the browser's own paste, which the terminal takes
+  event.preventDefault();
+  return true;
+}
+
+async function copy(terminal: Terminal): Promise<void> {
+  const text = terminal.getSelection();
+  if (!text) return void toast("Nothing is selected in the terminal.");
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    toast.error("The browser does not let this page copy.");
+  }
+}
+
+/** As one piece, where the shell asks for that: a line break in it then runs nothing. */
+async function paste(terminal: Terminal): Promise<void> {
+  try {
+    terminal.paste(await navigator.clipboard.readText());
+    terminal.focus();
+  } catch {
+    toast.error("The browser does not let this page read the clipboard.", {
+      description: "Press Ctrl+Shift+V in the terminal instead.",
+    });
+  }
+}

@@ -1,0 +1,100 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import clsx from "clsx";
+import type { Project } from "@/api/types";
+import { cost, count } from "@/lib/format";
+import { Section } from "@/shell/page";
+import { Loaded } from "@/ui/states";
+import { usageDays } from "./page";
+import { summed } from "./sums";
+
+/** Of projects that have one: how much of this month's is spent. */
+export function Budgets({ projects }: { projects: Project[] }) {
+  const limited = projects.filter((one) => {
+    const budget = one.settings.tasks?.monthlyBudget;
+    return budget?.usd || budget?.tokens;
+  });
+  const month = `${new Date().toISOString().slice(0, 7)}-01`;
+  const query = useQuery({ ...usageDays(month), enabled: limited.length > 0 });
+  if (!limited.length) return null;
+  return (
+    <Section
+      title="Budgets of this month"
+      description="By calendar month in UTC. When one is spent, its agents get no more answers from models."
+    >
+      <Loaded query={query}>
+        {({ items }) => (
+          <ul className="divide-y">
+            {limited.map((project) => {
+              const spent = summed(items.filter((one) => one.projectId === project.id));
+              const budget = project.settings.tasks?.monthlyBudget;
+              return (
+                <li key={project.id} className="flex flex-wrap items-center gap-x-5 gap-y-1 px-4 py-2.5">
+                  <Link
+                    to="/projects/$projectId"
+                    params={{ projectId: project.id }}
+                    search={{ tab: "board" }}
+                    className="min-w-0 basis-40 truncate text-[13px] font-medium hover:text-accent hover:underline"
+                  >
+                    {project.name}
+                  </Link>
+                  {budget?.usd && (
+                    <Bar name={`Dollars of ${project.name}`} spent={spent.cost} limit={budget.usd} format={cost} />
+                  )}
+                  {budget?.tokens && (
+                    <Bar
+                      name={`Tokens of ${project.name}`}
+                      spent={spent.input + spent.output}
+                      limit={budget.tokens}
+                      format={(value) => `${count(value)} tokens`}
+                    />
+                  )}
+                </li>
+              );
+            })}
+          </ul>
+        )}
+      </Loaded>
+    </Section>
+  );
+}
+
+function Bar({
+  name,
+  spent,
+  limit,
+  format,
+}: {
+  name: string;
+  spent: number;
+  limit: number;
+  format: (value: number) => string;
+}) {
+  const part = Math.min(1, spent / limit);
+  return (
+    <div className="min-w-0 flex-1 basis-48">
+      <div className="mb-0.5 flex justify-between gap-2 text-xs text-soft tabular-nums">
+        <span>
+          {format(spent)} of {format(limit)}
+        </span>
+        <span className={part >= 1 ? "font-medium text-bad" : ""}>
+          {part >= 1 ? "spent" : `${Math.round(part * 100)} %`}
+        </span>
+      </div>
+      <svg
+        viewBox="0 0 100 6"
+        preserveAspectRatio="none"
+        className="h-1.5 w-full"
+        role="img"
+        aria-label={`${name}: ${format(spent)} of ${format(limit)}`}
+      >
+        <rect width={100} height={6} className="fill-sunken" />
+        <rect
+          width={100 * part}
+          height={6}
+          className={clsx(part >= 1 ? "fill-bad" : part >= 0.8 ? "fill-warn" : "fill-accent")}
+        />
+      </svg>
+    </div>
+  );
+}

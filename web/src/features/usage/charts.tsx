@@ -1,0 +1,232 @@
+/** Small charts that can be read without eyes: every bar says what it is, and the same numbers are there as a table. */
+import clsx from "clsx";
+import { type KeyboardEvent, useRef, useState } from "react";
+import { ceiling, type Series } from "./sums";
+
+const FILLS = ["fill-accent", "fill-info", "fill-ok", "fill-faint", "fill-bad", "fill-warn"];
+const SPOTS = ["bg-accent", "bg-info", "bg-ok", "bg-faint", "bg-bad", "bg-warn"];
+export const MOST = FILLS.length;
+
+const HEIGHT = 100;
+
+interface Shown {
+  title: string;
+  days: string[];
+  series: Series[];
+  format: (value: number) => string;
+}
+
+function dayName(day: string): string {
+  return new Date(`${day}T12:00:00Z`).toLocaleDateString(undefined, {
+    day: "numeric",
+    month: "short",
+    timeZone: "UTC",
+  });
+}
+
+/** A bar for each day, made of its parts. One stop for Tab; arrows, Home and End go from day to day. */
+export function DayBars({ title, days, series, format }: Shown) {
+  const [at, setAt] = useState<number | null>(null);
+  const bars = useRef<(HTMLButtonElement | null)[]>([]);
+  const totals = days.map((_, day) => series.reduce((sum, one) => sum + (one.values[day] ?? 0), 0));
+  const top = ceiling(Math.max(...totals));
+  const stop = at ?? days.length - 1;
+  const go = (event: KeyboardEvent) => {
+    const next = { ArrowLeft: stop - 1, ArrowRight: stop + 1, Home: 0, End: days.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    bars.current[Math.max(0, Math.min(days.length - 1, next))]?.focus();
+  };
+  return (
+    <figure className="p-4">
+      <figcaption className="sr-only">{title}</figcaption>
+      <div className="flex gap-2">
+        <div
+          className="flex w-12 shrink-0 flex-col justify-between text-right text-2xs text-faint tabular-nums"
+          aria-hidden
+        >
+          <span>{format(top)}</span>
+          <span>{format(top / 2)}</span>
+          <span>{format(0)}</span>
+        </div>
+        <div className="relative h-40 min-w-0 flex-1">
+          <svg
+            viewBox={`0 0 ${days.length * 10} ${HEIGHT}`}
+            preserveAspectRatio="none"
+            className="absolute size-full"
+            aria-hidden
+          >
+            {[0, 0.5, 1].map((part) => (
+              <line
+                key={part}
+                x1={0}
+                x2={days.length * 10}
+                y1={HEIGHT * part}
+                y2={HEIGHT * part}
+                className="stroke-line"
+                vectorEffect="non-scaling-stroke"
+              />
+            ))}
+            {days.map((day, place) => (
+              <Parts key={day} place={place} series={series} top={top} />
+            ))}
+          </svg>
+          <fieldset aria-label={title} className="absolute inset-0 flex">
+            {days.map((day, place) => (
+              <button
+                key={day}
+                type="button"
+                ref={(element) => {
+                  bars.current[place] = element;
+                }}
+                aria-label={`${dayName(day)}: ${format(totals[place] ?? 0)}`}
+                title={`${dayName(day)}: ${format(totals[place] ?? 0)}`}
+                aria-pressed={place === stop}
+                tabIndex={place === stop ? 0 : -1}
+                onKeyDown={go}
+                onClick={() => setAt(place)}
+                onFocus={() => setAt(place)}
+                onPointerEnter={() => setAt(place)}
+                className={clsx("min-w-0 flex-1", place === at && "bg-text/8")}
+              />
+            ))}
+          </fieldset>
+        </div>
+      </div>
+      <div className="mt-1 flex justify-between pl-14 text-2xs text-faint" aria-hidden>
+        <span>{dayName(days[0] ?? "")}</span>
+        <span>{dayName(days.at(-1) ?? "")}</span>
+      </div>
+      <Readout day={days[stop] ?? ""} place={stop} series={series} format={format} total={totals[stop] ?? 0} />
+      <AsTable title={title} days={days} series={series} format={format} />
+    </figure>
+  );
+}
+
+function Parts({ place, series, top }: { place: number; series: Series[]; top: number }) {
+  let below = 0;
+  return series.map((one, index) => {
+    const tall = ((one.values[place] ?? 0) / top) * HEIGHT;
+    below += tall;
+    return tall > 0 ? (
+      <rect
+        key={one.key}
+        x={place * 10 + 1.5}
+        y={HEIGHT - below}
+        width={7}
+        height={tall}
+        className={FILLS[index % MOST]}
+      />
+    ) : null;
+  });
+}
+
+/** What the chosen day is made of; also the legend. */
+function Readout({
+  day,
+  place,
+  series,
+  format,
+  total,
+}: {
+  day: string;
+  place: number;
+  series: Series[];
+  format: Shown["format"];
+  total: number;
+}) {
+  return (
+    <div className="mt-2 flex flex-wrap items-center gap-x-4 gap-y-1 text-xs" aria-live="polite">
+      <span className="font-medium tabular-nums">
+        {dayName(day)}: {format(total)}
+      </span>
+      {series.map((one, index) => (
+        <span key={one.key} className="flex min-w-0 items-center gap-1.5 text-soft">
+          <span className={clsx("size-2 shrink-0 rounded-sm", SPOTS[index % MOST])} aria-hidden />
+          <span className="truncate">{one.key}</span>
+          <span className="tabular-nums">{format(one.values[place] ?? 0)}</span>
+        </span>
+      ))}
+    </div>
+  );
+}
+
+function AsTable({ title, days, series, format }: Shown) {
+  return (
+    <details className="mt-2 text-xs">
+      <summary className="cursor-pointer text-soft hover:text-text">As a table</summary>
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it */}
+      <div className="mt-1 max-h-64 overflow-auto rounded-md border" tabIndex={0}>
+        <table className="w-full border-collapse tabular-nums">
+          <caption className="sr-only">{title}</caption>
+          <thead className="sticky top-0 bg-surface">
+            <tr>
+              <th scope="col" className="px-2 py-1 text-left font-medium">
+                Day (UTC)
+              </th>
+              {series.map((one) => (
+                <th key={one.key} scope="col" className="px-2 py-1 text-right font-medium">
+                  {one.key}
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {days.map((day, place) => (
+              <tr key={day} className="border-t">
+                <th scope="row" className="px-2 py-0.5 text-left font-normal">
+                  {day}
+                </th>
+                {series.map((one) => (
+                  <td key={one.key} className="px-2 py-0.5 text-right">
+                    {format(one.values[place] ?? 0)}
+                  </td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </details>
+  );
+}
+
+/** The largest first, each with its share: a table whose bars are only for the eye. */
+export function Shares({
+  title,
+  rows,
+  format,
+}: {
+  title: string;
+  rows: { key: string; name: string; total: number }[];
+  format: Shown["format"];
+}) {
+  const most = Math.max(...rows.map((row) => row.total), 0);
+  return (
+    <table className="w-full table-fixed text-[13px]">
+      <caption className="sr-only">{title}</caption>
+      <colgroup>
+        <col className="w-2/5" />
+        <col />
+        <col className="w-24" />
+      </colgroup>
+      <tbody className="divide-y">
+        {rows.map((row, index) => (
+          <tr key={row.key}>
+            <th scope="row" className="truncate px-4 py-1.5 text-left font-normal" title={row.name}>
+              {row.name}
+            </th>
+            <td className="py-1.5" aria-hidden>
+              <svg viewBox="0 0 100 8" preserveAspectRatio="none" className="h-2 w-full">
+                <title>{`${row.name}: ${format(row.total)}`}</title>
+                <rect width={100} height={8} rx={1} className="fill-sunken" />
+                <rect width={most ? (100 * row.total) / most : 0} height={8} rx={1} className={FILLS[index % MOST]} />
+              </svg>
+            </td>
+            <td className="px-4 py-1.5 text-right tabular-nums">{format(row.total)}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

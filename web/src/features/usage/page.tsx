@@ -1,0 +1,152 @@
+import { useQuery } from "@tanstack/react-query";
+import { getRouteApi, useNavigate } from "@tanstack/react-router";
+import { ChartNoAxesColumn } from "lucide-react";
+import { api, got } from "@/api/client";
+import { projects } from "@/api/queries";
+import type { Project } from "@/api/types";
+import { cost, count } from "@/lib/format";
+import { Page, Section } from "@/shell/page";
+import { Select } from "@/ui/field";
+import { Empty, Loaded } from "@/ui/states";
+import { Budgets } from "./budgets";
+import { DayBars, MOST, Shares } from "./charts";
+import { type DayUsage, daysUpTo, type Metric, series, summed } from "./sums";
+
+const route = getRouteApi("/inside/usage");
+const RANGES = [7, 30, 90];
+const ALL = "all";
+
+export const usageDays = (since: string, projectId?: string) => ({
+  queryKey: ["usage", "days", since, projectId ?? null],
+  queryFn: () => got(api.GET("/api/v1/usage/days", { params: { query: { since: `${since}T00:00:00Z`, projectId } } })),
+});
+
+export function UsagePage() {
+  const search = route.useSearch();
+  const navigate = useNavigate();
+  const known = useQuery(projects).data ?? [];
+  const range = RANGES.find((one) => one === search.days) ?? 30;
+  const days = daysUpTo(Date.now(), range);
+  const query = useQuery(usageDays(days[0] ?? "", search.project));
+  const metric: Metric = search.show ?? "cost";
+  return (
+    <Page
+      title="Usage and cost"
+      actions={
+        <>
+          <Select
+            label="Project"
+            className="!w-44"
+            value={search.project ?? ALL}
+            onChange={(id) => navigate({ to: "/usage", search: { ...search, project: id === ALL ? undefined : id } })}
+            choices={[
+              { value: ALL, label: "All projects" },
+              ...known.map((one) => ({ value: one.id, label: one.name })),
+            ]}
+          />
+          <Select
+            label="Range"
+            className="!w-32"
+            value={String(range)}
+            onChange={(value) => navigate({ to: "/usage", search: { ...search, days: Number(value) } })}
+            choices={RANGES.map((one) => ({ value: String(one), label: `${one} days` }))}
+          />
+          <Select
+            label="What is shown"
+            className="!w-28"
+            value={metric}
+            onChange={(value) =>
+              navigate({ to: "/usage", search: { ...search, show: value === "tokens" ? value : undefined } })
+            }
+            choices={[
+              { value: "cost", label: "Cost" },
+              { value: "tokens", label: "Tokens" },
+            ]}
+          />
+        </>
+      }
+    >
+      <Loaded query={query}>
+        {({ items, truncated }) => (
+          <>
+            {truncated && (
+              <p className="mb-2 text-xs text-warn">There is more than can be shown: the oldest days are left out.</p>
+            )}
+            <Charts items={items} days={days} metric={metric} projects={known} />
+          </>
+        )}
+      </Loaded>
+      <Budgets projects={known.filter((one) => !search.project || one.id === search.project)} />
+    </Page>
+  );
+}
+
+function Charts({
+  items,
+  days,
+  metric,
+  projects: known,
+}: {
+  items: DayUsage[];
+  days: string[];
+  metric: Metric;
+  projects: Project[];
+}) {
+  const format = metric === "cost" ? cost : count;
+  const project = (id: string | null) =>
+    known.find((one) => one.id === id)?.name ?? (id ? "another project" : "no project");
+  const byModel = series(items, days, metric, (one) => one.model ?? "unknown model", MOST);
+  const byProject = series(items, days, metric, (one) => project(one.projectId), 12);
+  const sum = summed(items);
+  if (!items.length) {
+    return (
+      <Empty title="Nothing was spent" icon={<ChartNoAxesColumn className="size-6" aria-hidden />}>
+        No agent has asked a model in these days. The demo agent needs none.
+      </Empty>
+    );
+  }
+  return (
+    <>
+      <dl className="mb-5 grid grid-cols-2 gap-px overflow-hidden rounded-lg border bg-line sm:grid-cols-4">
+        <Total
+          name="Cost"
+          value={cost(sum.cost)}
+          note={sum.unpriced ? `${count(sum.unpriced)} answers have no price` : undefined}
+        />
+        <Total name="Requests" value={count(sum.calls)} />
+        <Total
+          name="Tokens in"
+          value={count(sum.input)}
+          note={sum.cached ? `${count(sum.cached)} from a cache` : undefined}
+        />
+        <Total name="Tokens out" value={count(sum.output)} />
+      </dl>
+      <Section title={metric === "cost" ? "Cost by day" : "Tokens by day"} description="By model; days in UTC.">
+        <DayBars
+          title={metric === "cost" ? "Cost by day and model" : "Tokens by day and model"}
+          days={days}
+          series={byModel}
+          format={format}
+        />
+      </Section>
+      <div className="grid gap-x-5 md:grid-cols-2">
+        <Section title="By model">
+          <Shares title="By model" rows={byModel.map((one) => ({ ...one, name: one.key }))} format={format} />
+        </Section>
+        <Section title="By project">
+          <Shares title="By project" rows={byProject.map((one) => ({ ...one, name: one.key }))} format={format} />
+        </Section>
+      </div>
+    </>
+  );
+}
+
+function Total({ name, value, note }: { name: string; value: string; note?: string | undefined }) {
+  return (
+    <div className="bg-surface px-4 py-3">
+      <dt className="text-xs text-soft">{name}</dt>
+      <dd className="text-lg font-semibold tabular-nums">{value}</dd>
+      {note && <dd className="text-2xs text-faint">{note}</dd>}
+    </div>
+  );
+}

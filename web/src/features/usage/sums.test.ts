@@ -1,0 +1,49 @@
+import { expect, it } from "vitest";
+import { ceiling, type DayUsage, daysUpTo, series, summed } from "./sums";
+
+function used(day: string, model: string | null, costUsd: number | null, inputTokens = 10): DayUsage {
+  return {
+    day, model, costUsd, inputTokens, calls: 1, outputTokens: 1, cacheReadTokens: 0, cacheWriteTokens: 0, unpriced: costUsd === null ? 1 : 0, projectId: null,
+  }; // biome-ignore format: a row
+}
+
+const now = Date.UTC(2026, 2, 1, 0, 30);
+const model = (one: DayUsage) => one.model ?? "unknown";
+
+it("knows the days before today, across months", () => {
+  expect(daysUpTo(now, 3)).toEqual(["2026-02-27", "2026-02-28", "2026-03-01"]);
+});
+
+it("puts each day in its place and leaves out what is older", () => {
+  const days = daysUpTo(now, 2);
+  const items = [
+    used("2026-03-01", "a", 1),
+    used("2026-02-28", "a", 2),
+    used("2026-02-27", "a", 9),
+    used("2026-03-01", "b", null),
+  ];
+  expect(series(items, days, "cost", model, 5)).toEqual([
+    { key: "a", total: 3, values: [2, 1] },
+    { key: "b", total: 0, values: [0, 0] },
+  ]);
+  expect(series(items, days, "tokens", model, 5)[0]?.values).toEqual([11, 11]);
+});
+
+it("keeps the largest and calls the rest others, losing nothing", () => {
+  const items = ["a", "b", "c", "d"].map((name, index) => used("2026-03-01", name, index + 1));
+  const made = series(items, daysUpTo(now, 1), "cost", model, 3);
+  expect(made.map((one) => [one.key, one.total])).toEqual([["d", 4], ["c", 3], ["others", 3]]); // biome-ignore format: pairs
+});
+
+it("sums what is known and counts what is not", () => {
+  expect(summed([used("2026-03-01", "a", 1.5), used("2026-03-01", "b", null)])).toMatchObject({
+    calls: 2,
+    cost: 1.5,
+    unpriced: 1,
+    input: 20,
+  });
+});
+
+it("finds a round number above", () => {
+  expect([0, 0.03, 1, 1.2, 4.5, 7, 99, 100, 101].map(ceiling)).toEqual([1, 0.05, 1, 2, 5, 10, 100, 100, 200]);
+});

@@ -1,0 +1,86 @@
+/** What was spent, put together for looking at. Days are UTC's, as the platform counts them. */
+import type { Schemas } from "@/api/client";
+
+export type DayUsage = Schemas["UsageOfDay"];
+export type Metric = "cost" | "tokens";
+
+export interface Sum {
+  calls: number;
+  input: number;
+  output: number;
+  cached: number;
+  cost: number;
+  unpriced: number;
+}
+
+export interface Series {
+  key: string;
+  total: number;
+  /** One for each day. */
+  values: number[];
+}
+
+const DAY = 86_400_000;
+
+/** The days up to today, oldest first, as `2026-01-31`. */
+export function daysUpTo(now: number, count: number): string[] {
+  return Array.from({ length: count }, (_, index) =>
+    new Date(now - (count - 1 - index) * DAY).toISOString().slice(0, 10),
+  );
+}
+
+export function summed(items: DayUsage[]): Sum {
+  const sum: Sum = { calls: 0, input: 0, output: 0, cached: 0, cost: 0, unpriced: 0 };
+  for (const one of items) {
+    sum.calls += one.calls;
+    sum.input += one.inputTokens;
+    sum.output += one.outputTokens;
+    sum.cached += one.cacheReadTokens;
+    sum.cost += one.costUsd ?? 0;
+    sum.unpriced += one.unpriced;
+  }
+  return sum;
+}
+
+export const amount = (one: DayUsage, metric: Metric): number =>
+  metric === "cost" ? (one.costUsd ?? 0) : one.inputTokens + one.outputTokens;
+
+/** By what `keyOf` says, the largest first; those after the first `most` are one, called “others”. */
+export function series(
+  items: DayUsage[],
+  days: string[],
+  metric: Metric,
+  keyOf: (one: DayUsage) => string,
+  most: number,
+): Series[] {
+  const places = new Map(days.map((day, index) => [day, index]));
+  const found = new Map<string, Series>();
+  const add = (key: string, place: number, value: number) => {
+    const one = found.get(key) ?? { key, total: 0, values: days.map(() => 0) };
+    one.total += value;
+    one.values[place] = (one.values[place] ?? 0) + value;
+    found.set(key, one);
+  };
+  for (const item of items) {
+    const place = places.get(item.day);
+    if (place !== undefined) add(keyOf(item), place, amount(item, metric));
+  }
+  const sorted = [...found.values()].sort((a, b) => b.total - a.total || a.key.localeCompare(b.key));
+  if (sorted.length <= most) return sorted;
+  const rest = sorted.slice(most - 1);
+  return [
+    ...sorted.slice(0, most - 1),
+    {
+      key: "others",
+      total: rest.reduce((sum, one) => sum + one.total, 0),
+      values: days.map((_, place) => rest.reduce((sum, one) => sum + (one.values[place] ?? 0), 0)),
+    },
+  ];
+}
+
+/** A round number at or above the highest value: 1, 2 or 5 times a power of ten. */
+export function ceiling(highest: number): number {
+  if (!(highest > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(highest));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= highest * 0.999_999) ?? highest;
+}

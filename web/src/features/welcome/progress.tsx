@@ -1,0 +1,78 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import { CircleCheck, GitPullRequest } from "lucide-react";
+import { task as taskQuery } from "@/api/queries";
+import type { Task } from "@/api/types";
+import { safeHref } from "@/lib/links";
+import { ATTEMPTS, STEPS } from "@/lib/status";
+import { Button } from "@/ui/button";
+import { Loaded } from "@/ui/states";
+import { Status } from "@/ui/status";
+import { Elapsed } from "@/ui/time";
+
+/** The first task, followed to its end. */
+export function Progress({ taskId, again }: { taskId: string; again: () => void }) {
+  const query = useQuery(taskQuery(taskId));
+  return (
+    <div className="rounded-lg border bg-surface p-4">
+      <Loaded query={query}>{(task) => <Course task={task} again={again} />}</Loaded>
+    </div>
+  );
+}
+
+function Course({ task, again }: { task: Task; again: () => void }) {
+  const attempt = task.attempts[0];
+  const pull = task.pullRequest;
+  const over = attempt?.status === "failed" || attempt?.status === "cancelled";
+  const link = safeHref(pull?.url);
+  return (
+    <div className="flex flex-col gap-3" aria-live="polite">
+      <div className="flex flex-wrap items-center gap-2">
+        <h2 className="mr-auto font-semibold">{task.title}</h2>
+        {attempt && <Status word={ATTEMPTS[attempt.status]} />}
+        {attempt?.startedAt && (
+          <Elapsed from={attempt.startedAt} to={attempt.finishedAt} className="text-xs text-faint tabular-nums" />
+        )}
+      </div>
+      {pull ? (
+        <p className="flex items-center gap-2 text-ok">
+          <CircleCheck className="size-5" aria-hidden />
+          {pull.number === null
+            ? `The work is on the branch ${pull.headBranch}.`
+            : `Pull request #${pull.number} is open.`}
+        </p>
+      ) : over ? (
+        <p className="text-bad">{attempt.error ?? task.error ?? "It was stopped."}</p>
+      ) : (
+        <p className="text-soft">{attempt?.step ? (STEPS[attempt.step] ?? attempt.step) : "Waiting for its turn"}…</p>
+      )}
+      <div className="flex flex-wrap gap-2">
+        <Link
+          to="/tasks/$taskId"
+          params={{ taskId: task.id }}
+          search={pull ? { tab: "changes" } : {}}
+          className="inline-flex h-8 items-center rounded-md bg-accent px-3 text-[13px] font-medium text-on-accent hover:bg-accent-hover"
+        >
+          {pull ? "Review the changes" : "Watch it work"}
+        </Link>
+        {link && pull?.number !== null && pull?.forge === "github" && (
+          <a
+            href={link}
+            target="_blank"
+            rel="noreferrer noopener"
+            className="inline-flex h-8 items-center gap-1 rounded-md border border-line-strong px-3 text-[13px]"
+          >
+            <GitPullRequest className="size-4" aria-hidden /> Pull request
+          </a>
+        )}
+        <Link
+          to="/board"
+          className="inline-flex h-8 items-center rounded-md border border-line-strong px-3 text-[13px] hover:bg-hover"
+        >
+          To the board
+        </Link>
+        {(pull || over) && <Button onClick={again}>Write another task</Button>}
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,128 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { FolderGit2, Sparkles } from "lucide-react";
+import { type FormEvent, useState } from "react";
+import { ApiError, api, got } from "@/api/client";
+import { projects } from "@/api/queries";
+import type { Project } from "@/api/types";
+import { Button } from "@/ui/button";
+import { Field, Input } from "@/ui/field";
+import { words } from "@/ui/states";
+import { failed } from "@/ui/toast";
+import type { Suggestion } from "./task-step";
+
+export function RepositoryStep({ onDone }: { onDone: (project: Project, suggestions: Suggestion[]) => void }) {
+  const client = useQueryClient();
+  const known = useQuery(projects);
+  const [repository, setRepository] = useState("");
+  const [token, setToken] = useState("");
+  const forget = () => client.invalidateQueries({ queryKey: ["projects"] });
+  const sample = useMutation({
+    mutationFn: () => got(api.POST("/api/v1/projects/sample")),
+    onSuccess: (made) => {
+      void forget();
+      onDone(made.project, made.tasks);
+    },
+    onError: failed("Could not make the sample project"),
+  });
+  const add = useMutation({
+    mutationFn: async () => {
+      const project = await got(
+        api.POST("/api/v1/projects", {
+          body: { name: nameOf(repository), repository: repository.trim(), token: token.trim() || null },
+        }),
+      );
+      const test = await got(
+        api.POST("/api/v1/projects/{project_id}/test", { params: { path: { project_id: project.id } } }),
+      );
+      if (test.ok) return project;
+      const wrong = test.findings.filter((one) => !one.ok).map((one) => one.detail);
+      await got(api.DELETE("/api/v1/projects/{project_id}", { params: { path: { project_id: project.id } } }));
+      throw new ApiError(400, { detail: wrong.join(" ") || "The repository cannot be reached." });
+    },
+    onSuccess: (project) => {
+      void forget();
+      onDone(project, []);
+    },
+  });
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    add.mutate();
+  };
+  return (
+    <div className="grid gap-4 md:grid-cols-2">
+      <section className="flex flex-col gap-3 rounded-lg border bg-surface p-4">
+        <h2 className="flex items-center gap-2 font-semibold">
+          <Sparkles className="size-4 text-accent" aria-hidden /> Take the sample
+        </h2>
+        <p className="text-[13px] text-soft">
+          A small Python package with a bug and a test that shows it. It lives in a repository that Sandyard makes on
+          this machine: no account, nothing leaves.
+        </p>
+        <Button look="primary" className="mt-auto self-start" busy={sample.isPending} onClick={() => sample.mutate()}>
+          Use the sample repository
+        </Button>
+      </section>
+      <form onSubmit={submit} className="flex flex-col gap-3 rounded-lg border bg-surface p-4">
+        <h2 className="flex items-center gap-2 font-semibold">
+          <FolderGit2 className="size-4 text-accent" aria-hidden /> Add your own
+        </h2>
+        <Field
+          label="Repository"
+          hint="https://…, ssh://…, or a path on this machine."
+          error={add.error ? words(add.error) : undefined}
+        >
+          {(wear) => (
+            <Input
+              {...wear}
+              required
+              value={repository}
+              onChange={(e) => setRepository(e.target.value)}
+              placeholder="https://github.com/you/project"
+            />
+          )}
+        </Field>
+        <Field
+          label="Token"
+          hint="For a private repository or GitHub pull requests. Kept encrypted; no sandbox ever sees it."
+        >
+          {(wear) => (
+            <Input
+              {...wear}
+              type="password"
+              autoComplete="off"
+              value={token}
+              onChange={(e) => setToken(e.target.value)}
+            />
+          )}
+        </Field>
+        <Button type="submit" className="self-start" busy={add.isPending}>
+          Add and check
+        </Button>
+      </form>
+      {known.data && known.data.length > 0 && (
+        <section className="rounded-lg border bg-surface p-4 md:col-span-2">
+          <h2 className="mb-2 font-semibold">Or one that is here already</h2>
+          <ul className="flex flex-wrap gap-2">
+            {known.data.map((project) => (
+              <li key={project.id}>
+                <Button onClick={() => onDone(project, [])}>{project.name}</Button>
+              </li>
+            ))}
+          </ul>
+        </section>
+      )}
+    </div>
+  );
+}
+
+/** Of `https://github.com/you/project.git` the `project`. */
+function nameOf(repository: string): string {
+  return (
+    repository
+      .trim()
+      .replace(/\/+$/, "")
+      .replace(/\.git$/, "")
+      .split(/[/:]/)
+      .pop() || "project"
+  );
+}

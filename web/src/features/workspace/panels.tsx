@@ -1,0 +1,71 @@
+import { Box } from "lucide-react";
+import { lazy, Suspense } from "react";
+import type { Attempt, Session, Task } from "@/api/types";
+import { Empty, Loading } from "@/ui/states";
+import { Boundary } from "./boundary";
+
+const ConversationPanel = lazy(() =>
+  import("../conversation/panel").then((module) => ({ default: module.ConversationPanel })),
+);
+const OutputPanel = lazy(() => import("../output/panel").then((module) => ({ default: module.OutputPanel })));
+const ChangesPanel = lazy(() => import("../changes/panel").then((module) => ({ default: module.ChangesPanel })));
+const FilesPanel = lazy(() => import("../files/panel").then((module) => ({ default: module.FilesPanel })));
+const TerminalPanel = lazy(() => import("../terminal/panel").then((module) => ({ default: module.TerminalPanel })));
+const HistoryPanel = lazy(() => import("../history/panel").then((module) => ({ default: module.HistoryPanel })));
+const PullPanel = lazy(() => import("../pulls/panel").then((module) => ({ default: module.PullPanel })));
+const SandboxPanel = lazy(() => import("../sandboxes/panel").then((module) => ({ default: module.SandboxPanel })));
+const AttemptsPanel = lazy(() => import("../tasks/attempts").then((module) => ({ default: module.AttemptsPanel })));
+
+const WORKSPACE = "/home/user/workspace";
+const HOME = "/home/user";
+
+export interface Work {
+  session: Session;
+  task?: Task | undefined;
+  attempt?: Attempt | undefined;
+}
+
+/** One tab's content, loaded when it is first wanted. */
+export function Panel({
+  id,
+  work,
+  at,
+  onAt,
+}: {
+  id: string;
+  work: Work;
+  at: string | undefined;
+  onAt: (at: string | undefined) => void;
+}) {
+  return (
+    <Boundary key={`${id}:${work.session.id}`}>
+      <Suspense fallback={<Loading />}>
+        <Chosen id={id} work={work} at={at} onAt={onAt} />
+      </Suspense>
+    </Boundary>
+  );
+}
+
+function Chosen({ id, work: { session, task, attempt }, at, onAt }: Parameters<typeof Panel>[0]) {
+  if (id === "conversation")
+    return <ConversationPanel key={session.id} sessionId={session.id} task={task} attempt={attempt} />;
+  if (id === "attempts" && task) return <AttemptsPanel task={task} />;
+  const sandboxId = session.sandboxId;
+  if (!sandboxId) {
+    return (
+      <Empty title="No sandbox" icon={<Box className="size-6" aria-hidden />}>
+        The session has none yet, or it is gone. What was said is in the conversation.
+      </Empty>
+    );
+  }
+  const projectId = session.projectId ?? "";
+  if (id === "output") return <OutputPanel sandboxId={sandboxId} at={at} onAt={onAt} />;
+  if (id === "changes") return <ChangesPanel sandboxId={sandboxId} sessionId={session.id} task={task} />;
+  if (id === "files")
+    return <FilesPanel sandboxId={sandboxId} root={session.projectId ? WORKSPACE : HOME} at={at} onAt={onAt} />;
+  if (id === "terminal") return <TerminalPanel sandboxId={sandboxId} />;
+  if (id === "history") return <HistoryPanel sandboxId={sandboxId} sessionId={session.id} projectId={projectId} />;
+  if (id === "pull")
+    return <PullPanel sessionId={session.id} sandboxId={sandboxId} projectId={projectId} taskId={task?.id} />;
+  return <SandboxPanel sandboxId={sandboxId} sessionId={session.id} />;
+}

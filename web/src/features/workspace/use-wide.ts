@@ -1,0 +1,13 @@
+import { useSyncExternalStore } from "react";
+
+const query = matchMedia("(min-width: 1280px)");
+
+function subscribe(notify: () => void): () => void {
+  query.addEventListener("change", notify);
+  return () => query.removeEventListener("change", notify);
+}
+
+/** Whether there is room for two panels side by side. */
+export function useWide(): boolean {
+  return useSyncExternalStore(subscribe, () => query.matches);
+}

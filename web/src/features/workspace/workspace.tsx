@@ -1,0 +1,115 @@
+import { useQuery } from "@tanstack/react-query";
+import { Columns2, Hourglass } from "lucide-react";
+import { ApiError } from "@/api/client";
+import { session as sessionQuery } from "@/api/queries";
+import type { Attempt, Session, Task } from "@/api/types";
+import { useStored } from "@/lib/stored";
+import type { WorkSearch } from "@/routes";
+import { IconButton } from "@/ui/button";
+import { Empty, ErrorState, Loading } from "@/ui/states";
+import { type Tab, TabBar } from "@/ui/tabs";
+import { Panel, type Work } from "./panels";
+import { useWide } from "./use-wide";
+
+export interface WorkspaceProps {
+  sessionId: string;
+  task?: Task | undefined;
+  attempt?: Attempt | undefined;
+  search: WorkSearch;
+  onSearch: (change: Pick<WorkSearch, "tab" | "at">, replace?: boolean) => void;
+}
+
+/** All that can be seen of an agent's work: tabs, or on a wide screen the conversation beside one of them. */
+export function Workspace({ sessionId, task, attempt, search, onSearch }: WorkspaceProps) {
+  const query = useQuery(sessionQuery(sessionId));
+  if (query.data) return <Tabs work={{ session: query.data, task, attempt }} search={search} onSearch={onSearch} />;
+  if (query.isPending && !query.error) return <Loading lines={6} />;
+  if (query.error instanceof ApiError && query.error.status === 404 && attempt) return <NotYet attempt={attempt} />;
+  return <ErrorState error={query.error} retry={() => query.refetch()} />;
+}
+
+function NotYet({ attempt }: { attempt: Attempt }) {
+  const over = attempt.status !== "queued" && attempt.status !== "running";
+  if (over) {
+    return (
+      <Empty title="There is nothing to see of this attempt">
+        It ended before it had a sandbox{attempt.error ? `: ${attempt.error}` : ", or its session was deleted."}
+      </Empty>
+    );
+  }
+  return (
+    <Empty
+      title={attempt.status === "queued" ? "Waiting for its turn" : "Being prepared"}
+      icon={<Hourglass className="size-6" aria-hidden />}
+    >
+      {attempt.queuePosition ? `It is number ${attempt.queuePosition} in the queue. ` : ""}
+      The conversation begins as soon as its sandbox is there.
+    </Empty>
+  );
+}
+
+function tabsOf({ session, task }: Work): Tab[] {
+  const several = (task?.attempts.length ?? 0) > 1;
+  const repository = Boolean(session.projectId);
+  return [
+    { id: "conversation", label: "Conversation" },
+    { id: "output", label: "Output" },
+    ...(repository ? [{ id: "changes", label: "Changes" }] : []),
+    { id: "files", label: "Files" },
+    { id: "terminal", label: "Terminal" },
+    ...(repository
+      ? [
+          { id: "history", label: "History" },
+          { id: "pull", label: "Pull request" },
+        ]
+      : []),
+    { id: "sandbox", label: "Sandbox" },
+    ...(several ? [{ id: "attempts", label: "Attempts", note: task?.attempts.length }] : []),
+  ];
+}
+
+function Tabs({
+  work,
+  search,
+  onSearch,
+}: { work: Work & { session: Session } } & Pick<WorkspaceProps, "search" | "onSearch">) {
+  const wide = useWide();
+  const [split, setSplit] = useStored("workspace.split", true);
+  const all = tabsOf(work);
+  const beside = wide && split;
+  const tabs = beside ? all.slice(1) : all;
+  const chosen =
+    tabs.find((tab) => tab.id === search.tab) ??
+    (tabs[beside ? tabs.findIndex((tab) => tab.id === "changes" || tab.id === "files") : 0] as Tab);
+  const panel = (id: string) => (
+    <Panel id={id} work={work} at={search.at} onAt={(at) => onSearch({ tab: id, at }, true)} />
+  );
+  const bar = (
+    <TabBar tabs={tabs} value={chosen.id} label="What to look at" onChange={(tab) => onSearch({ tab, at: undefined })}>
+      {panel(chosen.id)}
+    </TabBar>
+  );
+  if (!wide) return bar;
+  return (
+    <div className="flex min-h-0 flex-1">
+      {beside && (
+        <section aria-label="Conversation and prompt" className="flex w-[44%] min-w-0 flex-col border-r">
+          {panel("conversation")}
+        </section>
+      )}
+      <div className="relative flex min-w-0 flex-1 flex-col">
+        {bar}
+        <div className="absolute top-0.5 right-2 bg-page">
+          <IconButton
+            label={split ? "Show one thing at a time" : "Conversation beside the rest"}
+            aria-pressed={split}
+            onClick={() => setSplit(!split)}
+            side="left"
+          >
+            <Columns2 className="size-4" aria-hidden />
+          </IconButton>
+        </div>
+      </div>
+    </div>
+  );
+}

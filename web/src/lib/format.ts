@@ -1,0 +1,43 @@
+/** Numbers and times as people read them. */
+export function bytes(count: number): string {
+  if (count < 1024) return `${count} B`;
+  const units = ["KB", "MB", "GB", "TB"];
+  let value = count;
+  let unit = -1;
+  do {
+    value /= 1024;
+    unit += 1;
+  } while (value >= 1024 && unit < units.length - 1);
+  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+}
+
+export function duration(seconds: number): string {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole}s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}m ${whole % 60}s`;
+  if (whole < 86_400) return `${Math.floor(whole / 3600)}h ${Math.floor((whole % 3600) / 60)}m`;
+  return `${Math.floor(whole / 86_400)}d ${Math.floor((whole % 86_400) / 3600)}h`;
+}
+
+export function ago(instant: string, now = Date.now()): string {
+  const seconds = (now - Date.parse(instant)) / 1000;
+  if (seconds < 45) return "just now";
+  if (seconds < 3600) return `${Math.max(1, Math.round(seconds / 60))} min ago`;
+  if (seconds < 86_400) return `${Math.round(seconds / 3600)} h ago`;
+  if (seconds < 86_400 * 14) return `${Math.round(seconds / 86_400)} d ago`;
+  return new Date(instant).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
+}
+
+export function cost(usd: number | null | undefined): string {
+  if (usd === null || usd === undefined) return "–";
+  if (usd === 0) return "$0";
+  return usd < 0.01 ? "<$0.01" : `$${usd.toFixed(2)}`;
+}
+
+export function count(value: number): string {
+  return new Intl.NumberFormat(undefined, { notation: value >= 10_000 ? "compact" : "standard" }).format(value);
+}
+
+export function plural(value: number, one: string, many = `${one}s`): string {
+  return `${count(value)} ${value === 1 ? one : many}`;
+}

@@ -1,0 +1,19 @@
+/** Two people change one thing: what each has changed is kept. */
+type Plain = Record<string, unknown>;
+
+const plain = (value: unknown): value is Plain => typeof value === "object" && value !== null && !Array.isArray(value);
+const same = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
+
+/** `now` with what has become of `before` in `mine`. Lists and single values are one's own or theirs, never mixed. */
+export function merged<T extends object>(before: T, mine: T, now: T): T {
+  const result: Plain = { ...(now as Plain) };
+  const [old, new_] = [before as Plain, mine as Plain];
+  for (const key of new Set([...Object.keys(old), ...Object.keys(new_)])) {
+    if (same(old[key], new_[key])) continue;
+    if (!(key in new_)) delete result[key];
+    else if (plain(old[key]) && plain(new_[key]) && plain(result[key])) {
+      result[key] = merged(old[key], new_[key], result[key]);
+    } else result[key] = new_[key];
+  }
+  return result as T;
+}

@@ -1,0 +1,45 @@
+import { useCallback, useSyncExternalStore } from "react";
+
+const changed = new EventTarget();
+
+/** A choice of this browser's, shared by its tabs. What cannot be stored lasts as long as the page. */
+export function useStored<T>(name: string, initial: T): [T, (value: T) => void] {
+  const key = `sandyard.${name}`;
+  const text = useSyncExternalStore(
+    useCallback(
+      (notify) => {
+        const other = (event: StorageEvent) => event.key === key && notify();
+        addEventListener("storage", other);
+        changed.addEventListener(key, notify);
+        return () => {
+          removeEventListener("storage", other);
+          changed.removeEventListener(key, notify);
+        };
+      },
+      [key],
+    ),
+    () => localStorage.getItem(key),
+  );
+  const set = useCallback(
+    (value: T) => {
+      try {
+        localStorage.setItem(key, typeof value === "string" ? value : JSON.stringify(value));
+      } catch {
+        return; // full or forbidden
+      }
+      changed.dispatchEvent(new Event(key));
+    },
+    [key],
+  );
+  return [read(text, initial), set];
+}
+
+function read<T>(text: string | null, initial: T): T {
+  if (text === null) return initial;
+  if (typeof initial === "string") return text as T;
+  try {
+    return JSON.parse(text) as T;
+  } catch {
+    return initial;
+  }
+}

@@ -1,0 +1,24 @@
+import { useEffect, useSyncExternalStore } from "react";
+import { useStored } from "./stored";
+
+export type Theme = "light" | "dark";
+export type ThemeChoice = Theme | "system";
+
+const query = matchMedia("(prefers-color-scheme: dark)");
+
+function subscribe(notify: () => void): () => void {
+  query.addEventListener("change", notify);
+  return () => query.removeEventListener("change", notify);
+}
+
+/** The colours that are shown, the choice behind them, and a way to choose. `theme.js` does the same before the first paint. */
+export function useTheme(): [Theme, ThemeChoice, (choice: ThemeChoice) => void] {
+  const [stored, store] = useStored("theme", "");
+  const dark = useSyncExternalStore(subscribe, () => query.matches);
+  const choice: ThemeChoice = stored === "light" || stored === "dark" ? stored : "system";
+  const theme: Theme = choice === "system" ? (dark ? "dark" : "light") : choice;
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+  }, [theme]);
+  return [theme, choice, (next) => store(next === "system" ? "" : next)];
+}

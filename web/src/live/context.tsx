@@ -1,0 +1,48 @@
+import { useQueryClient } from "@tanstack/react-query";
+import { createContext, type ReactNode, useContext, useEffect, useRef, useState } from "react";
+import type { PlatformEvent } from "@/api/types";
+import { Feed, type LiveState } from "./feed";
+import { Refresher } from "./refresh";
+
+const FeedContext = createContext<Feed | null>(null);
+
+/** For everything behind the door: keeps what was read up to date, and lets components listen. */
+export function LiveProvider({ children }: { children: ReactNode }) {
+  const client = useQueryClient();
+  const [feed, setFeed] = useState<Feed | null>(null);
+  useEffect(() => {
+    const made = new Feed();
+    const refresher = new Refresher(client);
+    made.listen({ event: (event) => refresher.see(event), reset: () => refresher.reset() });
+    made.start();
+    setFeed(made);
+    return () => made.stop();
+  }, [client]);
+  return <FeedContext value={feed}>{children}</FeedContext>;
+}
+
+/** Each event once and in order. The handler may change between renders. */
+export function useEvents(handler: (event: PlatformEvent) => void, reset?: () => void): void {
+  const feed = useContext(FeedContext);
+  const current = useRef({ handler, reset });
+  current.current = { handler, reset };
+  useEffect(
+    () =>
+      feed?.listen({
+        event: (event) => current.current.handler(event),
+        reset: () => current.current.reset?.(),
+      }),
+    [feed],
+  );
+}
+
+export function useLiveState(): LiveState {
+  const feed = useContext(FeedContext);
+  const [state, setState] = useState<LiveState>(feed?.state ?? "connecting");
+  useEffect(() => {
+    if (!feed) return;
+    setState(feed.state);
+    return feed.listen({ state: setState });
+  }, [feed]);
+  return state;
+}

@@ -1,0 +1,156 @@
+/**
+ * What happens on the platform, as it happens: one connection for all tabs, taken up again where it broke off.
+ *
+ * The tab that holds the lock reads the stream and tells the others; every tab remembers the last number it saw, so whoever
+ * reads next goes on there. Where there are no locks (a page that is not from a trustworthy origin) each tab reads for itself.
+ * Nothing is given twice: numbers only grow.
+ */
+import { EventSourceParserStream } from "eventsource-parser/stream";
+import { ApiError, raw } from "@/api/client";
+import type { PlatformEvent } from "@/api/types";
+
+export type LiveState = "connecting" | "live" | "interrupted";
+export interface FeedListener {
+  /** An event, each once and in order. */
+  event?: (event: PlatformEvent) => void;
+  /** The past cannot be told completely: read everything again. */
+  reset?: () => void;
+  state?: (state: LiveState) => void;
+}
+
+const SILENCE_MS = 45_000;
+const BACKOFF_MS = [1000, 2000, 4000, 8000, 16_000, 30_000];
+const CHANNEL = "sandyard.events";
+
+type Told = { event: PlatformEvent } | { state: LiveState } | { reset: true } | { ask: true };
+
+export class Feed {
+  private readonly listeners = new Set<FeedListener>();
+  private readonly ended = new AbortController();
+  private readonly channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(CHANNEL) : undefined;
+  private last = 0;
+  private reading = false;
+  private hurry: (() => void) | undefined;
+  state: LiveState = "connecting";
+
+  start(): void {
+    this.channel?.addEventListener("message", (message: MessageEvent<Told>) => this.heard(message.data));
+    addEventListener("online", () => this.hurry?.());
+    document.addEventListener("visibilitychange", () => {
+      if (document.visibilityState === "visible") this.hurry?.();
+    });
+    if (this.channel && "locks" in navigator) {
+      this.channel.postMessage({ ask: true } satisfies Told);
+      navigator.locks.request(CHANNEL, { signal: this.ended.signal }, () => this.read()).catch(() => undefined);
+    } else {
+      void this.read();
+    }
+  }
+
+  stop(): void {
+    this.ended.abort();
+    this.channel?.close();
+  }
+
+  listen(listener: FeedListener): () => void {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  private heard(told: Told): void {
+    if ("ask" in told) {
+      if (this.reading) this.channel?.postMessage({ state: this.state } satisfies Told);
+    } else if (!this.reading) {
+      this.take(told);
+    }
+  }
+
+  private tell(told: Told): void {
+    this.channel?.postMessage(told);
+    this.take(told);
+  }
+
+  private take(told: Told): void {
+    if ("event" in told) {
+      if (told.event.seq <= this.last) return;
+      this.last = told.event.seq;
+      for (const listener of this.listeners) listener.event?.(told.event);
+    } else if ("state" in told) {
+      if (told.state === this.state) return;
+      this.state = told.state;
+      for (const listener of this.listeners) listener.state?.(told.state);
+    } else if ("reset" in told) {
+      for (const listener of this.listeners) listener.reset?.();
+    }
+  }
+
+  private async read(): Promise<void> {
+    this.reading = true;
+    let failures = 0;
+    while (!this.ended.signal.aborted) {
+      try {
+        await this.connection(() => {
+          failures = 0;
+        });
+      } catch (error) {
+        if (error instanceof ApiError && error.status === 401) return; // the page shows the door
+      }
+      if (this.ended.signal.aborted) return;
+      this.tell({ state: "interrupted" });
+      await this.pause(BACKOFF_MS[Math.min(failures++, BACKOFF_MS.length - 1)] as number);
+    }
+  }
+
+  private pause(ms: number): Promise<void> {
+    return new Promise((resolve) => {
+      const done = () => {
+        clearTimeout(timer);
+        this.hurry = undefined;
+        resolve();
+      };
+      const timer = setTimeout(done, ms);
+      this.hurry = done;
+    });
+  }
+
+  /** One connection, from its opening to its end. Silence counts as an end. */
+  private async connection(opened: () => void): Promise<void> {
+    const broken = new AbortController();
+    const stop = () => broken.abort();
+    this.ended.signal.addEventListener("abort", stop);
+    let silence = setTimeout(stop, SILENCE_MS);
+    const alive = () => {
+      clearTimeout(silence);
+      silence = setTimeout(stop, SILENCE_MS);
+    };
+    try {
+      const resumed = this.last > 0;
+      const headers: Record<string, string> = resumed ? { "Last-Event-ID": String(this.last) } : {};
+      const response = await raw("/api/v1/events", { headers, signal: broken.signal });
+      opened();
+      if (!resumed) this.tell({ reset: true }); // what was read before the stream began may be older than it
+      this.tell({ state: "live" });
+      const bytes = response.body as ReadableStream<Uint8Array<ArrayBuffer>>;
+      const beats = new TransformStream<Uint8Array<ArrayBuffer>, Uint8Array<ArrayBuffer>>({
+        transform(piece, controller) {
+          alive();
+          controller.enqueue(piece);
+        },
+      });
+      const frames = bytes
+        .pipeThrough(beats)
+        .pipeThrough(new TextDecoderStream())
+        .pipeThrough(new EventSourceParserStream());
+      const reader = frames.getReader();
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) return;
+        if (value.event === "events.trimmed") this.tell({ reset: true });
+        else if (value.data) this.tell({ event: JSON.parse(value.data) as PlatformEvent });
+      }
+    } finally {
+      clearTimeout(silence);
+      this.ended.signal.removeEventListener("abort", stop);
+    }
+  }
+}

@@ -1,0 +1,154 @@
+/** Events make what was read before old: only what they are about is read again, and not more often than a person can see. */
+import type { QueryClient, QueryKey } from "@tanstack/react-query";
+import { api, got } from "@/api/client";
+import type { PlatformEvent, Task } from "@/api/types";
+
+const GATHER_MS = 150;
+
+/** Which queries an event makes old, by the first words of their keys. A card is not among them: `Refresher` reads that one alone. */
+export function stale(event: PlatformEvent): QueryKey[] {
+  const [noun, verb] = event.kind.split(".") as [string, string];
+  const session = event.sessionId ? [event.sessionId] : [];
+  const keys: QueryKey[] = [];
+  switch (noun) {
+    case "task":
+      keys.push(["queue"], ["pull", "task", event.taskId]);
+      if (verb === "moved" || verb === "created") keys.push(["tasks"]); // its neighbours have other places now
+      break;
+    case "attempt":
+      keys.push(["queue"], ["attempts", event.taskId]);
+      break;
+    case "turn":
+      keys.push(["turns", ...session], ["agent", ...session]);
+      if (verb === "completed" || verb === "failed" || verb === "over_budget") keys.push(["usage"]);
+      break;
+    case "agent":
+      keys.push(["agent", ...session]);
+      if (!event.sessionId) keys.push(["agents"]);
+      break;
+    case "ask":
+      keys.push(["asks"]);
+      break;
+    case "session":
+      keys.push(["sessions"], ["session", ...session], ["checkpoints", ...session]);
+      break;
+    case "sandbox":
+      keys.push(["sandboxes"], ["sandbox", event.sandboxId], ["session", ...session], ["ports", event.sandboxId]);
+      break;
+    case "command":
+      if (verb !== "output") keys.push(["commands", event.sandboxId]);
+      break;
+    case "file":
+      keys.push(["files", event.sandboxId]);
+      break;
+    case "git":
+      if (verb !== "progress") {
+        keys.push(["git", event.sandboxId], ["checkpoints", ...session], ["operations"]);
+      }
+      break;
+    case "pull_request":
+      keys.push(["pull"], ["pulls"]);
+      break;
+    case "project":
+      keys.push(["projects"], ["members", event.projectId], ["credentials", event.projectId]);
+      break;
+    case "preparation":
+      keys.push(["preparations", event.projectId]);
+      break;
+    case "schedule":
+      keys.push(["schedules"]);
+      break;
+    case "secret":
+      keys.push(["secrets"]);
+      break;
+    case "user":
+      keys.push(["users"]);
+      break;
+    case "token":
+      keys.push(["tokens"]);
+      break;
+    case "model_provider":
+      keys.push(["providers"]);
+      break;
+  }
+  return keys;
+}
+
+/** Whether a card may look different after this. */
+export function touchesTask(event: PlatformEvent): boolean {
+  if (!event.taskId) return false;
+  if (event.kind.startsWith("message.") || event.kind.startsWith("command.") || event.kind.startsWith("file."))
+    return false;
+  return event.kind !== "git.progress";
+}
+
+/** Gathers what events say and acts a few times a second, but not while a card is being moved (mutations under the key `move`). */
+export class Refresher {
+  private readonly keys = new Map<string, QueryKey>();
+  private readonly cards = new Set<string>();
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private readonly client: QueryClient;
+
+  constructor(client: QueryClient) {
+    this.client = client;
+  }
+
+  see(event: PlatformEvent): void {
+    for (const key of stale(event)) this.keys.set(JSON.stringify(key), key);
+    if (event.kind === "task.deleted" && event.taskId) this.forget(event.taskId);
+    else if (touchesTask(event) && event.taskId) this.cards.add(event.taskId);
+    this.timer ??= setTimeout(() => this.act(), GATHER_MS);
+  }
+
+  reset(): void {
+    void this.client.invalidateQueries();
+  }
+
+  private act(): void {
+    this.timer = undefined;
+    if (this.client.isMutating({ mutationKey: ["move"] })) {
+      this.timer = setTimeout(() => this.act(), GATHER_MS); // a card that a person holds does not jump
+      return;
+    }
+    const keys = [...this.keys.values()];
+    const cards = [...this.cards];
+    this.keys.clear();
+    this.cards.clear();
+    for (const queryKey of keys) void this.client.invalidateQueries({ queryKey });
+    if (cards.length > 20) {
+      void this.client.invalidateQueries({ queryKey: ["tasks"] });
+      void this.client.invalidateQueries({ queryKey: ["task"] });
+    } else {
+      for (const id of cards) void this.card(id);
+    }
+  }
+
+  private async card(id: string): Promise<void> {
+    try {
+      const card = await got(api.GET("/api/v1/tasks/{task_id}", { params: { path: { task_id: id } } }));
+      this.client.setQueryData(["task", id], card);
+      for (const [key, known] of this.client.getQueriesData<Task[]>({ queryKey: ["tasks"] })) {
+        const { projectId } = key[1] as { projectId: string | null };
+        if (known && (projectId === null || projectId === card.projectId)) {
+          this.client.setQueryData(
+            key,
+            known.some((one) => one.id === id) ? known.map((one) => (one.id === id ? card : one)) : [card, ...known],
+          );
+        }
+      }
+    } catch {
+      void this.client.invalidateQueries({ queryKey: ["tasks"] });
+    }
+  }
+
+  private forget(id: string): void {
+    for (const [key, known] of this.client.getQueriesData<Task[]>({ queryKey: ["tasks"] })) {
+      if (known)
+        this.client.setQueryData(
+          key,
+          known.filter((one) => one.id !== id),
+        );
+    }
+    void this.client.invalidateQueries({ queryKey: ["task", id] });
+  }
+}

@@ -1,0 +1,253 @@
+/** Every page and its address. What a page shows (tab, filter, choice) is part of the address, so that it can be shared. */
+import type { QueryClient } from "@tanstack/react-query";
+import {
+  createRootRouteWithContext,
+  createRoute,
+  createRouter,
+  lazyRouteComponent,
+  Outlet,
+  redirect,
+  useRouter,
+} from "@tanstack/react-router";
+import { ApiError } from "@/api/client";
+import { me, projects } from "@/api/queries";
+import { ErrorState, Loading } from "@/ui/states";
+import { NotFound } from "./shell/not-found";
+
+interface Context {
+  client: QueryClient;
+}
+
+const text = (value: unknown): string | undefined => (typeof value === "string" && value ? value : undefined);
+
+const root = createRootRouteWithContext<Context>()({ component: Outlet, notFoundComponent: NotFound });
+
+export interface SignInSearch {
+  next?: string | undefined;
+}
+const signIn = createRoute({
+  getParentRoute: () => root,
+  path: "/sign-in",
+  validateSearch: (search): SignInSearch => ({ next: text(search.next) }),
+  component: lazyRouteComponent(() => import("./features/sign-in/page"), "SignInPage"),
+});
+
+/** Before anything could be shown. Trying again asks again who is there; the boundary alone would only show the same error. */
+function Failed({ error }: { error: unknown }) {
+  const router = useRouter();
+  return <ErrorState error={error} retry={() => router.invalidate()} />;
+}
+
+/** Behind the door. */
+const inside = createRoute({
+  getParentRoute: () => root,
+  id: "inside",
+  beforeLoad: async ({ context, location }) => {
+    try {
+      await context.client.ensureQueryData(me);
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) {
+        throw redirect({ to: "/sign-in", search: location.href === "/" ? {} : { next: location.href } });
+      }
+      throw error;
+    }
+  },
+  component: lazyRouteComponent(() => import("./shell/layout"), "Layout"),
+  pendingComponent: Loading,
+  errorComponent: Failed,
+  notFoundComponent: NotFound,
+});
+
+const home = createRoute({
+  getParentRoute: () => inside,
+  path: "/",
+  beforeLoad: async ({ context }) => {
+    const known = await context.client.ensureQueryData(projects);
+    throw redirect({ to: known.length ? "/board" : "/welcome" });
+  },
+});
+
+const welcome = createRoute({
+  getParentRoute: () => inside,
+  path: "/welcome",
+  component: lazyRouteComponent(() => import("./features/welcome/page"), "WelcomePage"),
+});
+
+export interface BoardSearch {
+  project?: string | undefined;
+  q?: string | undefined;
+  agent?: string | undefined;
+  /** Which cards: those that need a person, are running, or have failed. */
+  show?: "needs-you" | "running" | "failed" | undefined;
+  /** The dialog for a new task is open. */
+  new?: boolean | undefined;
+}
+const board = createRoute({
+  getParentRoute: () => inside,
+  path: "/board",
+  validateSearch: (search): BoardSearch => ({
+    project: text(search.project),
+    q: text(search.q),
+    agent: text(search.agent),
+    show: (["needs-you", "running", "failed"] as const).find((one) => one === search.show),
+    new: search.new === true || undefined,
+  }),
+  component: lazyRouteComponent(() => import("./features/board/page"), "BoardPage"),
+});
+
+export interface WorkSearch {
+  tab?: string | undefined;
+  /** Which attempt of the task, by its number. */
+  attempt?: number | undefined;
+  /** What is chosen within the tab: a file, a command, a commit. */
+  at?: string | undefined;
+}
+const workSearch = (search: Record<string, unknown>): WorkSearch => ({
+  tab: text(search.tab),
+  attempt: typeof search.attempt === "number" ? search.attempt : undefined,
+  at: text(search.at),
+});
+const task = createRoute({
+  getParentRoute: () => inside,
+  path: "/tasks/$taskId",
+  validateSearch: workSearch,
+  component: lazyRouteComponent(() => import("./features/tasks/page"), "TaskPage"),
+});
+
+export interface SessionsSearch {
+  project?: string | undefined;
+  archived?: boolean | undefined;
+  new?: boolean | undefined;
+}
+const sessions = createRoute({
+  getParentRoute: () => inside,
+  path: "/sessions",
+  validateSearch: (search): SessionsSearch => ({
+    project: text(search.project),
+    archived: search.archived === true || undefined,
+    new: search.new === true || undefined,
+  }),
+  component: lazyRouteComponent(() => import("./features/sessions/page"), "SessionsPage"),
+});
+const session = createRoute({
+  getParentRoute: () => inside,
+  path: "/sessions/$sessionId",
+  validateSearch: workSearch,
+  component: lazyRouteComponent(() => import("./features/sessions/session-page"), "SessionPage"),
+});
+
+export interface SandboxesSearch {
+  status?: string | undefined;
+  all?: boolean | undefined;
+}
+const sandboxes = createRoute({
+  getParentRoute: () => inside,
+  path: "/sandboxes",
+  validateSearch: (search): SandboxesSearch => ({ status: text(search.status), all: search.all === true || undefined }),
+  component: lazyRouteComponent(() => import("./features/sandboxes/page"), "SandboxesPage"),
+});
+const sandbox = createRoute({
+  getParentRoute: () => inside,
+  path: "/sandboxes/$sandboxId",
+  validateSearch: workSearch,
+  component: lazyRouteComponent(() => import("./features/sandboxes/sandbox-page"), "SandboxPage"),
+});
+
+export interface TabSearch {
+  tab?: string | undefined;
+}
+const tabSearch = (search: Record<string, unknown>): TabSearch => ({ tab: text(search.tab) });
+
+export interface ProjectsSearch {
+  archived?: boolean | undefined;
+}
+const projectList = createRoute({
+  getParentRoute: () => inside,
+  path: "/projects",
+  validateSearch: (search): ProjectsSearch => ({ archived: search.archived === true || undefined }),
+  component: lazyRouteComponent(() => import("./features/projects/page"), "ProjectsPage"),
+});
+const projectPage = createRoute({
+  getParentRoute: () => inside,
+  path: "/projects/$projectId",
+  validateSearch: tabSearch,
+  component: lazyRouteComponent(() => import("./features/projects/project-page"), "ProjectPage"),
+});
+const agents = createRoute({
+  getParentRoute: () => inside,
+  path: "/agents",
+  validateSearch: tabSearch,
+  component: lazyRouteComponent(() => import("./features/agents/page"), "AgentsPage"),
+});
+
+export interface SchedulesSearch {
+  project?: string | undefined;
+}
+const schedules = createRoute({
+  getParentRoute: () => inside,
+  path: "/schedules",
+  validateSearch: (search): SchedulesSearch => ({ project: text(search.project) }),
+  component: lazyRouteComponent(() => import("./features/schedules/page"), "SchedulesPage"),
+});
+
+export interface UsageSearch {
+  project?: string | undefined;
+  days?: number | undefined;
+  show?: "tokens" | undefined;
+}
+const usage = createRoute({
+  getParentRoute: () => inside,
+  path: "/usage",
+  validateSearch: (search): UsageSearch => ({
+    project: text(search.project),
+    days: typeof search.days === "number" ? search.days : undefined,
+    show: search.show === "tokens" ? "tokens" : undefined,
+  }),
+  component: lazyRouteComponent(() => import("./features/usage/page"), "UsagePage"),
+});
+
+export interface AuditSearch {
+  user?: string | undefined;
+  action?: string | undefined;
+  target?: string | undefined;
+}
+const audit = createRoute({
+  getParentRoute: () => inside,
+  path: "/audit",
+  validateSearch: (search): AuditSearch => ({
+    user: text(search.user),
+    action: text(search.action),
+    target: text(search.target),
+  }),
+  component: lazyRouteComponent(() => import("./features/audit/page"), "AuditPage"),
+});
+const settings = createRoute({
+  getParentRoute: () => inside,
+  path: "/settings",
+  validateSearch: tabSearch,
+  component: lazyRouteComponent(() => import("./features/settings/page"), "SettingsPage"),
+});
+
+const tree = root.addChildren([
+  signIn,
+  inside.addChildren([
+    home, welcome, board, task, sessions, session, sandboxes, sandbox, projectList, projectPage, agents, schedules, usage, audit, settings,
+  ]), // biome-ignore format: a list of names
+]);
+
+export function makeRouter(client: QueryClient) {
+  return createRouter({
+    routeTree: tree,
+    context: { client },
+    defaultPreload: "intent",
+    defaultPreloadStaleTime: 0,
+    defaultPendingMs: 300,
+    scrollRestoration: false,
+  });
+}
+
+declare module "@tanstack/react-router" {
+  interface Register {
+    router: ReturnType<typeof makeRouter>;
+  }
+}

@@ -1,0 +1,90 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link, useLocation } from "@tanstack/react-router";
+import clsx from "clsx";
+import { Bell, CircleAlert, CircleCheck, CircleHelp } from "lucide-react";
+import { useEffect } from "react";
+import { pendingAsks } from "@/api/queries";
+import { Button } from "@/ui/button";
+import { Popover } from "@/ui/menu";
+import { Ago } from "@/ui/time";
+import { type Notice, useNotices } from "./notices";
+
+const ICONS = {
+  needsYou: <CircleHelp className="size-4 text-warn" aria-hidden />,
+  finished: <CircleCheck className="size-4 text-ok" aria-hidden />,
+  failed: <CircleAlert className="size-4 text-bad" aria-hidden />,
+};
+
+/** What waits for a person, and what has happened since they looked. */
+export function Inbox() {
+  const { notices, unread, read } = useNotices();
+  const asks = useQuery(pendingAsks);
+  const path = useLocation({ select: (location) => location.pathname });
+  // biome-ignore lint/correctness/useExhaustiveDependencies: reading happens when the page changes, or something comes while it is there
+  useEffect(() => {
+    read((one) => path === `/tasks/${one.taskId}` || path === `/sessions/${one.sessionId}`);
+  }, [path, unread.length]);
+  const waiting = asks.data?.length ?? 0;
+  const label = `Notifications: ${unread.length} unread, ${waiting} waiting for an answer`;
+  return (
+    <Popover
+      align="start"
+      className="w-[min(24rem,92vw)] !p-0"
+      trigger={
+        <button
+          type="button"
+          aria-label={label}
+          className="relative grid size-8 place-items-center rounded-md text-soft hover:bg-hover hover:text-text"
+        >
+          <Bell className="size-4" aria-hidden />
+          {unread.length + waiting > 0 && (
+            <span className="absolute top-0 right-0 grid h-4 min-w-4 place-items-center rounded-full bg-accent px-1 text-2xs font-semibold text-on-accent tabular-nums">
+              {Math.max(unread.length, waiting)}
+            </span>
+          )}
+        </button>
+      }
+    >
+      <div className="flex items-center gap-2 border-b px-3 py-2">
+        <h2 className="mr-auto text-[13px] font-semibold">Notifications</h2>
+        <Button size="sm" look="ghost" disabled={!unread.length} onClick={() => read(() => true)}>
+          Mark all as read
+        </Button>
+      </div>
+      <ul className="max-h-96 overflow-y-auto py-1">
+        {notices.length === 0 && (
+          <li className="px-3 py-6 text-center text-[13px] text-soft">Nothing has happened yet.</li>
+        )}
+        {notices.map((one) => (
+          <li key={one.seq}>
+            <NoticeLink one={one} unread={unread.includes(one)} />
+          </li>
+        ))}
+      </ul>
+    </Popover>
+  );
+}
+
+function NoticeLink({ one, unread }: { one: Notice; unread: boolean }) {
+  const look = clsx("flex gap-2 px-3 py-2 hover:bg-hover", unread && "bg-accent-soft");
+  const inner = (
+    <>
+      <span className="mt-0.5 shrink-0">{ICONS[one.kind]}</span>
+      <span className="min-w-0 flex-1">
+        <span className={clsx("block text-[13px]", unread && "font-medium")}>{one.title}</span>
+        {one.detail && <span className="line-clamp-2 text-xs break-words text-soft">{one.detail}</span>}
+        <Ago at={one.at} className="text-2xs text-faint" />
+      </span>
+      {unread && <span className="sr-only">unread</span>}
+    </>
+  );
+  return one.taskId ? (
+    <Link to="/tasks/$taskId" params={{ taskId: one.taskId }} className={look}>
+      {inner}
+    </Link>
+  ) : (
+    <Link to="/sessions/$sessionId" params={{ sessionId: one.sessionId ?? "" }} className={look}>
+      {inner}
+    </Link>
+  );
+}

@@ -1,0 +1,55 @@
+import { describe, expect, it } from "vitest";
+import type { PlatformEvent } from "@/api/types";
+import { added, type Notice, notice } from "./notices";
+
+const event = (
+  kind: string,
+  data: Record<string, unknown> = {},
+  taskId: string | null = "tsk_1",
+  seq = 7,
+): PlatformEvent => ({
+  seq,
+  at: "2026-01-31T10:00:00.000Z",
+  kind,
+  ownerId: null,
+  projectId: null,
+  taskId,
+  sessionId: "ses_1",
+  sandboxId: null,
+  data,
+});
+
+describe("what a person hears of", () => {
+  it("is told when an agent asks", () => {
+    expect(notice(event("ask.created", { title: "Run make?" }))).toMatchObject({
+      kind: "needsYou",
+      detail: "Run make?",
+    });
+  });
+  it("is told of a task that came to review, not of one that changed its place there", () => {
+    expect(notice(event("task.moved", { from: "in_progress", to: "in_review", title: "T" }))?.kind).toBe("finished");
+    expect(notice(event("task.moved", { from: "in_review", to: "in_review", title: "T" }))).toBeNull();
+  });
+  it("hears of a turn's end only where no task tells it", () => {
+    expect(notice(event("turn.completed"))).toBeNull();
+    expect(notice(event("turn.completed", {}, null))?.kind).toBe("finished");
+  });
+  it("hears nothing of what goes on", () => {
+    for (const kind of ["message.delta", "command.output", "git.progress", "turn.started"])
+      expect(notice(event(kind))).toBeNull();
+  });
+});
+
+describe("the list", () => {
+  const one = (seq: number): Notice => ({ ...(notice(event("ask.created", {}, "tsk_1", seq)) as Notice) });
+  it("holds each once, newest first", () => {
+    expect(added(added(added([], one(1)), one(3)), one(1)).map((n) => n.seq)).toEqual([3, 1]);
+    expect(added([one(3)], one(2)).map((n) => n.seq)).toEqual([3, 2]);
+  });
+  it("is bounded", () => {
+    let list: Notice[] = [];
+    for (let seq = 1; seq <= 100; seq++) list = added(list, one(seq));
+    expect(list.length).toBe(60);
+    expect(list[0]?.seq).toBe(100);
+  });
+});

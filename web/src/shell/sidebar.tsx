@@ -1,0 +1,213 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link, useRouter } from "@tanstack/react-router";
+import clsx from "clsx";
+import { LogOut, MoonStar, MoreHorizontal, PanelLeftClose, PanelLeftOpen, Search, Sun } from "lucide-react";
+import { api, got } from "@/api/client";
+import { me } from "@/api/queries";
+import { useStored } from "@/lib/stored";
+import { useTheme } from "@/lib/theme";
+import { Kbd } from "@/ui/badge";
+import { Hint, IconButton } from "@/ui/button";
+import { Menu, MenuItem, MenuLine } from "@/ui/menu";
+import { failed } from "@/ui/toast";
+import { Inbox } from "./inbox";
+import { openPalette } from "./palette-state";
+import { PLACES, type Place } from "./places";
+
+function usePlaces(): Place[] {
+  const { data } = useQuery(me);
+  return PLACES.filter((place) => !place.admin || data?.user.role === "admin");
+}
+
+export function Sidebar() {
+  const [narrow, setNarrow] = useStored("sidebar.narrow", false);
+  const places = usePlaces();
+  return (
+    <>
+      <nav
+        aria-label="Places"
+        className={clsx("hidden shrink-0 flex-col border-r bg-surface sm:flex", narrow ? "w-12" : "w-48")}
+      >
+        <div className={clsx("flex h-12 items-center gap-2", narrow ? "justify-center" : "px-3")}>
+          <Link to="/" aria-label="Sandyard" className="flex items-center gap-2 font-semibold">
+            <img src="/favicon.svg" alt="" className="size-6" />
+            {!narrow && <span>Sandyard</span>}
+          </Link>
+        </div>
+        <button
+          type="button"
+          onClick={openPalette}
+          className={clsx(
+            "mx-2 mb-2 flex h-8 items-center gap-2 rounded-md border text-[13px] text-faint hover:bg-hover",
+            narrow ? "justify-center" : "px-2",
+          )}
+        >
+          <Search className="size-4 shrink-0" aria-hidden />
+          <span className={narrow ? "sr-only" : "flex-1 text-left"}>
+            Search<span className="sr-only"> and commands</span>
+          </span>
+          {!narrow && (
+            <span aria-hidden>
+              <Kbd>Ctrl K</Kbd>
+            </span>
+          )}
+        </button>
+        <ul className="flex flex-1 flex-col gap-0.5 overflow-y-auto px-2">
+          {places.map((place) => (
+            <li key={place.to}>
+              <PlaceLink place={place} narrow={narrow} />
+            </li>
+          ))}
+        </ul>
+        <div className={clsx("flex items-center gap-1 border-t p-2", narrow && "flex-col")}>
+          <Inbox />
+          <PersonMenu narrow={narrow} />
+          <IconButton
+            label={narrow ? "Widen the bar" : "Narrow the bar"}
+            side="right"
+            size="sm"
+            className={narrow ? "" : "ml-auto"}
+            onClick={() => setNarrow(!narrow)}
+          >
+            {narrow ? (
+              <PanelLeftOpen className="size-4" aria-hidden />
+            ) : (
+              <PanelLeftClose className="size-4" aria-hidden />
+            )}
+          </IconButton>
+        </div>
+      </nav>
+      <SmallBar places={places} />
+    </>
+  );
+}
+
+const LINK =
+  "flex h-8 items-center gap-2 rounded-md text-[13px] text-soft hover:bg-hover hover:text-text aria-[current=page]:bg-hover aria-[current=page]:font-medium aria-[current=page]:text-text";
+
+function PlaceLink({ place, narrow }: { place: Place; narrow: boolean }) {
+  const link = (
+    <Link
+      to={place.to}
+      activeProps={{ "aria-current": "page" }}
+      aria-label={place.label}
+      className={clsx(LINK, narrow ? "justify-center" : "px-2")}
+    >
+      <place.icon className="size-4 shrink-0" aria-hidden />
+      {!narrow && place.label}
+    </Link>
+  );
+  return narrow ? (
+    <Hint text={place.label} side="right">
+      {link}
+    </Hint>
+  ) : (
+    link
+  );
+}
+
+/** On a phone: the first few places below, the others behind a menu. */
+function SmallBar({ places }: { places: Place[] }) {
+  const router = useRouter();
+  return (
+    <nav
+      aria-label="Places"
+      className="flex shrink-0 items-stretch border-t bg-surface pb-[env(safe-area-inset-bottom)] sm:hidden"
+    >
+      {places
+        .filter((place) => place.small)
+        .map((place) => (
+          <Link
+            key={place.to}
+            to={place.to}
+            activeProps={{ "aria-current": "page" }}
+            className="flex min-w-0 flex-1 flex-col items-center gap-0.5 py-1.5 text-2xs text-soft aria-[current=page]:text-accent"
+          >
+            <place.icon className="size-5" aria-hidden />
+            <span className="max-w-full truncate">{place.label}</span>
+          </Link>
+        ))}
+      <div className="flex flex-1 items-center justify-center">
+        <Inbox />
+      </div>
+      <Menu
+        trigger={
+          <button type="button" className="flex flex-1 flex-col items-center gap-0.5 py-1.5 text-2xs text-soft">
+            <MoreHorizontal className="size-5" aria-hidden />
+            More
+          </button>
+        }
+      >
+        {places
+          .filter((place) => !place.small)
+          .map((place) => (
+            <MenuItem key={place.to} onSelect={() => router.navigate({ to: place.to })}>
+              <place.icon className="size-4" aria-hidden />
+              {place.label}
+            </MenuItem>
+          ))}
+        <MenuItem onSelect={openPalette}>
+          <Search className="size-4" aria-hidden />
+          Search
+        </MenuItem>
+        <MenuLine />
+        <OwnItems />
+      </Menu>
+    </nav>
+  );
+}
+
+function PersonMenu({ narrow }: { narrow: boolean }) {
+  const { data } = useQuery(me);
+  const name = data?.user.name ?? "";
+  return (
+    <Menu
+      align="start"
+      trigger={
+        <button
+          type="button"
+          className="flex h-8 min-w-0 items-center gap-2 rounded-md px-1 text-[13px] hover:bg-hover"
+        >
+          <span
+            aria-hidden
+            className="grid size-6 shrink-0 place-items-center rounded-full bg-accent-soft text-2xs font-semibold text-accent uppercase"
+          >
+            {name.slice(0, 2)}
+          </span>
+          <span className={narrow ? "sr-only" : "truncate"}>
+            <span className="sr-only">Account of </span>
+            {name}
+          </span>
+        </button>
+      }
+    >
+      <OwnItems />
+    </Menu>
+  );
+}
+
+function OwnItems() {
+  const [theme, , choose] = useTheme();
+  const client = useQueryClient();
+  const router = useRouter();
+  const leave = useMutation({
+    mutationFn: () => got(api.POST("/api/v1/logout")),
+    onSuccess: () => {
+      client.clear();
+      void router.navigate({ to: "/sign-in" });
+    },
+    onError: failed("Could not sign out"),
+  });
+  return (
+    <>
+      <MenuItem onSelect={() => choose(theme === "dark" ? "light" : "dark")}>
+        {theme === "dark" ? <Sun className="size-4" aria-hidden /> : <MoonStar className="size-4" aria-hidden />}
+        {theme === "dark" ? "Light colours" : "Dark colours"}
+      </MenuItem>
+      <MenuItem onSelect={() => leave.mutate()}>
+        <LogOut className="size-4" aria-hidden />
+        Sign out
+      </MenuItem>
+    </>
+  );
+}

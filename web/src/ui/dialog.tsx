@@ -1,0 +1,152 @@
+import clsx from "clsx";
+import { X } from "lucide-react";
+import { AlertDialog, Dialog as RadixDialog } from "radix-ui";
+import { type ReactNode, useState } from "react";
+import { Button, IconButton } from "./button";
+
+const VEIL = "fixed inset-0 z-40 bg-black/40";
+
+interface Shown {
+  open: boolean;
+  onOpenChange: (open: boolean) => void;
+  title: ReactNode;
+  description?: ReactNode;
+  children: ReactNode;
+  footer?: ReactNode;
+}
+
+/** In the middle; on a phone it fills the screen. */
+export function Dialog({
+  open,
+  onOpenChange,
+  title,
+  description,
+  children,
+  footer,
+  wide = false,
+}: Shown & { wide?: boolean }) {
+  return (
+    <RadixDialog.Root open={open} onOpenChange={onOpenChange}>
+      <RadixDialog.Portal>
+        <RadixDialog.Overlay className={VEIL} />
+        <RadixDialog.Content
+          className={clsx(
+            "fixed inset-0 z-50 flex flex-col bg-raised shadow-float outline-none",
+            "sm:inset-auto sm:top-[8vh] sm:left-1/2 sm:max-h-[84vh] sm:-translate-x-1/2 sm:rounded-lg sm:border",
+            wide ? "sm:w-[min(56rem,94vw)]" : "sm:w-[min(34rem,94vw)]",
+          )}
+          {...(description ? {} : { "aria-describedby": undefined })}
+        >
+          <Top title={title} description={description} />
+          <div className="min-h-0 flex-1 overflow-y-auto px-4 py-3">{children}</div>
+          {footer && <div className="flex items-center justify-end gap-2 border-t px-4 py-3">{footer}</div>}
+        </RadixDialog.Content>
+      </RadixDialog.Portal>
+    </RadixDialog.Root>
+  );
+}
+
+/** From the right edge: a drawer. */
+export function Sheet({
+  open,
+  onOpenChange,
+  title,
+  description,
+  children,
+  footer,
+  wide = false,
+}: Shown & { wide?: boolean }) {
+  return (
+    <RadixDialog.Root open={open} onOpenChange={onOpenChange}>
+      <RadixDialog.Portal>
+        <RadixDialog.Overlay className={VEIL} />
+        <RadixDialog.Content
+          className={clsx(
+            "fixed inset-y-0 right-0 z-50 flex w-full flex-col border-l bg-raised shadow-float outline-none",
+            wide ? "sm:w-[min(80rem,92vw)]" : "sm:w-[min(32rem,92vw)]",
+          )}
+          {...(description ? {} : { "aria-describedby": undefined })}
+        >
+          <Top title={title} description={description} />
+          <div className="min-h-0 flex-1 overflow-y-auto px-4 py-3">{children}</div>
+          {footer && <div className="flex items-center justify-end gap-2 border-t px-4 py-3">{footer}</div>}
+        </RadixDialog.Content>
+      </RadixDialog.Portal>
+    </RadixDialog.Root>
+  );
+}
+
+function Top({ title, description }: { title: ReactNode; description?: ReactNode }) {
+  return (
+    <div className="flex items-start gap-2 border-b px-4 py-3">
+      <div className="min-w-0 flex-1">
+        <RadixDialog.Title className="text-[15px] font-semibold">{title}</RadixDialog.Title>
+        {description && (
+          <RadixDialog.Description className="mt-0.5 text-xs text-soft">{description}</RadixDialog.Description>
+        )}
+      </div>
+      <RadixDialog.Close asChild>
+        <IconButton label="Close" size="sm">
+          <X className="size-4" aria-hidden />
+        </IconButton>
+      </RadixDialog.Close>
+    </div>
+  );
+}
+
+/** Before what cannot be undone. It stays, busy, until `onConfirm` is through; a failure is for the caller to show. */
+export function Confirm({
+  trigger,
+  title,
+  children,
+  action,
+  onConfirm,
+  open,
+  onOpenChange,
+}: {
+  trigger?: ReactNode;
+  title: ReactNode;
+  children: ReactNode;
+  action: string;
+  onConfirm: () => Promise<unknown> | unknown;
+  open?: boolean;
+  onOpenChange?: (open: boolean) => void;
+}) {
+  const [own, setOwn] = useState(false);
+  const [busy, setBusy] = useState(false);
+  const shown = open ?? own;
+  const show = onOpenChange ?? setOwn;
+  const confirm = async () => {
+    setBusy(true);
+    try {
+      await onConfirm();
+      show(false);
+    } catch {
+      // the mutation has said it
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <AlertDialog.Root open={shown} onOpenChange={show}>
+      {trigger && <AlertDialog.Trigger asChild>{trigger}</AlertDialog.Trigger>}
+      <AlertDialog.Portal>
+        <AlertDialog.Overlay className={VEIL} />
+        <AlertDialog.Content className="fixed top-[20vh] left-1/2 z-50 w-[min(26rem,92vw)] -translate-x-1/2 rounded-lg border bg-raised p-4 shadow-float outline-none">
+          <AlertDialog.Title className="text-[15px] font-semibold">{title}</AlertDialog.Title>
+          <AlertDialog.Description asChild>
+            <div className="mt-1 text-[13px] text-soft">{children}</div>
+          </AlertDialog.Description>
+          <div className="mt-4 flex justify-end gap-2">
+            <AlertDialog.Cancel asChild>
+              <Button>Cancel</Button>
+            </AlertDialog.Cancel>
+            <Button look="danger" busy={busy} onClick={confirm}>
+              {action}
+            </Button>
+          </div>
+        </AlertDialog.Content>
+      </AlertDialog.Portal>
+    </AlertDialog.Root>
+  );
+}

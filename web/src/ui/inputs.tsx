@@ -1,0 +1,70 @@
+/** Boxes for numbers and lists: what is typed stays as typed, what is told is a value. */
+import { type ComponentProps, useState } from "react";
+import { Input, Textarea } from "./field";
+
+type Box = Omit<ComponentProps<"input">, "value" | "onChange" | "type">;
+
+/** Null: the box is empty. What is no number at all is not told. */
+export function NumberInput({
+  value,
+  onChange,
+  ...rest
+}: Box & { value: number | null; onChange: (value: number | null) => void }) {
+  const [text, setText] = useState(value === null ? "" : String(value));
+  const shown = (text.trim() === "" ? null : Number(text)) === value ? text : value === null ? "" : String(value);
+  return (
+    <Input
+      inputMode="decimal"
+      {...rest}
+      type="number"
+      value={shown}
+      className="tabular-nums"
+      onChange={(event) => {
+        const typed = event.target.value;
+        if (typed.trim() !== "" && !Number.isFinite(Number(typed))) return;
+        setText(typed);
+        onChange(typed.trim() === "" ? null : Number(typed));
+      }}
+    />
+  );
+}
+
+/** The lines that have something in them. */
+export function lines(text: string): string[] {
+  return text
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
+}
+
+/** One on each line. */
+export function ListInput({
+  value,
+  onChange,
+  mono = false,
+  ...rest
+}: Omit<ComponentProps<"textarea">, "value" | "onChange"> & {
+  value: string[];
+  onChange: (value: string[]) => void;
+  mono?: boolean;
+}) {
+  const [text, setText] = useState(value.join("\n"));
+  const shown = lines(text).join("\n") === value.join("\n") ? text : value.join("\n");
+  return (
+    <Textarea
+      spellCheck={false}
+      {...rest}
+      className={mono ? "font-mono !text-xs leading-5" : ""}
+      value={shown}
+      onChange={(event) => {
+        setText(event.target.value);
+        onChange(lines(event.target.value));
+      }}
+    />
+  );
+}
+
+/** For what goes in and never comes out again. */
+export function SecretInput(props: Omit<ComponentProps<"input">, "type">) {
+  return <Input autoComplete="new-password" spellCheck={false} {...props} type="password" className="font-mono" />;
+}

@@ -1,0 +1,51 @@
+/** Many tabs: beside the page where there is room, above it in one line where there is not. Each is an address. */
+import { Link } from "@tanstack/react-router";
+import { type ReactNode, useEffect, useRef } from "react";
+
+export interface SideTab {
+  id: string;
+  label: string;
+}
+
+export function SideTabs({
+  tabs,
+  value,
+  label,
+  children,
+}: {
+  tabs: SideTab[];
+  value: string;
+  label: string;
+  children: ReactNode;
+}) {
+  const list = useRef<HTMLUListElement>(null);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: whenever another one is shown
+  useEffect(() => {
+    const shown = list.current?.querySelector<HTMLElement>("[aria-current=page]");
+    if (shown && list.current) list.current.scrollLeft = shown.offsetLeft - list.current.offsetLeft - 40;
+  }, [value]);
+  return (
+    <div className="flex flex-col gap-4 md:flex-row md:gap-6">
+      <nav aria-label={label} className="md:w-44 md:shrink-0">
+        <ul
+          ref={list}
+          className="relative -mx-1 flex gap-1 overflow-x-auto px-1 pb-1 md:sticky md:top-4 md:flex-col md:overflow-visible"
+        >
+          {tabs.map((tab) => (
+            <li key={tab.id}>
+              <Link
+                to="."
+                search={{ tab: tab.id }}
+                aria-current={tab.id === value ? "page" : undefined}
+                className="block rounded-md px-2.5 py-1.5 text-[13px] whitespace-nowrap text-soft hover:bg-hover hover:text-text aria-[current=page]:bg-idle-soft aria-[current=page]:font-medium aria-[current=page]:text-text"
+              >
+                {tab.label}
+              </Link>
+            </li>
+          ))}
+        </ul>
+      </nav>
+      <div className="min-w-0 flex-1">{children}</div>
+    </div>
+  );
+}

@@ -1,0 +1,54 @@
+import { useEffect, useState, useSyncExternalStore } from "react";
+import { ago, duration } from "@/lib/format";
+
+const waiting = new Set<() => void>();
+let now = Date.now();
+let timer: ReturnType<typeof setInterval> | undefined;
+
+function subscribe(notify: () => void): () => void {
+  waiting.add(notify);
+  timer ??= setInterval(() => {
+    now = Date.now();
+    for (const one of waiting) one();
+  }, 1000);
+  return () => {
+    waiting.delete(notify);
+    if (!waiting.size) {
+      clearInterval(timer);
+      timer = undefined;
+    }
+  };
+}
+
+/** The time, once a second: one clock for the whole page. */
+export function useNow(): number {
+  return useSyncExternalStore(subscribe, () => now);
+}
+
+export function Ago({ at, className }: { at: string; className?: string }) {
+  const [text, setText] = useState(() => ago(at));
+  useEffect(() => {
+    setText(ago(at));
+    const every = setInterval(() => setText(ago(at)), 20_000);
+    return () => clearInterval(every);
+  }, [at]);
+  return (
+    <time dateTime={at} title={new Date(at).toLocaleString()} className={className}>
+      {text}
+    </time>
+  );
+}
+
+/** How long it has taken, or takes so far. */
+export function Elapsed({ from, to, className }: { from: string; to?: string | null; className?: string }) {
+  return to ? (
+    <span className={className}>{duration((Date.parse(to) - Date.parse(from)) / 1000)}</span>
+  ) : (
+    <Running from={from} className={className} />
+  );
+}
+
+function Running({ from, className }: { from: string; className?: string | undefined }) {
+  const at = useNow();
+  return <span className={className}>{duration((at - Date.parse(from)) / 1000)}</span>;
+}

@@ -1,0 +1,18 @@
+import tailwindcss from "@tailwindcss/vite";
+import react from "@vitejs/plugin-react";
+import { defineConfig } from "vite";
+
+const platform = process.env.SANDYARD_URL ?? "http://127.0.0.1:8700";
+
+export default defineConfig({
+  plugins: [react(), tailwindcss()],
+  resolve: { alias: { "@": new URL("./src", import.meta.url).pathname } },
+  build: {
+    outDir: "../src/sandyard/platform/static",
+    emptyOutDir: true,
+    target: "es2022",
+    assetsInlineLimit: 0, // the page's policy allows nothing inline
+    chunkSizeWarningLimit: 800,
+  },
+  server: { proxy: { "/api": { target: platform, ws: true, changeOrigin: true }, "/health": platform } },
+});
