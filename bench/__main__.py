@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench import git, measures, platform, tasks
+from bench import git, measures, platform, tasks, web
 from bench.processes import engine, floor, settle
 from bench.report import Row, machine, median, percentile, table, write
 
@@ -19,7 +19,7 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, 100 idle sandboxes instead of 1,000")
-    parser.add_argument("--only", choices=["engine", "platform", "git", "tasks"], help="one part alone")
+    parser.add_argument("--only", choices=["engine", "platform", "git", "tasks", "web"], help="one part alone")
     parser.add_argument("--out", type=Path, default=Path("bench/results"), help="the folder for the JSON")
     options = parser.parse_args()
     rounds, many = (40, 100) if options.quick else (200, 1000)
@@ -35,6 +35,9 @@ def main() -> int:
     if options.only in (None, "tasks"):
         say("tasks: from a card to the agent's first command, and many at once")
         show("tasks", tasks.measure(rounds), options.out / "tasks.json")
+    if options.only in (None, "web"):
+        say("the web: weight and frames, in a real Chromium")
+        show("the web", web.measure(rounds), options.out / "web.json")
     return 0
 
 

@@ -20,6 +20,17 @@ const client = new QueryClient({
 });
 const router = makeRouter(client);
 
+const RELOADED = "sandyard.reloaded";
+const PATIENCE_MS = 10_000;
+
+// The platform was updated under an open page, whose pieces are no longer there: what is new is loaded, once. Drafts are kept.
+addEventListener("vite:preloadError", (event) => {
+  if (Date.now() - Number(sessionStorage.getItem(RELOADED)) < PATIENCE_MS) return;
+  sessionStorage.setItem(RELOADED, String(Date.now()));
+  event.preventDefault();
+  location.reload();
+});
+
 onSignedOut(() => {
   if (router.state.location.pathname === "/sign-in") return;
   client.clear();

@@ -34,8 +34,12 @@ export function cost(usd: number | null | undefined): string {
   return usd < 0.01 ? "<$0.01" : `$${usd.toFixed(2)}`;
 }
 
+// made once: to make one takes longer than a row of a long list may
+const short = new Intl.NumberFormat(undefined, { notation: "compact" });
+const plain = new Intl.NumberFormat(undefined, { notation: "standard" });
+
 export function count(value: number): string {
-  return new Intl.NumberFormat(undefined, { notation: value >= 10_000 ? "compact" : "standard" }).format(value);
+  return (value >= 10_000 ? short : plain).format(value);
 }
 
 export function plural(value: number, one: string, many = `${one}s`): string {

@@ -21,6 +21,8 @@ export interface FeedListener {
 const SILENCE_MS = 45_000;
 const BACKOFF_MS = [1000, 2000, 4000, 8000, 16_000, 30_000];
 const CHANNEL = "sandyard.events";
+/** Nobody listens to it here, and it comes with every piece that a command writes: whoever shows output reads the command's own stream. */
+const UNHEARD = "command.output";
 
 type Told = { event: PlatformEvent } | { state: LiveState } | { reset: true } | { ask: true };
 
@@ -146,6 +148,7 @@ export class Feed {
         const { done, value } = await reader.read();
         if (done) return;
         if (value.event === "events.trimmed") this.tell({ reset: true });
+        else if (value.event === UNHEARD) this.last = Math.max(this.last, Number(value.id) || 0);
         else if (value.data) this.tell({ event: JSON.parse(value.data) as PlatformEvent });
       }
     } finally {

@@ -28,6 +28,7 @@ export function Inbox() {
   const label = `Notifications: ${unread.length} unread, ${waiting} waiting for an answer`;
   return (
     <Popover
+      label="Notifications"
       align="start"
       className="w-[min(24rem,92vw)] !p-0"
       trigger={

@@ -57,11 +57,14 @@ export function MenuTitle({ children }: { children: ReactNode }) {
 }
 
 export function Popover({
+  label,
   trigger,
   children,
   align = "end",
   className,
 }: {
+  /** What it is called by those who do not see it. */
+  label?: string;
   trigger: ReactNode;
   children: ReactNode;
   align?: "start" | "end";
@@ -72,6 +75,7 @@ export function Popover({
       <RadixPopover.Trigger asChild>{trigger}</RadixPopover.Trigger>
       <RadixPopover.Portal>
         <RadixPopover.Content
+          aria-label={label}
           align={align}
           sideOffset={4}
           collisionPadding={8}

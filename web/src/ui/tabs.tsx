@@ -1,5 +1,5 @@
 import { Tabs as RadixTabs } from "radix-ui";
-import type { ReactNode } from "react";
+import { type ReactNode, useEffect, useRef } from "react";
 
 export interface Tab {
   id: string;
@@ -13,14 +13,22 @@ export function TabBar({
   value,
   onChange,
   label,
+  aside,
   children,
 }: {
   tabs: Tab[];
   value: string;
   onChange: (id: string) => void;
   label: string;
+  /** At the end of the bar, always in sight. */
+  aside?: ReactNode;
   children?: ReactNode;
 }) {
+  const list = useRef<HTMLDivElement>(null);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another tab is chosen
+  useEffect(() => {
+    list.current?.querySelector("[data-state=active]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [value]);
   return (
     <RadixTabs.Root
       value={value}
@@ -28,20 +36,23 @@ export function TabBar({
       activationMode="manual"
       className="flex min-h-0 flex-1 flex-col"
     >
-      <RadixTabs.List aria-label={label} className="flex shrink-0 gap-1 overflow-x-auto border-b px-2">
-        {tabs.map((tab) => (
-          <RadixTabs.Trigger
-            key={tab.id}
-            value={tab.id}
-            className="relative flex h-9 items-center gap-1.5 px-2.5 text-[13px] whitespace-nowrap text-soft after:absolute after:inset-x-2 after:bottom-0 after:h-0.5 hover:text-text data-[state=active]:font-medium data-[state=active]:text-text data-[state=active]:after:bg-accent"
-          >
-            {tab.label}
-            {tab.note !== undefined && tab.note !== null && (
-              <span className="rounded bg-idle-soft px-1 text-2xs text-soft">{tab.note}</span>
-            )}
-          </RadixTabs.Trigger>
-        ))}
-      </RadixTabs.List>
+      <div className="flex shrink-0 items-center border-b">
+        <RadixTabs.List ref={list} aria-label={label} className="flex min-w-0 flex-1 gap-1 overflow-x-auto px-2">
+          {tabs.map((tab) => (
+            <RadixTabs.Trigger
+              key={tab.id}
+              value={tab.id}
+              className="relative flex h-9 items-center gap-1.5 px-2.5 text-[13px] whitespace-nowrap text-soft after:absolute after:inset-x-2 after:bottom-0 after:h-0.5 hover:text-text data-[state=active]:font-medium data-[state=active]:text-text data-[state=active]:after:bg-accent"
+            >
+              {tab.label}
+              {tab.note !== undefined && tab.note !== null && (
+                <span className="rounded bg-idle-soft px-1 text-2xs text-soft">{tab.note}</span>
+              )}
+            </RadixTabs.Trigger>
+          ))}
+        </RadixTabs.List>
+        {aside && <div className="shrink-0 px-1.5">{aside}</div>}
+      </div>
       <RadixTabs.Content value={value} tabIndex={-1} className="flex min-h-0 flex-1 flex-col outline-none">
         {children}
       </RadixTabs.Content>

@@ -21,9 +21,10 @@ from sandyard.cli.errors import CommandError
 SUFFIX = ".sandyard"
 SETTINGS = """\
 # Written by `sandyard ssh-config --write`, which writes it anew: changes belong into ~/.ssh/config, below the line that includes this.
-Host *{suffix}
+# A name with a quotation mark in it is no sandbox's: OpenSSH before 9.6 would hand it to your shell.
+Host *{suffix} "!*'*"
   User user
-  ProxyCommand {command} ssh --stdio %n
+  ProxyCommand {command} ssh --stdio '%n'
   IdentityFile "{folder}/id_ed25519"
   IdentitiesOnly yes
   PreferredAuthentications publickey

@@ -39,7 +39,7 @@ def test_openssh_understands_it(home: Path, nobody: Path) -> None:
     ours = understood(home / ".ssh/config", HOST)
     folder = nobody / "sandyard/ssh"
     assert ours["user"] == "user"
-    assert ours["proxycommand"].endswith(f" ssh --stdio {HOST}") or ours["proxycommand"].endswith(" ssh --stdio %n")
+    assert ours["proxycommand"].endswith((f" ssh --stdio '{HOST}'", " ssh --stdio '%n'"))
     assert f"XDG_CONFIG_HOME={nobody}" in ours["proxycommand"], "whoever starts it finds the same login"
     assert ours["identityfile"] == str(folder / "id_ed25519")
     assert ours["userknownhostsfile"] in (str(folder / "known_hosts" / HOST), str(folder / "known_hosts/%n"))
@@ -47,6 +47,12 @@ def test_openssh_understands_it(home: Path, nobody: Path) -> None:
     theirs = understood(home / ".ssh/config", "example.com")
     assert (theirs["user"], theirs["forwardagent"]) == ("root", "yes"), "other hosts are as they were"
     assert "proxycommand" not in theirs
+
+
+def test_a_name_that_would_leave_its_quotes_is_no_host_of_ours(nobody: Path) -> None:
+    """The address of a submodule is a stranger's to choose, and OpenSSH before 9.6 passes any name to the shell."""
+    assert 'Host *.sandyard "!*\'*"\n' in settings.settings()
+    assert "ssh --stdio '%n'\n" in settings.settings()
 
 
 def test_writing_is_idempotent_and_keeps_what_was_there(home: Path, nobody: Path) -> None:

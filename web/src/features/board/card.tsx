@@ -107,7 +107,7 @@ export const Card = memo(function Card({
               <Hand className={SMALL} aria-hidden /> Needs you
             </Badge>
           )}
-          {word && <Status word={word} />}
+          {word && !(needsYou && word.busy) && <Status word={word} />}
           {task.priority !== 0 && (
             <Badge title="Higher ones start first">
               <ChevronsUp className={clsx(SMALL, task.priority < 0 && "rotate-180")} aria-hidden />

@@ -28,6 +28,7 @@ export function Filters({ view }: { view: BoardView }) {
       <div className="hidden items-center gap-2 lg:flex">{choices}</div>
       <div className="lg:hidden">
         <Popover
+          label="Filters"
           align="start"
           className="flex w-56 flex-col gap-2"
           trigger={

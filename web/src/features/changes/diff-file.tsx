@@ -1,7 +1,7 @@
 /** The head of a file in a diff, and what is said where there are no lines to show. */
 import clsx from "clsx";
 import { ChevronDown, ChevronRight } from "lucide-react";
-import type { ReactNode } from "react";
+import { memo, type ReactNode } from "react";
 import type { FileDiff } from "@/api/types";
 import { count } from "@/lib/format";
 import { Button } from "@/ui/button";
@@ -49,7 +49,8 @@ function modeWords(file: FileDiff): string | null {
   return `${words[file.oldMode] ?? file.oldMode} → ${words[file.newMode] ?? file.newMode}`;
 }
 
-export function FileHead({
+/** Drawn again only when something of its own has changed, not with every line that is scrolled by. */
+export const FileHead = memo(function FileHead({
   file,
   folded,
   onFold,
@@ -59,10 +60,10 @@ export function FileHead({
 }: {
   file: FileDiff;
   folded: boolean;
-  onFold: () => void;
+  onFold: (path: string, folded: boolean) => void;
   viewed?: boolean;
-  onViewed?: ((on: boolean) => void) | undefined;
-  actions?: ReactNode;
+  onViewed?: ((file: FileDiff, viewed: boolean) => void) | undefined;
+  actions?: ((file: FileDiff) => ReactNode) | undefined;
 }) {
   const mode = modeWords(file);
   const Icon = folded ? ChevronRight : ChevronDown;
@@ -72,7 +73,7 @@ export function FileHead({
         <button
           type="button"
           aria-expanded={!folded}
-          onClick={onFold}
+          onClick={() => onFold(file.path, !folded)}
           className="flex min-w-0 items-center gap-1.5 py-1.5 text-left hover:text-accent"
         >
           <Icon className="size-3.5 shrink-0 text-faint" aria-hidden />
@@ -85,10 +86,15 @@ export function FileHead({
       <span className="@max-md:hidden">
         <CopyButton text={file.path} label="Copy the path" />
       </span>
-      {actions}
+      {actions?.(file)}
       {onViewed && (
         <span className="flex items-center gap-1.5 text-xs text-soft">
-          <Checkbox checked={viewed ?? false} onChange={onViewed} label={`Viewed ${file.path}`} hidden />
+          <Checkbox
+            checked={viewed ?? false}
+            onChange={(on) => onViewed(file, on)}
+            label={`Viewed ${file.path}`}
+            hidden
+          />
           <span aria-hidden className="@max-md:hidden">
             Viewed
           </span>
@@ -96,7 +102,7 @@ export function FileHead({
       )}
     </div>
   );
-}
+});
 
 function Path({ file }: { file: FileDiff }) {
   const slash = file.path.lastIndexOf("/") + 1;

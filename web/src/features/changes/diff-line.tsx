@@ -1,6 +1,5 @@
 /** Lines of code in a diff, one below the other or side by side. */
 import clsx from "clsx";
-import { Plus } from "lucide-react";
 import { type MouseEvent, memo } from "react";
 import type { Token } from "@/lib/highlight";
 import { anchorOf } from "./comments";
@@ -13,6 +12,13 @@ const TINTS: Record<Line["kind"], string> = { same: "", add: "bg-add", del: "bg-
 const STRONG: Record<Line["kind"], string> = { same: "", add: "bg-add-strong", del: "bg-del-strong" };
 const SIGNS: Record<Line["kind"], string> = { same: " ", add: "+", del: "−" };
 const CODE = "min-w-0 flex-1 pr-2 whitespace-pre-wrap [overflow-wrap:anywhere] [tab-size:4]";
+
+/** Made by hand: every line has one, and an icon of the library's is several components. */
+const PLUS = (
+  <svg viewBox="0 0 24 24" className="size-3 stroke-current stroke-2" strokeLinecap="round" aria-hidden="true">
+    <path d="M5 12h14M12 5v14" />
+  </svg>
+);
 
 const spans = new WeakMap<Line, Span[]>();
 
@@ -99,9 +105,11 @@ function Gutter({
       className={clsx(look, "group/gutter hover:text-text")}
       onClick={(event: MouseEvent) => onGutter(anchor.side, anchor.number, event.shiftKey)}
     >
-      {numbers}
+      <span aria-hidden className="contents">
+        {numbers}
+      </span>
       <span className="absolute top-0.5 left-0.5 hidden size-4 place-items-center rounded bg-accent text-on-accent group-hover/gutter:grid group-focus-visible/gutter:grid">
-        <Plus className="size-3" aria-hidden />
+        {PLUS}
       </span>
     </button>
   );

@@ -54,7 +54,7 @@ const ROW_PX = 20;
 const CHARACTER_PX = 7.3;
 
 function heightOf(row: Row, width: number): number {
-  if (row.kind === "file") return 37;
+  if (row.kind === "file") return 36; // as it is: each that is not makes everything below be placed anew
   if (row.kind === "hunk") return 24;
   if (row.kind === "note") return 52;
   if (row.kind === "comment" || row.kind === "draft") return 120;
@@ -81,7 +81,7 @@ export function DiffList(props: ListProps) {
     getScrollElement: () => scroller.current,
     estimateSize: estimate,
     getItemKey: keyOf,
-    overscan: 12,
+    overscan: 8,
     rangeExtractor: useCallback(
       (range: Range) => {
         let head = Math.min(range.startIndex, rows.length - 1);
@@ -148,10 +148,10 @@ export function DiffList(props: ListProps) {
           <FileHead
             file={file}
             folded={folded.has(file.path)}
-            onFold={() => props.onFold(file.path, !folded.has(file.path))}
+            onFold={props.onFold}
             viewed={props.isViewed?.(file) ?? false}
-            onViewed={props.onViewed && ((on) => props.onViewed?.(file, on))}
-            actions={props.fileActions?.(file)}
+            onViewed={props.onViewed}
+            actions={props.fileActions}
           />
         );
       case "note":

@@ -222,6 +222,7 @@ function Keys({ commentable }: { commentable: boolean }) {
   ];
   return (
     <Popover
+      label="Keys for reading"
       trigger={
         <IconButton size="sm" label="Keys for reading">
           <Keyboard className="size-4" aria-hidden />

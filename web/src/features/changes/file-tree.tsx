@@ -163,7 +163,9 @@ const Item = memo(function Item({
       {file ? (
         <Counts added={node.added} removed={node.removed} />
       ) : (
-        <span className="text-2xs text-faint tabular-nums">{node.count}</span>
+        <span aria-hidden className="text-2xs text-faint tabular-nums">
+          {node.count}
+        </span>
       )}
     </button>
   );

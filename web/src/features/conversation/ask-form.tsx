@@ -1,7 +1,7 @@
 import { useMemo, useState } from "react";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, Input, Select, Switch, Textarea } from "@/ui/field";
-import { check, type Filled, type FormField, fieldsOf } from "./form";
+import { check, type Filled, type FormField, fieldsOf, standing } from "./form";
 
 const FREE: FormField[] = [
   {
@@ -61,7 +61,7 @@ export function AskForm({
           key={field.name}
           field={field}
           label={fields.length === 1 && field.label === title ? "Your answer" : field.label}
-          value={filled[field.name] ?? field.initial}
+          value={standing(field, filled)}
           error={tried ? errors[field.name] : undefined}
           onChange={(value) => setFilled((before) => ({ ...before, [field.name]: value }))}
         />

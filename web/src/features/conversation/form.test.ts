@@ -48,3 +48,13 @@ it("survives what is no schema", () => {
   expect(fieldsOf("… (cut)")).toEqual([]);
   expect(fieldsOf({ properties: { x: 5 } })).toHaveLength(1);
 });
+
+it("takes no name for more than a name", () => {
+  const named = JSON.parse(
+    '{"__proto__": {"type": "string"}, "constructor": {"type": "string"}, "toString": {"enum": [{"a": 1}]}}',
+  );
+  const fields = fieldsOf({ properties: named, required: ["__proto__", "constructor", "toString"] });
+  expect(Object.keys(check(fields, {}).errors)).toEqual(["__proto__", "constructor", "toString"]);
+  const filled = JSON.parse('{"__proto__": "x", "constructor": "y", "toString": "0"}');
+  expect(JSON.stringify(check(fields, filled).content)).toBe('{"__proto__":"x","constructor":"y","toString":{"a":1}}');
+});

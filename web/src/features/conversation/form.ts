@@ -83,11 +83,16 @@ export interface Checked {
   errors: Record<string, string>;
 }
 
+/** What stands in a field now. An agent may call one `constructor`. */
+export function standing(field: FormField, filled: Readonly<Record<string, Filled>>): Filled {
+  return Object.hasOwn(filled, field.name) ? (filled[field.name] as Filled) : field.initial;
+}
+
 export function check(fields: readonly FormField[], filled: Readonly<Record<string, Filled>>): Checked {
-  const content: Record<string, unknown> = {};
-  const errors: Record<string, string> = {};
+  const content: Record<string, unknown> = Object.create(null);
+  const errors: Record<string, string> = Object.create(null);
   for (const field of fields) {
-    const given = filled[field.name] ?? field.initial;
+    const given = standing(field, filled);
     const error = problem(field, given);
     if (error) errors[field.name] = error;
     else if (

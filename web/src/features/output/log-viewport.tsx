@@ -10,6 +10,7 @@ import "./log.css";
 const AROUND = 8;
 const HELD = 2000; // rows that stay because they are marked
 const NARROW = 480;
+const BY_HAND_MS = 1000;
 
 export interface Viewport {
   /** Bring a place into view. */
@@ -45,6 +46,7 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
   const widest = useRef(0);
   const everything = useRef(false);
   const placed = useRef(0);
+  const moved = useRef(Number.NEGATIVE_INFINITY);
   const count = rows.length;
   const height = count * ROW_HEIGHT;
   const gutter = size.width < NARROW ? 0 : Math.ceil(Math.max(3, String(store.end).length) * size.character) + 16;
@@ -98,11 +100,17 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
     focus: () => box.current?.focus(),
   }));
 
+  const byHand = () => {
+    moved.current = performance.now();
+  };
   const onScroll = () => {
     const element = box.current as HTMLElement;
     const end = element.scrollHeight - element.clientHeight;
-    if (follow && element.scrollTop < placed.current - 4 && element.scrollTop < end - 4) onFollow(false);
-    else if (!follow && element.scrollTop >= end - 2 && element.scrollTop > placed.current) onFollow(true);
+    if (follow && element.scrollTop < placed.current - 4 && element.scrollTop < end - 4) {
+      // what grows or is laid out anew also scrolls: only a person leaves the end
+      if (performance.now() - moved.current < BY_HAND_MS) onFollow(false);
+      else element.scrollTop = end;
+    } else if (!follow && element.scrollTop >= end - 2 && element.scrollTop > placed.current) onFollow(true);
     placed.current = element.scrollTop;
     setTop(element.scrollTop);
   };
@@ -164,6 +172,11 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
       // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
       tabIndex={0}
       onScroll={onScroll}
+      onWheel={byHand}
+      onTouchMove={byHand}
+      onPointerDown={byHand}
+      onPointerMove={(event) => event.buttons && byHand()}
+      onKeyDown={byHand}
       className="relative min-h-0 flex-1 overflow-auto bg-surface font-mono text-xs outline-offset-[-2px] [overflow-anchor:none]"
       style={{ lineHeight: `${ROW_HEIGHT}px` }}
     >

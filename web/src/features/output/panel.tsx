@@ -65,7 +65,8 @@ export function OutputPanel({
               ) : (
                 <div className="flex-1">
                   <Empty title="No commands yet" icon={<SquareTerminal className="size-6" aria-hidden />}>
-                    What is run in this sandbox, by its agent or by you, appears here with its output.
+                    What is run in this sandbox from outside (your project's check, your own commands) appears here.
+                    What its agent runs is in the conversation.
                   </Empty>
                 </div>
               )}

@@ -13,6 +13,7 @@ export function QueuePopover() {
   const count = waiting.data?.length ?? 0;
   return (
     <Popover
+      label="Queue"
       className="max-h-[70vh] w-[min(24rem,92vw)] overflow-y-auto"
       trigger={
         <Button>

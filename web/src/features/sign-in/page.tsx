@@ -7,10 +7,12 @@ import { useTitle } from "@/shell/page";
 import { Button } from "@/ui/button";
 import { Field, Input } from "@/ui/field";
 import { words } from "@/ui/states";
+import { inside, tokenIn } from "./address";
 
 type Shown = { token: string } | { name: string; password: string };
 
-/** The door. `#token=` (as `sandyard up` prints it) opens it by itself and is taken out of the address at once. */
+/** The door. `#token=` (as `sandyard up` prints it) is taken out of the address at once, and opens it by itself where nobody is signed in: a
+ * link on any page could otherwise put somebody else in one's place unseen. */
 export function SignInPage() {
   useTitle("Sign in");
   const client = useQueryClient();
@@ -18,6 +20,7 @@ export function SignInPage() {
   const { next } = useSearch({ from: "/sign-in" });
   const [by, setBy] = useState<"token" | "password">("token");
   const [token, setToken] = useState("");
+  const [known, setKnown] = useState<string>();
   const [name, setName] = useState("");
   const [password, setPassword] = useState("");
   const login = useMutation({
@@ -31,12 +34,16 @@ export function SignInPage() {
   const { mutate } = login;
   const tried = useRef(false);
   useEffect(() => {
-    const given = /^#token=(.+)$/.exec(location.hash)?.[1];
+    const given = tokenIn(location.hash);
     if (!given || tried.current) return;
     tried.current = true;
     history.replaceState(history.state, "", location.pathname + location.search);
-    mutate({ token: decodeURIComponent(given) });
-  }, [mutate]);
+    setToken(given);
+    client.fetchQuery(me).then(
+      ({ user }) => setKnown(user.name),
+      () => mutate({ token: given }),
+    );
+  }, [client, mutate]);
 
   const submit = (event: FormEvent) => {
     event.preventDefault();
@@ -97,6 +104,11 @@ export function SignInPage() {
           </>
         )}
         <div aria-live="polite">
+          {known !== undefined && (
+            <p className="rounded-md bg-warn-soft px-3 py-2 text-[13px]">
+              You are signed in as {known}. Sign in only if the link that led you here is your own.
+            </p>
+          )}
           {login.error && (
             <p role="alert" className="rounded-md bg-bad-soft px-3 py-2 text-[13px] text-bad">
               {login.error instanceof ApiError && login.error.status === 401
@@ -121,9 +133,4 @@ export function SignInPage() {
       </form>
     </main>
   );
-}
-
-/** Only an address of this very site. */
-function inside(next: string | undefined): string {
-  return next?.startsWith("/") && !next.startsWith("//") && !next.startsWith("/\\") ? next : "/";
 }

@@ -2,18 +2,18 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { CircleAlert, GitPullRequest, Pencil } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
-import { projects } from "@/api/queries";
+import { pendingAsks, projects } from "@/api/queries";
 import type { Attempt, PullSummary, Task } from "@/api/types";
 import { cost } from "@/lib/format";
 import { safeHref } from "@/lib/links";
-import { ATTEMPTS, CHECKS, COLUMNS, PULLS } from "@/lib/status";
+import { ATTEMPTS, CHECKS, COLUMNS, PULLS, TURNS } from "@/lib/status";
 import { Badge } from "@/ui/badge";
 import { IconButton } from "@/ui/button";
 import { Input, Select } from "@/ui/field";
 import { Status } from "@/ui/status";
 import { Elapsed } from "@/ui/time";
 import { TaskActions } from "./actions";
-import { clockOf, spentOn, wordFor } from "./card-facts";
+import { clockOf, needsPerson, running, spentOn, wordFor } from "./card-facts";
 import { StepLine } from "./steps";
 import { useTaskVerbs } from "./use-task";
 
@@ -26,7 +26,9 @@ export function TaskHeader({
   attempt: Attempt | undefined;
   onAttempt: (number: number) => void;
 }) {
-  const word = wordFor(task);
+  const asks = useQuery(pendingAsks);
+  const asked = new Set(asks.data?.map((one) => one.sessionId));
+  const word = running(task) && needsPerson(task, asked) ? TURNS.waiting : wordFor(task);
   const spent = spentOn(task);
   const clock = clockOf(task);
   const failure = task.error ?? (attempt?.status === "failed" ? attempt.error : null);

@@ -22,11 +22,11 @@ export function TaskPage() {
   const search = useSearch({ from: "/inside/tasks/$taskId" });
   const navigate = useNavigate({ from: "/tasks/$taskId" });
   const query = useQuery(taskQuery(taskId));
-  useTitle(query.data?.title);
+  useTitle(query.data?.title ?? "Task");
   if (query.error instanceof ApiError && query.error.status === 404) {
     return (
       <Empty
-        title="There is no such task"
+        title={<h1>There is no such task</h1>}
         action={
           <Link to="/board" className="text-accent underline">
             To the board

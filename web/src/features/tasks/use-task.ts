@@ -2,6 +2,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { api, got } from "@/api/client";
 import type { Column, Task } from "@/api/types";
 import { failed } from "@/ui/toast";
+import { whenStopped } from "./deleting";
 
 /** The verbs of a task, outside of its board. Each answers with the card, which is shown at once. */
 export function useTaskVerbs(task: Task) {
@@ -36,6 +37,7 @@ export function useTaskVerbs(task: Task) {
     onError: failed("Could not change the task"),
   });
   const remove = useMutation({
+    ...whenStopped,
     mutationFn: () => got(api.DELETE("/api/v1/tasks/{task_id}", { params: { path } })),
     onSuccess: () =>
       client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) => known?.filter((one) => one.id !== task.id)),

@@ -85,7 +85,24 @@ function Tabs({
     <Panel id={id} work={work} at={search.at} onAt={(at) => onSearch({ tab: id, at }, true)} />
   );
   const bar = (
-    <TabBar tabs={tabs} value={chosen.id} label="What to look at" onChange={(tab) => onSearch({ tab, at: undefined })}>
+    <TabBar
+      tabs={tabs}
+      value={chosen.id}
+      label="What to look at"
+      onChange={(tab) => onSearch({ tab, at: undefined })}
+      aside={
+        wide && (
+          <IconButton
+            label={split ? "Show one thing at a time" : "Conversation beside the rest"}
+            aria-pressed={split}
+            onClick={() => setSplit(!split)}
+            side="left"
+          >
+            <Columns2 className="size-4" aria-hidden />
+          </IconButton>
+        )
+      }
+    >
       {panel(chosen.id)}
     </TabBar>
   );
@@ -97,19 +114,7 @@ function Tabs({
           {panel("conversation")}
         </section>
       )}
-      <div className="relative flex min-w-0 flex-1 flex-col">
-        {bar}
-        <div className="absolute top-0.5 right-2 bg-page">
-          <IconButton
-            label={split ? "Show one thing at a time" : "Conversation beside the rest"}
-            aria-pressed={split}
-            onClick={() => setSplit(!split)}
-            side="left"
-          >
-            <Columns2 className="size-4" aria-hidden />
-          </IconButton>
-        </div>
-      </div>
+      <div className="flex min-w-0 flex-1 flex-col">{bar}</div>
     </div>
   );
 }

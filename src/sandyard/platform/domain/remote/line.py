@@ -135,7 +135,7 @@ class Line:
         if text.startswith("="):
             data = binascii.a2b_base64(text[1:], strict_mode=True)
             self._held += len(data)
-            if self._held > HELD or self._host_key is None:
+            if not data or self._held > HELD or self._host_key is None:  # nothing, without end, would be kept too
                 raise ValueError("more than was asked for")
             self._incoming.append(data)
             return

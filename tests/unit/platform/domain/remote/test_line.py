@@ -109,6 +109,7 @@ async def test_no_more_is_under_way_than_a_window(pair: tuple[Script, Line]) -> 
         ['{"t":"hello","key":"ssh-ed25519 \\nevil"}'],
         ["=AAAA"],
         [HELLO, "=not base64"],
+        [HELLO, "="],
         [HELLO, '{"t":"ack","n":-1}'],
         [HELLO, '{"t":"ack","n":"1"}'],
         [HELLO, *[data(b"x" * 65536)] * (HELD // 65536 + 1)],

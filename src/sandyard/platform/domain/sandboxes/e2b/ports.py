@@ -105,9 +105,12 @@ def _listening(table: bytes) -> Iterator[tuple[int, str, int]]:
             continue
         address, _, port = parts[1].partition(":")
         try:
-            yield int(port, 16), _address(address), int(parts[9])
+            number, inode = int(port, 16), int(parts[9])
+            shown = _address(address)
         except ValueError:
             continue
+        if 0 < number < 65536:
+            yield number, shown, inode
 
 
 def _address(written: str) -> str:

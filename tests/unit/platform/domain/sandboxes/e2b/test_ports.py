@@ -69,6 +69,9 @@ def test_the_widest_address_of_a_port_is_told_with_its_process() -> None:
         line("0100", 3000, 1).encode(),
         b"0: 0100007F:GGGG 0 0A 0 0 0 0 0 1",
         b"0: 0100007F 0 0A 0 0 0 0 0 x",
+        b"0: 0100007F:-1 0 0A 0 0 0 0 0 1",
+        b"0: 0100007F:10000 0 0A 0 0 0 0 0 1",
+        b"0: 0100007F:" + b"F" * 9000 + b" 0 0A 0 0 0 0 0 1",
         b"::files\n/proc/99999999999999999999/fd:\nsocket:[1]\n::lines\n==> /proc/x/cmdline <==\n",
     ],
 )

@@ -1,7 +1,8 @@
-"""A program in a sandbox that never reads."""
+"""A program in a sandbox that never reads, and one that never stops."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -21,3 +22,23 @@ async def test_what_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         await anext(stream.lines())
     assert len(stream._packed()) == 11 * 101
     assert stream._waiting == 0
+
+
+async def test_who_says_much_leaves_time_to_others() -> None:
+    gate: Any = None
+    stream = streams.LineStream(gate)
+    stream._queue.put_nowait(f":: {stream._mark}\n" + "x\n" * 10_000)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    said = stream.lines()
+    for _ in range(10_000):
+        await anext(said)
+    task.cancel()
+    assert turns >= 10_000 // streams.LINES_AT_ONCE - 1

@@ -1,0 +1,123 @@
+"""A real Chromium, and what every page in it must not do: fail in silence, break its own policy, or scroll sideways."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect, sync_playwright
+
+from tests.protocol.engine import ROOT
+
+AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
+DESK: ViewportSize = {"width": 1360, "height": 860}
+PHONE: ViewportSize = {"width": 360, "height": 740}
+PATIENCE_MS = 45_000
+Theme = Literal["light", "dark"]
+IMPACTS = ("serious", "critical")
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert path, "there is no Chromium: scripts/system-packages tests brings it"
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*arguments, "--disable-dev-shm-usage"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def signed_in(browser: Browser, url: str, token: str, *, phone: bool = False, theme: Theme = "light") -> Iterator[Page]:
+    """A page of somebody who has this token, in a browser of their own. At its end nothing may have gone wrong in it unseen."""
+    context = browser.new_context(
+        base_url=url,
+        viewport=PHONE if phone else DESK,
+        color_scheme=theme,
+        reduced_motion="reduce",
+        has_touch=phone,
+        accept_downloads=True,
+    )
+    context.set_default_timeout(PATIENCE_MS)
+    login(context, url, token)
+    page = context.new_page()
+    wrong = watched(page)
+    try:
+        yield page
+        assert not wrong, "the page complained:\n" + "\n".join(wrong)
+    finally:
+        context.close()
+
+
+def login(context: BrowserContext, url: str, token: str) -> None:
+    answer = context.request.post(f"{url}/api/v1/login", data={"token": token}, headers={"X-Sandyard-CSRF": "1"})
+    assert answer.ok, answer.text()
+
+
+def watched(page: Page) -> list[str]:
+    """What the page's console complains of from now on. Answers of the platform that refuse something are no complaint of the page's."""
+    wrong: list[str] = []
+
+    def console(message: ConsoleMessage) -> None:
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+            wrong.append(message.text)
+
+    page.on("console", console)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    return wrong
+
+
+def there(page: Page, words: str | None = None) -> None:
+    """All of the page is: a heading, what it is about (an expression that fits some text of it), and nothing on its way."""
+    expect(page.get_by_role("heading").first).to_be_visible()
+    if words:
+        expect(page.get_by_text(re.compile(words)).locator("visible=true").first).to_be_visible()
+    expect(page.locator("[role=status][aria-label^=Loading]")).to_have_count(0)
+
+
+def accessible(page: Page, *, ignore: tuple[str, ...] = ()) -> None:
+    """axe finds nothing serious. `ignore`: selectors of what is not ours."""
+    page.evaluate(AXE.read_text())
+    options = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+    found: dict[str, Any] = page.evaluate(
+        "([context, options]) => axe.run(context, options)", [{"exclude": [[one] for one in ignore]}, options]
+    )
+    serious = [
+        {"rule": one["id"], "help": one["help"], "where": [_spot(node) for node in one["nodes"][:5]]}
+        for one in found["violations"]
+        if one["impact"] in IMPACTS
+    ]
+    assert not serious, f"{page.url}: {json.dumps(serious, indent=2)}"
+
+
+def _spot(node: dict[str, Any]) -> str:
+    return f"{node['html'][:200]}: {' '.join(check['message'] for check in node['any'])}"
+
+
+def fits(page: Page) -> None:
+    """Nothing makes the page wider than the screen."""
+    wide = page.evaluate(
+        """() => {
+          const room = document.documentElement.clientWidth;
+          if (document.documentElement.scrollWidth <= room) return [];
+          return [...document.querySelectorAll("body *")]
+            .filter((one) => one.getBoundingClientRect().right > room + 1)
+            .slice(0, 5).map((one) => one.outerHTML.slice(0, 160));
+        }"""
+    )
+    assert not wide, f"{page.url} is wider than the screen: {wide}"
+
+
+def picture(page: Page, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=path, animations="disabled", caret="hide")

@@ -1,0 +1,66 @@
+"""One engine, platform and Chromium for each file of tests; a browser of one's own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.acceptance.conftest import serving
+from tests.acceptance.platform import Platform, running
+from tests.forge import GitHub, forge
+from tests.protocol.engine import Engine
+from tests.web.browser import chromium, signed_in
+from tests.web.yard import Yard
+
+SETTINGS = {
+    "CREATES_PER_MINUTE": "100000",
+    "EXECUTES_PER_MINUTE": "100000",
+    "LOGINS_PER_MINUTE": "100000",
+    "FORGE_POLL_S": "2",
+    "PARALLEL_ATTEMPTS": "6",
+    "PARALLEL_ATTEMPTS_PER_USER": "6",
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with serving(POOL_SIZE="2", DEFAULT_MEMORY_MB="256", DEFAULT_DISK_MB="512") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def platform(engine: Engine) -> Iterator[Platform]:
+    with running(engine, **SETTINGS) as platform:
+        yield platform
+
+
+@pytest.fixture(scope="module")
+def github() -> Iterator[GitHub]:
+    with forge() as github:
+        yield github
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def yard(platform: Platform) -> Yard:
+    """What is there before a person opens the page."""
+    return Yard(platform)
+
+
+@pytest.fixture
+def page(browser: Browser, platform: Platform) -> Iterator[Page]:
+    with signed_in(browser, platform.url, platform.token) as page:
+        yield page
+
+
+@pytest.fixture
+def phone(browser: Browser, platform: Platform) -> Iterator[Page]:
+    with signed_in(browser, platform.url, platform.token, phone=True) as page:
+        yield page

@@ -1,0 +1,397 @@
+"""What a person does on the board: cards are made, moved by mouse, keyboard and finger, filtered, stopped and sent back."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.acceptance.platform import Platform, until
+from tests.acceptance.workshop import work
+from tests.forge import GitHub
+from tests.web.board import Board, act, card, choose, column, drag, shows, title, told
+from tests.web.browser import Theme, accessible, fits, signed_in
+from tests.web.yard import Yard
+
+pytestmark = pytest.mark.timeout(300)
+
+SLOW_MS = 120_000
+LONG = "sleep: 300"
+"""Works until it is stopped."""
+
+
+NewBoard = Callable[..., Board]
+
+
+@pytest.fixture
+def new_board(yard: Yard, tmp_path: Path) -> Iterator[NewBoard]:
+    """Of a project with a repository of its own. What is at work on it ends with the test."""
+    made: list[Board] = []
+
+    def create(**tasks: Any) -> Board:
+        folder = tmp_path / f"site-{len(made)}"
+        for line in (
+            f"git init --quiet --initial-branch main {folder}",
+            f"git -C {folder} -c user.name=Ada -c user.email=ada@example.org commit --quiet --allow-empty -m first",
+        ):
+            subprocess.run(line.split(), check=True)
+        body = {"name": f"{tmp_path.name} {len(made)}", "repository": str(folder), "settings": {"tasks": tasks}}
+        made.append(Board(yard, str(yard.post("/projects", **body)["id"])))
+        return made[-1]
+
+    yield create
+    for board in made:
+        for task in yard.get("/tasks", projectId=board.project)["items"]:
+            if task["status"] == "in_progress":
+                yard.post(f"/tasks/{task['id']}/stop")
+
+
+@pytest.fixture
+def board(new_board: NewBoard) -> Board:
+    return new_board()
+
+
+def test_an_empty_board_says_how_to_begin(page: Page, board: Board) -> None:
+    board.open(page)
+    expect(page.get_by_text("No tasks yet")).to_be_visible()
+    accessible(page)
+    page.get_by_role("button", name="Write the first task").click()
+    dialog = page.get_by_role("dialog", name="New task")
+    expect(page).to_have_url(re.compile("new=true"))
+    expect(dialog.get_by_label("Title")).to_be_focused()
+    dialog.get_by_label("Title").fill("Half a thought")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(page).not_to_have_url(re.compile("new="))
+    page.keyboard.press("c")
+    expect(dialog.get_by_label("Title")).to_have_value("Half a thought")
+    dialog.get_by_label("Title").fill("c is a letter here")
+    choose(page, dialog.get_by_label("Agent"), "Demo agent")
+    dialog.get_by_label("Start now").click()
+    page.keyboard.press("Control+Enter")
+    expect(dialog).to_be_hidden()
+    shows(page, "Backlog", "c is a letter here")
+    board.open(page, "&new=true")
+    expect(dialog.get_by_label("Title")).to_have_value("")
+
+
+def test_a_task_with_all_that_can_be_said_of_it(page: Page, board: Board) -> None:
+    first = board.task("The first step")
+    board.open(page, "&new=true")
+    dialog = page.get_by_role("dialog", name="New task")
+    dialog.get_by_text("Branch, priority, budget, dependencies").click()
+    dialog.get_by_label("Budget in dollars").fill("much")
+    dialog.get_by_label("Title").press("Control+Enter")
+    for label, fault in (("Title", "Say in a few words"), ("Budget in dollars", "An amount above 0")):
+        expect(dialog.get_by_label(label)).to_have_attribute("aria-invalid", "true")
+        expect(dialog.get_by_label(label)).to_have_accessible_description(re.compile(fault))
+    expect(dialog.get_by_label("Title")).to_be_focused()
+    dialog.get_by_label("Title").fill("The second step")
+    dialog.get_by_label("Budget in dollars").fill("1.5")
+    dialog.get_by_label("Budget in tokens").fill("20000")
+    dialog.get_by_label("Priority").fill("7")
+    dialog.get_by_label("Priority").fill("")
+    expect(dialog.get_by_label("Priority"), "what was opened stays so").to_be_visible()
+    dialog.get_by_label("Priority").fill("7")
+    dialog.get_by_label("Base branch").fill("no good..")
+    choose(page, dialog.get_by_label("Agent"), "Claude Code")
+    dialog.get_by_label("Model").fill("a-model")
+    dialog.get_by_role("button", name="Another attempt").click()
+    choose(page, dialog.get_by_label("Agent of attempt 2"), "Demo agent")
+    expect(dialog.get_by_label("Model of attempt 2")).to_be_disabled()
+    dialog.get_by_label("The first step").click()
+    dialog.get_by_role("button", name="Create and start").click()
+    expect(dialog.get_by_label("Base branch"), "the platform's word").to_have_attribute("aria-invalid", "true")
+    dialog.get_by_label("Base branch").fill("main")
+    accessible(page)
+    dialog.get_by_role("button", name="Create and start").click()
+    expect(dialog).to_be_hidden()
+    mine = card(column(page, "Backlog"), "The second step")
+    for words in ("Starts when unblocked", "Waits for The first step", "2 attempts", "Priority 7"):
+        expect(mine).to_contain_text(words)
+    (made,) = (one for one in board.yard.get("/tasks", projectId=board.project)["items"] if one["id"] != first)
+    wanted = [{"agent": "claude", "model": "a-model"}, {"agent": "demo", "model": None}]
+    assert made["wanted"] == wanted
+    assert made["needs"] == [first]
+    assert made["budget"] == {"usd": 1.5, "tokens": 20000}
+    assert (made["priority"], made["baseBranch"], made["startWhenReady"]) == (7, "main", True)
+
+
+def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: Board) -> None:
+    """And goes back to the agent with words, to arrive again."""
+    task = board.task("Write it", "create A.md: one", "commit: docs: one", "sleep: 2")
+    board.open(page)
+    drag(page, "Write it", "In progress")
+    mine = card(column(page, "In progress"), "Write it")
+    expect(mine).to_contain_text("Agent at work", timeout=SLOW_MS)
+    expect(mine).to_contain_text("sandbox running")
+    review = card(column(page, "In review"), "Write it")
+    expect(review).to_contain_text(board.yard.rests(task, "in_review")["branch"], timeout=SLOW_MS)
+    expect(review.get_by_title("Elapsed")).to_be_visible()
+
+    drag(page, "Write it", "In progress")
+    dialog = page.get_by_role("dialog", name="Back to the agent")
+    dialog.get_by_role("button", name="Send back").click()
+    box = dialog.get_by_label("What should be different?")
+    expect(box).to_have_accessible_description(re.compile("Without words"))
+    dialog.get_by_role("button", name="Cancel").click()
+    shows(page, "In review", "Write it")
+    act(page, "Write it", "In progress")
+    box.fill("append A.md: two\ncommit: docs: two")
+    box.press("Control+Enter")
+    expect(mine).to_be_visible()
+    expect(review).to_be_visible(timeout=SLOW_MS)
+    (attempt,) = board.get(task)["attempts"]
+    assert (attempt["round"], attempt["status"]) == (2, "in_review")
+
+
+def test_an_order_is_kept(page: Page, board: Board) -> None:
+    for words in ("One", "Two", "Three"):
+        board.task(words)
+    board.open(page)
+    shows(page, "Backlog", "One", "Two", "Three")
+    drag(page, "Three", "Backlog", above="One")
+    shows(page, "Backlog", "Three", "One", "Two")
+    title(page, "Three").focus()
+    page.keyboard.press("Alt+ArrowDown")
+    shows(page, "Backlog", "One", "Three", "Two")
+    expect(title(page, "Three")).to_be_focused()
+    expect(page.get_by_test_id("announcements")).to_have_text("Three: place 2")
+    page.keyboard.press("Alt+ArrowDown")
+    shows(page, "Backlog", "One", "Two", "Three")
+    page.keyboard.press("Alt+ArrowDown")
+    expect(title(page, "Three")).to_be_focused()
+    until(lambda: board.tasks() == ["One", "Two", "Three"])
+    page.keyboard.press("Home")
+    expect(title(page, "One")).to_be_focused()
+    page.keyboard.press("Alt+ArrowDown")
+    until(lambda: board.tasks() == ["Two", "One", "Three"])
+    page.reload()
+    shows(page, "Backlog", "Two", "One", "Three")
+
+
+def test_all_of_it_by_the_keyboard(page: Page, board: Board) -> None:
+    board.task("Stays")
+    going = board.task("Goes", LONG)
+    board.open(page)
+    title(page, "Stays").focus()
+    page.keyboard.press("ArrowDown")
+    expect(title(page, "Goes")).to_be_focused()
+    page.keyboard.press("Alt+ArrowRight")
+    shows(page, "In progress", "Goes")
+    expect(title(page, "Goes")).to_be_focused()
+    until(lambda: board.get(going)["status"] == "in_progress")
+    page.keyboard.press("ArrowLeft")
+    expect(title(page, "Stays")).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(title(page, "Goes")).to_be_focused()
+    page.keyboard.press("Alt+ArrowRight")
+    told(page, "Could not move “Goes”")
+    shows(page, "In progress", "Goes")
+    expect(page.get_by_test_id("announcements")).to_contain_text("Goes is back in In progress.")
+    expect(title(page, "Goes")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Actions for Goes")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("menuitem", name="Open")).to_be_focused()
+    page.keyboard.type("Cancelled")
+    page.keyboard.press("Enter")
+    folded = column(page, "Cancelled").get_by_role("button", name="Unfold Cancelled 1")
+    expect(folded, "the column is folded, and the focus follows the card").to_be_focused()
+    page.keyboard.press("Enter")
+    shows(page, "Cancelled", "Goes")
+    until(lambda: board.get(going)["attempts"][0]["status"] == "cancelled")
+    page.reload()
+    shows(page, "Cancelled", "Goes")
+    column(page, "Cancelled").get_by_role("button", name="Fold Cancelled").click()
+    expect(folded).to_be_visible()
+    title(page, "Stays").focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("/tasks/"))
+
+
+def test_a_card_that_may_not_move_comes_back(page: Page, new_board: NewBoard) -> None:
+    board = new_board(wipLimits={"in_progress": 1})
+    board.task("Has the place", LONG, start=True)
+    board.task("Wants it", LONG)
+    board.open(page)
+    expect(column(page, "In progress")).to_contain_text("full, limit 1")
+    drag(page, "Wants it", "In progress")
+    told(page, "Could not move “Wants it”", "may hold 1 and has 1. Move one out of it first")
+    shows(page, "Backlog", "Wants it")
+    shows(page, "In progress", "Has the place")
+    board.task("Another")
+    board.settings(wipLimits={"backlog": 1, "in_progress": 3})
+    expect(column(page, "Backlog")).to_contain_text("over its limit of 1")
+    expect(column(page, "In progress")).to_contain_text("limit 3")
+
+    page.route("**/api/v1/tasks/*/move", lambda route: route.abort())
+    drag(page, "Another", "Backlog", above="Wants it")
+    told(page, "Could not move “Another”")
+    shows(page, "Backlog", "Wants it", "Another")
+    drag(page, "Another", "Done")
+    expect(page.get_by_test_id("announcements")).to_contain_text("Another is back in Backlog")
+    shows(page, "Backlog", "Wants it", "Another")
+    shows(page, "Done")
+    page.unroute("**/api/v1/tasks/*/move")
+    drag(page, "Another", "Cancelled")
+    expect(page.get_by_role("button", name="Unfold Cancelled 1")).to_be_visible()
+    drag(page, "Wants it", "Done")
+    shows(page, "Done", "Wants it")
+    until(lambda: board.tasks("done") == ["Wants it"])
+    assert board.tasks("cancelled") == ["Another"]
+
+
+def test_what_is_looked_for_is_in_the_address(page: Page, board: Board) -> None:
+    board.task("Mend the login", "create A.md: upper case")
+    board.task("Paint the fence", agent="claude")
+    board.task("Never ends", LONG, start=True)
+    board.open(page)
+    shows(page, "Backlog", "Mend the login", "Paint the fence")
+    page.get_by_label("Search cards").fill("CASE login")
+    shows(page, "Backlog", "Mend the login")
+    expect(column(page, "Backlog")).to_contain_text("1 of 2")
+    expect(page).to_have_url(re.compile(r"q=CASE(\+|%20)login"))
+    expect(column(page, "In progress")).to_contain_text("No card here matches.")
+    other = page.context.new_page()
+    other.goto(page.url)
+    shows(other, "Backlog", "Mend the login")
+    expect(other.get_by_label("Search cards")).to_have_value("CASE login")
+    other.close()
+    page.get_by_role("button", name="Clear the filters").click()
+    expect(page).to_have_url(re.compile("/board$"))
+    board.open(page)
+    choose(page, page.get_by_role("combobox", name="Agent"), "Claude Code")
+    shows(page, "Backlog", "Paint the fence")
+    shows(page, "In progress")
+    expect(page).to_have_url(re.compile("agent=claude"))
+    choose(page, page.get_by_role("combobox", name="Agent"), "Any agent")
+    choose(page, page.get_by_role("combobox", name="Show"), "Running")
+    shows(page, "Backlog")
+    shows(page, "In progress", "Never ends")
+    page.reload()
+    shows(page, "Backlog")
+    shows(page, "In progress", "Never ends")
+
+
+def test_a_card_says_that_it_needs_a_person(page: Page, board: Board) -> None:
+    board.task("Quiet")
+    task = board.task("Asks", "ask: Which colour?", "create C.md: {answer}", "commit: docs: colour", start=True)
+    board.open(page)
+    mine = card(column(page, "In progress"), "Asks")
+    expect(mine).to_contain_text("Needs you", timeout=SLOW_MS)
+    choose(page, page.get_by_role("combobox", name="Show"), "Needs you")
+    shows(page, "In progress", "Asks")
+    shows(page, "Backlog")
+    (ask,) = board.yard.get("/asks", taskId=task, status="pending")["items"]
+    board.yard.post(f"/asks/{ask['id']}/answer", content={"answer": "blue"})
+    shows(page, "In progress")
+    choose(page, page.get_by_role("combobox", name="Show"), "Every card")
+    expect(card(column(page, "In review"), "Asks")).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_text("Needs you", exact=True)).to_have_count(0)
+
+
+def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board: NewBoard) -> None:
+    board = new_board(parallel=1)
+    first = board.task("First", LONG, start=True)
+    until(lambda: board.get(first)["attempts"][0]["status"] == "running")
+    second = board.task("Second", "fail: it rains", start=True)
+    until(lambda: board.get(second)["attempts"])
+    third = board.task("Third", LONG, start=True)
+    board.open(page)
+    expect(card(page, "Second")).to_contain_text("In the queue, next")
+    expect(card(page, "Third")).to_contain_text("In the queue, place 2")
+    page.get_by_role("button", name="Queue 2 attempts waiting").click()
+    waiting = page.get_by_role("dialog").get_by_role("listitem")
+    expect(waiting).to_have_count(2)
+    expect(waiting.nth(0)).to_contain_text(re.compile("Place 1.*Second", re.DOTALL))
+    expect(waiting.nth(1)).to_contain_text(re.compile("Place 2.*Third.*runs 1 at once", re.DOTALL))
+    accessible(page)
+    page.keyboard.press("Escape")
+
+    act(page, "First", "Stop")
+    expect(page.get_by_role("button", name="Unfold Cancelled 1")).to_be_visible()
+    failed = card(column(page, "In progress"), "Second")
+    expect(failed).to_contain_text("Failed", timeout=SLOW_MS)
+    expect(failed).to_contain_text("it rains")
+    expect(card(page, "Third")).to_contain_text(re.compile("Agent at work"), timeout=SLOW_MS)
+    expect(page.get_by_role("button", name="Queue nothing waiting")).to_be_visible()
+    act(page, "Second", "Retry")
+    expect(failed).to_contain_text("In the queue, next")
+    page.get_by_role("button", name="Unfold Cancelled 1").click()
+    act(page, "First", "Retry")
+    expect(card(column(page, "In progress"), "First")).to_contain_text("In the queue, place 2")
+
+    act(page, "Third", "Delete")
+    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    expect(card(page, "Third")).to_have_count(0)
+    assert board.yard.client.get(f"/tasks/{third}").status_code == 404
+    expect(failed).to_contain_text("Failed", timeout=SLOW_MS)
+    expect(card(page, "First")).to_contain_text("Agent at work", timeout=SLOW_MS)
+    assert len(board.get(first)["attempts"]) == 1, "it goes on with the work it has done"
+
+
+def test_the_pull_request_of_a_card(page: Page, platform: Platform, github: GitHub, yard: Yard) -> None:
+    site = work(platform, github)
+    board = Board(yard, site.id)
+    board.open(page)
+    task = board.task("Greet", "create HELLO.md: hello", "commit: docs: hello", start=True)
+    badge = card(column(page, "In review"), "Greet").get_by_role("link", name="Pull request #1, Open")
+    expect(badge).to_be_visible(timeout=SLOW_MS)
+    assert badge.get_attribute("href") == board.get(task)["pullRequest"]["url"]
+    expect(badge).to_have_attribute("rel", "noreferrer noopener")
+    github.colleague("grace").merge(site.slug, 1)
+    done = card(column(page, "Done"), "Greet")
+    expect(done.get_by_role("link", name="Pull request #1, Merged")).to_be_visible(timeout=SLOW_MS)
+
+
+def test_on_a_phone(phone: Page, board: Board) -> None:
+    task = board.task("Was there")
+    board.open(phone)
+    phone.get_by_role("button", name="New task").click()
+    dialog = phone.get_by_role("dialog", name="New task")
+    dialog.get_by_label("Title").fill("From the train")
+    dialog.get_by_label("Description").fill(LONG)
+    choose(phone, dialog.get_by_label("Agent"), "Demo agent")
+    fits(phone)
+    dialog.get_by_label("Start now").click()
+    dialog.get_by_role("button", name="Create", exact=True).click()
+    expect(dialog).to_be_hidden()
+    shows(phone, "Backlog", "Was there", "From the train")
+    fits(phone)
+    accessible(phone)
+    act(phone, "From the train", "In progress")
+    shows(phone, "Backlog", "Was there")
+    columns = phone.get_by_role("navigation", name="Columns")
+    columns.get_by_role("button", name="In progress 1").click()
+    expect(title(phone, "From the train")).to_be_in_viewport(ratio=1)
+    expect(columns.get_by_role("button", name="In progress 1")).to_have_attribute("aria-current", "true")
+    columns.get_by_role("button", name="Cancelled 0").click()
+    expect(column(phone, "Cancelled").get_by_role("heading")).to_be_in_viewport()
+    columns.get_by_role("button", name="Backlog 1").click()
+    act(phone, "Was there", "Done")
+    until(lambda: board.get(task)["status"] == "done")
+    fits(phone)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everybody_can_read_it(browser: Browser, platform: Platform, board: Board, theme: Theme) -> None:
+    task = board.task("Reviewed", "create A.md: one", "commit: docs: one", start=True)
+    board.task("Blocked", needs=[task])
+    board.task("Urgent", priority=9, attempts=[{"agent": "demo"}, {"agent": "demo"}])
+    board.task("Broken", "fail: it rains", start=True)
+    board.task("At work", LONG, start=True)
+    with signed_in(browser, platform.url, platform.token, theme=theme) as page:
+        board.open(page)
+        expect(card(column(page, "In review"), "Reviewed")).to_be_visible(timeout=SLOW_MS)
+        expect(card(page, "Broken")).to_contain_text("it rains", timeout=SLOW_MS)
+        expect(card(page, "At work")).to_contain_text("Agent at work", timeout=SLOW_MS)
+        accessible(page)
+        page.get_by_role("button", name="Actions for At work").click()
+        expect(page.get_by_role("menuitem", name="Stop")).to_be_visible()
+        accessible(page)

@@ -1,0 +1,254 @@
+"""What an agent has changed: read, commented on, committed, kept, handed in, compared and merged."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, ViewportSize, expect
+
+from tests.acceptance.platform import Platform, until
+from tests.acceptance.workshop import Work, work
+from tests.forge import GitHub
+from tests.web.browser import accessible
+from tests.web.yard import Yard
+
+pytestmark = pytest.mark.timeout(300)
+
+SLOW_MS = 90_000
+WIDE: ViewportSize = {"width": 1900, "height": 900}
+PYTHON = "def hello(name):\\n    return 'hello ' + name\\n"
+
+
+@pytest.fixture(scope="module")
+def site(platform: Platform, github: GitHub) -> Work:
+    return work(platform, github)
+
+
+@pytest.fixture(scope="module")
+def draft(platform: Platform, github: GitHub) -> Work:
+    return work(platform, github, draft=True)
+
+
+@pytest.fixture(scope="module")
+def seat(yard: Yard, site: Work) -> dict[str, Any]:
+    """A session with something that is not committed."""
+    made = yard.session("Change by hand", site.id)
+    _edit(yard, made["sandboxId"], "src/app.py", "print('bye')\n")
+    _edit(yard, made["sandboxId"], "src/lib/new.py", "def new():\n    return 1\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def reviewed(yard: Yard, site: Work) -> str:
+    """A task whose pull request is open."""
+    lines = (f"create src/hello.py: {PYTHON}", "replace src/data.txt: two -> zwei", "commit: feat: say hello")
+    task = yard.task("Say hello", *lines, project=site.id)
+    yard.rests(task, "in_review")
+    return task
+
+
+def _edit(yard: Yard, sandbox: str, path: str, text: str) -> None:
+    where = {"path": f"workspace/{path}"}
+    assert yard.client.put(f"/sandboxes/{sandbox}/files", params=where, content=text.encode()).is_success
+
+
+def _alone(page: Page, address: str) -> None:
+    """One panel has all the room."""
+    page.set_viewport_size(WIDE)
+    page.goto(address)
+    page.get_by_role("button", name="Show one thing at a time").click()
+    expect(page.get_by_role("button", name="Conversation beside the rest")).to_be_visible()
+
+
+def _prompts(yard: Yard, session: str) -> str:
+    found = yard.get(f"/sessions/{session}/messages", limit=200)["items"]
+    return "\n".join(json.dumps(one["parts"]) for one in found if one["role"] == "user")
+
+
+def _comment(page: Page, line: int, text: str) -> None:
+    page.get_by_role("button", name=f"Comment on line {line}", exact=True).first.click()
+    page.get_by_role("textbox", name="Comment", exact=True).fill(text)
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_role("region", name=re.compile(f"^Comment on .*line {line}"))).to_contain_text(text)
+
+
+def _dialog(page: Page) -> Locator:
+    return page.get_by_role("alertdialog")
+
+
+def test_a_diff_is_read_in_either_way(page: Page, reviewed: str) -> None:
+    _alone(page, f"/tasks/{reviewed}?tab=changes")
+    tree = page.get_by_role("tree")
+    expect(tree.get_by_role("treeitem", name=re.compile("hello.py"))).to_be_visible(timeout=SLOW_MS)
+    expect(tree.get_by_role("treeitem", name=re.compile("data.txt"))).to_be_visible()
+    expect(page.locator("code .hl-keyword", has_text="def").first).to_be_visible()
+    expect(page.locator("code", has_text="zwei")).to_be_visible()
+    expect(page.locator("code", has_text="two")).to_be_visible()
+    accessible(page)
+    old = page.locator("code", has_text=re.compile("^two$"))
+    new = page.locator("code", has_text=re.compile("^zwei$"))
+    assert _top(old) < _top(new)
+    page.get_by_role("button", name="Show before and after side by side").click()
+    expect(page.get_by_role("button", name="Show lines one below the other")).to_be_visible()
+    assert _top(old) == _top(new)
+    page.get_by_role("button", name="Show lines one below the other").click()
+    viewed = page.get_by_role("checkbox", name="Viewed src/hello.py")
+    viewed.click()
+    expect(page.locator("code .hl-keyword", has_text="def")).to_have_count(0)
+    page.reload()
+    expect(viewed).to_be_checked()
+
+
+def _top(one: Locator) -> float:
+    box = one.bounding_box()
+    assert box
+    return round(box["y"])
+
+
+def test_comments_on_a_task_become_its_next_round(page: Page, yard: Yard, reviewed: str) -> None:
+    session = yard.rests(reviewed, "in_review")["sessionId"]
+    page.goto(f"/tasks/{reviewed}?tab=changes")
+    _comment(page, 2, "create src/bye.py: def bye(): ...")
+    page.reload()  # they are kept until they are sent
+    page.get_by_role("button", name="Send 1 comment").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("In your own words").fill("Please be polite.")
+    accessible(page)
+    dialog.get_by_role("button", name="Send to the agent").click()
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("button", name="Send 1 comment")).to_be_hidden()
+    until(lambda: yard.get(f"/tasks/{reviewed}")["attempts"][0]["round"] == 2, 60)
+    yard.rests(reviewed, "in_review")
+    said = _prompts(yard, session)
+    assert "Please be polite." in said
+    assert re.search(r"src/(data\.txt|hello\.py):2", said)
+    assert "create src/bye.py" in said
+    expect(page.locator("h3", has_text="bye.py")).to_be_visible(timeout=SLOW_MS)  # the diff has followed by itself
+
+
+def test_comments_in_a_session_become_its_next_turn(page: Page, yard: Yard, seat: dict[str, Any]) -> None:
+    page.goto(f"/sessions/{seat['id']}?tab=changes")
+    _comment(page, 1, "say: heard-the-comment")
+    page.get_by_role("button", name="Send 1 comment").click()
+    page.get_by_role("dialog").get_by_role("button", name="Send to the agent").click()
+    expect(page.get_by_test_id("conversation").locator("p", has_text="heard-the-comment")).to_be_visible(
+        timeout=SLOW_MS
+    )
+    assert re.search(r"src/(app|lib/new)\.py:1", _prompts(yard, seat["id"]))
+
+
+def test_a_commit_is_made_with_the_message_that_is_suggested(page: Page, yard: Yard, seat: dict[str, Any]) -> None:
+    page.goto(f"/sessions/{seat['id']}?tab=changes")
+    box = page.get_by_role("region", name="Not committed yet")
+    expect(box).to_contain_text("2 files", timeout=SLOW_MS)
+    page.get_by_role("button", name="Discard what is not committed of src/app.py").click()
+    _dialog(page).get_by_role("button", name="Discard").click()
+    expect(box).to_contain_text("1 file")
+    box.get_by_role("button", name="Commit…").click()
+    box.get_by_label("Commit message").fill("Added a new thing")
+    box.get_by_role("button", name="Commit 1 file").click()
+    box.get_by_role("button", name="Commit with this message").click()
+    expect(box).to_be_hidden()
+    (newest, *_) = yard.get(f"/git/{seat['sandboxId']}/history")["items"]
+    assert re.match(r"\w+(\(.*\))?: ", newest["subject"]), newest
+    _edit(yard, seat["sandboxId"], "src/loose.txt", "to be thrown away\n")
+    page.get_by_role("button", name="Read the changes again").click()
+    box.get_by_role("button", name=re.compile("^Discard")).click()
+    _dialog(page).get_by_role("button", name="Discard").click()
+    expect(box).to_be_hidden()
+
+
+def test_a_checkpoint_is_kept_and_restored_into_a_new_sandbox(page: Page, yard: Yard, site: Work) -> None:
+    made = yard.session("Keep and restore", site.id)
+    session, sandbox = made["id"], made["sandboxId"]
+    _edit(yard, sandbox, "KEPT.md", "as it was when it was kept\n")
+    yard.client.post("/git/commit", params={"wait": 60}, json={"sandboxId": sandbox, "message": "docs: keep"})
+    page.goto(f"/sessions/{session}?tab=history")
+    expect(page.get_by_role("button", name="docs: keep")).to_be_visible(timeout=SLOW_MS)
+    accessible(page)
+    page.get_by_role("button", name="docs: keep").click()
+    sheet = page.get_by_role("dialog")
+    expect(sheet.locator("code", has_text="as it was when it was kept")).to_be_visible()
+    sheet.get_by_role("button", name="Close").click()
+    expect(sheet).to_be_hidden()
+    _edit(yard, sandbox, "LOOSE.md", "not committed\n")
+    page.get_by_role("button", name="Checkpoint now").click()
+    restore = page.get_by_role("button", name=re.compile("^Restore the checkpoint of"))
+    expect(restore.first).to_be_visible()
+    _edit(yard, sandbox, "LOOSE.md", "spoilt\n")
+    restore.first.click()
+    _dialog(page).get_by_role("button", name="Restore").click()
+    expect(_dialog(page)).to_be_hidden(timeout=SLOW_MS)
+    fresh = until(lambda: _other(yard.get(f"/sessions/{session}")["sandboxId"], sandbox), 90)
+    where = {"path": "workspace/LOOSE.md"}
+    until(lambda: yard.client.get(f"/sandboxes/{fresh}/files", params=where).text == "not committed\n", 90)
+    expect(page.get_by_role("button", name="docs: keep")).to_be_visible(timeout=SLOW_MS)
+
+
+def _other(now: str | None, before: str) -> str | None:
+    return now if now != before else None
+
+
+def test_a_pull_request_from_draft_to_merge(page: Page, yard: Yard, draft: Work, github: GitHub) -> None:
+    task = yard.task("Hand it in", "create NEW.md: new", "commit: docs: new", project=draft.id)
+    yard.rests(task, "in_review")
+    pull = yard.get(f"/tasks/{task}/pull-request")
+    page.goto(f"/tasks/{task}?tab=pull")
+    panel = page.get_by_role("tabpanel")
+    expect(panel.get_by_text("Draft", exact=True)).to_be_visible(timeout=SLOW_MS)
+    expect(panel.get_by_role("button", name="Merge", exact=True)).to_be_disabled()
+    grace = github.colleague("grace")
+    grace.check(draft.slug, pull["headCommit"], "success", name="the-build")
+    expect(panel.get_by_text("the-build")).to_be_visible(timeout=SLOW_MS)
+    expect(panel.get_by_text("Checks pass")).to_be_visible()
+    grace.approve(draft.slug, pull["number"], "Looks right to me.")
+    expect(panel.get_by_text("Looks right to me.")).to_be_visible(timeout=SLOW_MS)
+    expect(panel.get_by_text("Approved").first).to_be_visible()
+    accessible(page)
+    panel.get_by_role("button", name="Ready for review").click()
+    expect(panel.get_by_text("Draft", exact=True)).to_be_hidden(timeout=SLOW_MS)
+    yard.rests(task, "in_review")
+    panel.get_by_role("button", name="Merge", exact=True).click()
+    _dialog(page).get_by_role("button", name="Merge").click()
+    expect(panel.get_by_text("Merged").first).to_be_visible(timeout=SLOW_MS)
+    until(lambda: yard.get(f"/tasks/{task}")["status"] == "done", 60)
+    expect(page.locator("header").get_by_text("Done").first).to_be_visible()
+    assert draft.repository.read("main", "NEW.md") == b"new\n"
+
+
+def test_a_plain_remote_has_a_branch_to_compare(page: Page, yard: Yard) -> None:
+    session = yard.session("No forge", yard.sample)
+    _edit(yard, session["sandboxId"], "PLAIN.md", "for a plain remote\n")
+    body = {"sandboxId": session["sandboxId"], "message": "docs: plain"}
+    assert yard.client.post("/git/commit", params={"wait": 60}, json=body).is_success
+    page.goto(f"/sessions/{session['id']}?tab=pull")
+    expect(page.get_by_role("heading", name="The branch is not handed in yet")).to_be_visible(timeout=SLOW_MS)
+    page.get_by_role("button", name="Push the branch").click()
+    panel = page.get_by_role("tabpanel")
+    expect(panel.get_by_text("Pushed", exact=True)).to_be_visible(timeout=SLOW_MS)
+    expect(panel.locator("code", has_text="for a plain remote")).to_be_visible(timeout=SLOW_MS)
+    expect(panel.get_by_text("1 commit", exact=True)).to_be_visible()
+    accessible(page)
+
+
+def test_of_two_attempts_one_is_picked(page: Page, yard: Yard, site: Work) -> None:
+    attempts = [{"agent": "demo"}, {"agent": "demo"}]
+    task = yard.task("Twice", "create TWICE.md: twice", "commit: docs: twice", project=site.id, attempts=attempts)
+    until(lambda: [one["status"] for one in yard.get(f"/tasks/{task}")["attempts"]] == ["ready", "ready"], 180)
+    page.goto(f"/tasks/{task}")
+    page.get_by_role("button", name="Pick one").click()
+    columns = page.get_by_role("article", name=re.compile("^Attempt "))
+    expect(columns).to_have_count(2)
+    for number in range(2):
+        expect(columns.nth(number)).to_contain_text("1 file")
+    accessible(page)
+    columns.nth(1).get_by_role("button", name="Pick this one").click()
+    _dialog(page).get_by_role("button", name="Pick it").click()
+    expect(columns.nth(0)).to_contain_text("Archived", timeout=SLOW_MS)
+    expect(columns.nth(1)).to_contain_text("In review", timeout=SLOW_MS)
+    statuses = [one["status"] for one in yard.get(f"/tasks/{task}")["attempts"]]
+    assert statuses == ["archived", "in_review"]
+    assert yard.get(f"/tasks/{task}/pull-request")["state"] == "open"

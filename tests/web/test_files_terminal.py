@@ -1,0 +1,253 @@
+"""The files of a sandbox and the shells in it, as one who works in there needs them."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.acceptance.platform import until
+from tests.web.browser import accessible
+from tests.web.yard import Yard
+
+pytestmark = pytest.mark.timeout(300)
+
+SLOW_MS = 90_000
+HOME = "/home/user"
+SCRIPT = "<!doctype html><script>document.title = 'owned'; parent.owned = true</script><h1>hello</h1>"
+
+
+@pytest.fixture(scope="module")
+def sandbox(yard: Yard) -> str:
+    made = str(yard.session("Files and shells")["sandboxId"])
+    files = {
+        "notes.txt": b"first line\n",
+        "src/app.py": b"def hello():\n    return 'hello'\n",
+        "raw.bin": bytes(range(256)),
+        "page.html": SCRIPT.encode(),
+        "dot.png": _png(),
+    }
+    for path, content in files.items():
+        _write(yard, made, path, content)
+    return made
+
+
+def _png() -> bytes:
+    """One red dot."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0\xff\0\0")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + data
+
+
+def _write(yard: Yard, sandbox: str, path: str, content: bytes) -> None:
+    answer = yard.client.put(f"/sandboxes/{sandbox}/files", params={"path": f"{HOME}/{path}"}, content=content)
+    assert answer.is_success, answer.text
+
+
+def _read(yard: Yard, sandbox: str, path: str) -> bytes:
+    answer = yard.client.get(f"/sandboxes/{sandbox}/files", params={"path": f"{HOME}/{path}"})
+    assert answer.is_success, answer.text
+    return bytes(answer.content)
+
+
+def _open(page: Page, sandbox: str, path: str = "") -> None:
+    page.goto(f"/sandboxes/{sandbox}?tab=files" + (f"&at={HOME}/{path}" if path else ""))
+    expect(_tree(page).get_by_role("button", name="notes.txt")).to_be_visible(timeout=SLOW_MS)
+
+
+def _tree(page: Page) -> Locator:
+    return page.get_by_role("navigation", name="Folders and files")
+
+
+def _text(page: Page, name: str) -> Locator:
+    return page.get_by_role("textbox", name=f"Text of {HOME}/{name}")
+
+
+def _type(page: Page, name: str, text: str) -> None:
+    """In place of what is there."""
+    _text(page, name).click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(text)
+
+
+def test_a_file_is_found_opened_edited_and_saved(page: Page, yard: Yard, sandbox: str) -> None:
+    _open(page, sandbox)
+    _tree(page).get_by_role("button", name="src", exact=True).click()
+    _tree(page).get_by_role("button", name="app.py").click()
+    expect(page).to_have_url(re.compile(r"app\.py"))
+    expect(_text(page, "src/app.py")).to_contain_text("def hello")
+    coloured = _text(page, "src/app.py").locator("span", has_text=re.compile("^def$"))
+    expect(coloured).to_be_visible()
+    accessible(page)
+    _type(page, "src/app.py", "def hello():\n    return 'changed'\n")
+    expect(page.get_by_text("Not saved", exact=True)).to_be_visible()
+    page.keyboard.press("Control+s")
+    expect(page.get_by_text("Not saved", exact=True)).to_be_hidden()
+    assert b"'changed'" in _read(yard, sandbox, "src/app.py")
+
+
+def test_what_is_not_saved_is_not_lost_unasked(page: Page, yard: Yard, sandbox: str) -> None:
+    _write(yard, sandbox, "notes.txt", b"first line\n")
+    _open(page, sandbox, "notes.txt")
+    _type(page, "notes.txt", "half a thought")
+    _tree(page).get_by_role("button", name="raw.bin").click()  # another file, and back
+    expect(_tree(page).get_by_role("img", name="Not saved")).to_be_visible()
+    _tree(page).get_by_role("button", name="notes.txt").click()
+    expect(_text(page, "notes.txt")).to_have_text("half a thought")
+    with page.expect_event("dialog") as asked:
+        page.evaluate("() => { setTimeout(() => location.reload()) }")
+    assert asked.value.type == "beforeunload"
+    asked.value.dismiss()
+    expect(_text(page, "notes.txt")).to_have_text("half a thought")
+    page.get_by_role("button", name="Discard", exact=True).click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Discard").click()
+    expect(_text(page, "notes.txt")).to_contain_text("first line")
+
+
+def test_a_file_that_the_agent_changed_meanwhile_is_asked_about(page: Page, yard: Yard, sandbox: str) -> None:
+    _write(yard, sandbox, "notes.txt", b"as it was\n")
+    _open(page, sandbox, "notes.txt")
+    _type(page, "notes.txt", "mine")
+    _write(yard, sandbox, "notes.txt", b"as the agent has it now\n")
+    page.get_by_role("button", name="Save", exact=True).click()
+    question = page.get_by_role("alertdialog")
+    expect(question).to_contain_text("The file has changed in the sandbox")
+    question.get_by_role("button", name="Cancel").click()
+    assert _read(yard, sandbox, "notes.txt") == b"as the agent has it now\n"
+    page.get_by_role("button", name="Save", exact=True).click()
+    question.get_by_role("button", name="Overwrite it").click()
+    expect(page.get_by_text("Not saved", exact=True)).to_be_hidden()
+    assert _read(yard, sandbox, "notes.txt") == b"mine"
+
+
+def test_files_are_brought_taken_made_and_deleted(page: Page, yard: Yard, sandbox: str, tmp_path: Path) -> None:
+    _open(page, sandbox)
+    first = tmp_path / "brought.txt"
+    first.write_text("brought from outside")
+    picker = page.get_by_label("Files to upload")
+    picker.set_input_files(first)
+    expect(_tree(page).get_by_role("button", name="brought.txt")).to_be_visible()
+    assert _read(yard, sandbox, "brought.txt") == b"brought from outside"
+    first.write_text("brought once more")
+    picker.set_input_files(first)
+    page.get_by_role("alertdialog").get_by_role("button", name="Replace").click()
+    until(lambda: _read(yard, sandbox, "brought.txt") == b"brought once more")
+    _tree(page).get_by_role("button", name="brought.txt").click()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert Path(download.value.path()).read_text() == "brought once more"
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    expect(_tree(page).get_by_role("button", name="brought.txt")).to_have_count(0)
+    page.get_by_role("button", name="New file").click()
+    page.get_by_role("dialog").get_by_label("Name").fill("made/here.md")
+    page.get_by_role("dialog").get_by_role("button", name="Create").click()
+    _type(page, "made/here.md", "# made")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("Not saved", exact=True)).to_be_hidden()
+    assert _read(yard, sandbox, "made/here.md") == b"# made"
+
+
+def test_no_file_is_opened_as_a_page(page: Page, sandbox: str) -> None:
+    """A picture is shown, bytes are only for download, and markup is text."""
+    _open(page, sandbox, "dot.png")
+    picture = page.get_by_role("img", name="dot.png")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("one => one.naturalWidth") == 1
+    _tree(page).get_by_role("button", name="raw.bin").click()
+    expect(page.get_by_text("Not a text file")).to_be_visible()
+    expect(page.get_by_role("textbox", name=re.compile("^Text of"))).to_have_count(0)
+    _tree(page).get_by_role("button", name="page.html").click()
+    expect(_text(page, "page.html")).to_contain_text("<h1>hello</h1>")
+    expect(page.locator("iframe")).to_have_count(0)
+    assert not page.evaluate("'owned' in window")
+    href = page.get_by_role("link", name="Download").get_attribute("href") or ""
+    headers = page.request.get(href).headers
+    assert headers["content-disposition"].startswith("attachment")
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+# shells ----------------------------------------------------------------------------------------------------------------------
+
+
+def _shell(page: Page, sandbox: str) -> Locator:
+    page.goto(f"/sandboxes/{sandbox}?tab=terminal")
+    return _ready(page)
+
+
+def _ready(page: Page) -> Locator:
+    screen = page.get_by_test_id("terminal")
+    expect(page.get_by_text("The shell is open")).to_be_attached(timeout=SLOW_MS)
+    expect(screen.locator(".xterm-rows")).to_contain_text("$", timeout=SLOW_MS)
+    return screen
+
+
+def _enter(page: Page, line: str) -> None:
+    page.get_by_test_id("terminal").locator("textarea").focus()
+    page.keyboard.type(line)
+    page.keyboard.press("Enter")
+
+
+def test_a_shell_outlives_the_page(page: Page, yard: Yard, sandbox: str) -> None:
+    screen = _shell(page, sandbox)
+    rows = screen.locator(".xterm-rows")
+    _enter(page, "kept=$((40+2)); echo answer:$kept")
+    expect(rows).to_contain_text("answer:42")
+    accessible(page, ignore=(".xterm",))
+    page.reload()
+    _ready(page)
+    expect(rows).to_contain_text("answer:42")  # what was on the screen is there again
+    _enter(page, "echo again:$kept")
+    expect(rows).to_contain_text("again:42")
+    (shell,) = yard.get(f"/sandboxes/{sandbox}/terminals")["items"]
+    page.set_viewport_size({"width": 1360, "height": 500})
+    _enter(page, "stty size | tr ' ' x | sed 's/^/size:/'")
+    expect(rows).to_contain_text(re.compile(r"size:\d+x\d+"))
+    small = _lines(rows.inner_text())
+    page.set_viewport_size({"width": 1360, "height": 900})
+    until(lambda: _asked(page, rows) > small)
+    page.get_by_role("button", name="New shell").first.click()
+    until(lambda: len(yard.get(f"/sandboxes/{sandbox}/terminals")["items"]) == 2)
+    _ready(page)
+    _enter(page, "echo other:${kept:-nothing}")
+    expect(rows).to_contain_text("other:nothing")
+    page.get_by_role("combobox", name="Shell").click()
+    page.get_by_role("option", name=re.compile("Shell 1")).click()
+    expect(rows).to_contain_text("size:")
+    _enter(page, "echo still:$kept")
+    expect(rows).to_contain_text("still:42")
+    page.get_by_role("button", name="More").click()
+    page.get_by_role("menuitem", name="End this shell").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="End the shell").click()
+    expect(page.get_by_text(re.compile("^The shell has ended"))).to_be_visible()
+    assert shell["id"] not in [one["id"] for one in yard.get(f"/sandboxes/{sandbox}/terminals")["items"]]
+
+
+def _lines(text: str) -> int:
+    found = re.findall(r"size:(\d+)x\d+", text)
+    return int(found[-1])
+
+
+def _asked(page: Page, rows: Locator) -> int:
+    _enter(page, "clear; stty size | tr ' ' x | sed 's/^/size:/'")
+    expect(rows).to_contain_text(re.compile(r"size:\d+x\d+"))
+    return _lines(rows.inner_text())
+
+
+def test_a_shell_that_ends_by_itself(page: Page, yard: Yard) -> None:
+    sandbox = str(yard.session("One shell")["sandboxId"])
+    _shell(page, sandbox)
+    _enter(page, "exit 7")
+    expect(page.get_by_text("The shell has ended with exit code 7.")).to_be_visible()
+    page.get_by_role("button", name="New shell").last.click()
+    _ready(page)
+    _enter(page, "echo fresh-$((1+1))")
+    expect(page.get_by_test_id("terminal").locator(".xterm-rows")).to_contain_text("fresh-2")

@@ -1,0 +1,78 @@
+"""What happens is seen as it happens: nothing missed, nothing doubled, whatever breaks in between."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.acceptance.platform import Platform
+from tests.web.browser import signed_in
+from tests.web.yard import Yard
+
+pytestmark = pytest.mark.timeout(300)
+
+SLOW_MS = 120_000
+
+
+def test_a_card_moves_by_itself(page: Page, yard: Yard) -> None:
+    page.goto("/board")
+    expect(page.locator("[data-live=live]")).to_be_attached()
+    task = yard.task("Moves by itself", "create MOVED.md: yes", "commit: docs: moved")
+    column = page.get_by_role("region", name=re.compile("In review"))
+    expect(column.get_by_text("Moves by itself")).to_be_visible(timeout=SLOW_MS)
+    yard.rests(task, "in_review")
+
+
+def test_the_platform_dies_and_returns(page: Page, yard: Yard, platform: Platform) -> None:
+    """The page says that it is cut off, and takes up the thread; a conversation has each word once."""
+    session = yard.session("Across a restart", yard.sample)
+    page.goto(f"/sessions/{session['id']}")
+    expect(page.locator("[data-live=live]")).to_be_attached()
+    yard.post(f"/sessions/{session['id']}/turns", text="say: before-the-death\nsleep: 6\nsay: after-the-death")
+    conversation = page.get_by_role("region", name="Conversation", exact=True)
+    answer = conversation.get_by_role("paragraph").filter(has_text="before-the-death")
+    expect(answer).to_be_visible(timeout=SLOW_MS)
+    platform.kill()
+    expect(page.get_by_text("Live updates are interrupted")).to_be_visible()
+    platform.start()
+    expect(page.get_by_text("Live updates are interrupted")).to_be_hidden(timeout=SLOW_MS)
+    expect(answer).to_contain_text("after-the-death", timeout=SLOW_MS)
+    expect(conversation).to_contain_text("Done")
+    live = answer.inner_text()
+    assert live.count("before-the-death") == live.count("after-the-death") == 1
+    page.reload()
+    expect(answer).to_have_text(live)
+
+
+def test_two_tabs_share_one_stream(browser: Browser, platform: Platform, yard: Yard) -> None:
+    with signed_in(browser, platform.url, platform.token) as one:
+        streams: list[str] = []
+        one.context.on("request", lambda request: streams.append(request.url) if "/events" in request.url else None)
+        one.goto("/board")
+        expect(one.locator("[data-live=live]")).to_be_attached()
+        two = one.context.new_page()
+        two.goto("/board")
+        expect(two.locator("[data-live=live]")).to_be_attached()
+        assert len(streams) == 1
+        yard.task("Seen in both", start=False)
+        for page in (one, two):
+            expect(page.get_by_text("Seen in both")).to_be_visible()
+        one.close()  # the reader goes: the other takes over where it was
+        yard.task("Seen by the one left", start=False)
+        expect(two.get_by_text("Seen by the one left")).to_be_visible()
+        assert len(streams) == 2
+
+
+def test_a_person_is_told_that_they_are_needed(page: Page, yard: Yard) -> None:
+    page.goto("/usage")
+    expect(page.locator("[data-live=live]")).to_be_attached()
+    yard.task("Needs an answer", "ask: Which colour?", "create COLOUR.md: {answer}", "commit: docs: colour")
+    expect(page.get_by_text("An agent needs you")).to_be_visible(timeout=SLOW_MS)
+    expect(page).to_have_title(re.compile(r"^\(\d+\) "))
+    bell = page.get_by_role("button", name=re.compile("^Notifications: [1-9]"))
+    bell.click()
+    page.get_by_role("link", name=re.compile("Which colour")).click()
+    expect(page).to_have_url(re.compile("/tasks/"))
+    expect(page.get_by_role("button", name=re.compile("^Notifications: 0 unread"))).to_be_attached()

@@ -1,0 +1,135 @@
+"""What commands write: live, coloured, searched, and as light on the page with 100,000 lines as with ten."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.acceptance.platform import until
+from tests.web.browser import accessible
+from tests.web.yard import Yard
+
+pytestmark = pytest.mark.timeout(300)
+
+SLOW_MS = 90_000
+LINES = 100_000
+COLOURED = "printf 'plain \\033[31mred\\033[0m \\033[1;32mgreen\\033[0m\\n'; echo to-stderr >&2"
+COUNTING = (
+    "touch /tmp/go; for i in $(seq 400); do echo count-$i; done; while [ -e /tmp/go ]; do echo tick; sleep 0.2; done"
+)
+
+
+@pytest.fixture(scope="module")
+def sandbox(yard: Yard) -> str:
+    return str(yard.session("Where commands run")["sandboxId"])
+
+
+def _run(page: Page, sandbox: str, command: str) -> Locator:
+    """Started by hand; what it writes."""
+    page.goto(f"/sandboxes/{sandbox}?tab=output")
+    box = page.get_by_role("textbox", name="Command to run")
+    box.fill(command)
+    box.press("Enter")
+    expect(box).to_have_value("", timeout=SLOW_MS)
+    return page.get_by_role("region", name=f"Output of {command[:40]}")
+
+
+def test_output_comes_as_it_is_written_and_can_be_killed(page: Page, yard: Yard, sandbox: str) -> None:
+    log = _run(page, sandbox, COUNTING)
+    expect(log.get_by_text("tick", exact=True).last).to_be_in_viewport(timeout=SLOW_MS)
+    log.hover()
+    page.mouse.wheel(0, -2000)
+    follow = page.get_by_role("button", name="Follow")
+    expect(follow).to_be_visible()
+    expect(log.get_by_text(re.compile(r"^count-\d+$")).first).to_be_visible()
+    expect(page.get_by_role("navigation", name="Commands").locator("[aria-current=true]")).to_contain_text("Running")
+    where = log.evaluate("one => one.scrollTop")
+    lines = page.get_by_text(re.compile(r"^[\d,.\s]+ lines$"))
+    told = lines.inner_text()
+    expect(lines).not_to_have_text(told)  # more has come
+    assert log.evaluate("one => one.scrollTop") == where
+    follow.click()
+    expect(follow).to_be_hidden()
+    expect(log.get_by_text("tick", exact=True).last).to_be_in_viewport()
+    accessible(page)
+    page.get_by_role("button", name="Kill").click()
+    expect(page.get_by_role("button", name="Kill")).to_be_hidden()
+    command = yard.get(f"/sandboxes/{sandbox}/commands")["items"][0]
+    until(lambda: yard.get(f"/commands/{command['id']}")["finishedAt"])
+
+
+def test_colours_and_streams(page: Page, sandbox: str) -> None:
+    log = _run(page, sandbox, COLOURED)
+    expect(log.locator("span", has_text=re.compile("^red$"))).to_have_class(re.compile("log-fg-"))
+    expect(log.locator("span", has_text=re.compile("^green$"))).to_have_class(re.compile("font-semibold"))
+    plain, red = (
+        log.locator("span", has_text=re.compile(f"^{word}$")).evaluate("one => getComputedStyle(one).color")
+        for word in ("plain ?", "red")
+    )
+    assert plain != red
+    expect(log.get_by_text("to-stderr")).to_be_visible()
+    streams = page.get_by_role("group", name="Streams")
+    streams.get_by_role("button", name="stdout").click()
+    expect(log.get_by_text("to-stderr")).to_have_count(0)
+    streams.get_by_role("button", name="stderr").click()
+    expect(log.get_by_text("to-stderr")).to_be_visible()
+    expect(log.get_by_text("green")).to_have_count(0)
+    streams.get_by_role("button", name="Both").click()
+    expect(log.get_by_text("green")).to_be_visible()
+
+
+def test_a_hundred_thousand_lines(page: Page, sandbox: str, tmp_path: Path) -> None:
+    log = _run(page, sandbox, f"seq -f 'line %.0f of many' {LINES}; echo the-last-line")
+    expect(log.get_by_text("the-last-line", exact=True)).to_be_in_viewport(timeout=SLOW_MS)
+    rows = log.locator("[data-line]")
+    assert rows.count() < 500
+    log.focus()
+    page.keyboard.press("Control+Home")
+    expect(log.get_by_text("line 1 of many", exact=True)).to_be_in_viewport()
+    assert rows.count() < 500
+    page.keyboard.press("Control+f")
+    find = page.get_by_role("searchbox", name="Search in the output")
+    find.fill("line 77777 of")
+    found = page.get_by_role("search")
+    expect(found.get_by_text("1 of 1")).to_be_visible(timeout=SLOW_MS)
+    expect(log.locator(".log-found-now")).to_have_text("line 77777 of")
+    expect(log.locator(".log-found-now")).to_be_in_viewport()
+    find.fill("9999 of")
+    expect(found.get_by_text(re.compile(r"of 10$"))).to_be_visible(timeout=SLOW_MS)
+    place = found.get_by_text(re.compile(r"^\d+ of 10$")).inner_text()
+    find.press("Enter")
+    expect(found.get_by_text(place, exact=True)).to_be_hidden()
+    page.get_by_role("button", name="Previous match").click()
+    expect(found.get_by_text(place, exact=True)).to_be_visible()
+    assert rows.count() < 500
+    find.press("Escape")
+    page.get_by_role("button", name="To the end").click()
+    expect(log.get_by_text("the-last-line", exact=True)).to_be_in_viewport()
+    page.get_by_role("button", name="Download").click()
+    with page.expect_download() as download:
+        page.get_by_role("menuitem", name=re.compile("^stdout")).click()
+    file = tmp_path / "out"
+    download.value.save_as(file)
+    lines = file.read_text().splitlines()
+    assert len(lines) == LINES + 1
+    assert lines[-1] == "the-last-line"
+
+
+def test_all_of_it_is_copied(page: Page, sandbox: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    log = _run(page, sandbox, "seq 3000")
+    expect(log.get_by_text("3000", exact=True)).to_be_in_viewport()
+    page.get_by_role("button", name="Copy all").click()
+    copied = until(lambda: page.evaluate("navigator.clipboard.readText()"))
+    assert copied.split("\n") == [str(number) for number in range(1, 3001)]
+
+
+def test_a_command_has_an_address_of_its_own(page: Page, yard: Yard, sandbox: str) -> None:
+    made = yard.post(f"/sandboxes/{sandbox}/execute", command="echo before; exit 3", background=True)
+    page.goto(f"/sandboxes/{sandbox}?tab=output&at={made['id']}")
+    expect(page.get_by_role("region", name=re.compile("^Output of "))).to_contain_text("before")
+    chosen = page.get_by_role("navigation", name="Commands").locator("[aria-current=true]")
+    expect(chosen).to_contain_text("3")

@@ -1,0 +1,74 @@
+"""The list of sandboxes, one of them, its ports and how editors get in."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.acceptance.platform import until
+from tests.web.browser import accessible
+from tests.web.yard import Yard
+
+pytestmark = pytest.mark.timeout(300)
+
+SERVE = (
+    "mkdir -p /tmp/site && echo '<h1 id=who>hello from inside</h1>' > /tmp/site/index.html"
+    " && cd /tmp/site && exec python3 -m http.server 3000"
+)
+
+
+def test_many_at_once(page: Page, yard: Yard) -> None:
+    made = [yard.session(f"Bulk {number}")["sandboxId"] for number in range(2)]
+    page.goto("/sandboxes")
+    for one in made:
+        page.get_by_role("checkbox", name=f"Choose {one}").check()
+    page.get_by_role("button", name="Pause 2").click()
+    until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "paused" for one in made))
+    page.get_by_role("button", name="Resume 2").click()
+    until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "running" for one in made))
+    page.get_by_role("button", name="Destroy 2").click()
+    expect(page.get_by_role("alertdialog")).to_contain_text("Branches, checkpoints and conversations stay")
+    page.get_by_role("alertdialog").get_by_role("button", name="Destroy").click()
+    until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "destroyed" for one in made))
+    page.goto("/sandboxes?status=destroyed")
+    expect(page.get_by_role("link", name=made[0])).to_be_visible()
+    accessible(page)
+
+
+def test_one_of_them(page: Page, yard: Yard) -> None:
+    session = yard.session("The panel")
+    sandbox = session["sandboxId"]
+    page.goto(f"/sandboxes/{sandbox}")
+    expect(page.get_by_role("img", name="Memory use over the last minutes").locator("polyline")).to_be_visible()
+    expect(page.get_by_role("link", name="Open in VS Code")).to_have_attribute(
+        "href", re.compile("^vscode://vscode-remote/ssh-remote")
+    )
+    accessible(page)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.get_by_role("button", name="Fork").click()
+    expect(page.get_by_text("A copy is running")).to_be_visible()
+    assert len(yard.get("/sandboxes", status="running")["items"]) >= 2
+    page.get_by_role("button", name="Destroy").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Destroy").click()
+    expect(page.get_by_text("Destroyed").first).to_be_visible()
+
+
+def test_a_preview_is_on_another_origin(page: Page, yard: Yard) -> None:
+    sandbox = yard.session("A preview")["sandboxId"]
+    yard.post(f"/sandboxes/{sandbox}/execute", command=SERVE, background=True)
+    page.goto(f"/sandboxes/{sandbox}")
+    with page.context.expect_page() as opened:
+        page.get_by_role("button", name="Open", exact=True).click()
+    tab = opened.value
+    expect(tab.locator("#who")).to_have_text("hello from inside")
+    assert tab.evaluate("location.origin") != page.evaluate("location.origin")
+    assert tab.evaluate("window.opener") is None
+    assert "sandyard_ticket" not in tab.url
+    assert "sandyard_session" not in tab.evaluate("document.cookie")
+    tab.close()
+    page.get_by_role("button", name="Beside").click()
+    expect(page.frame_locator("iframe").locator("#who")).to_have_text("hello from inside")

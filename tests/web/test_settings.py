@@ -1,0 +1,398 @@
+"""How people set Sandyard up in the web: projects, those who work on them, what opens doors, agents, models and schedules."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from sandyard.platform.domain.agents.profiles.demo import program
+from tests.acceptance.platform import Platform, ok, until
+from tests.forge import GitHub
+from tests.models import ModelServer
+from tests.web.browser import DESK, signed_in
+from tests.web.yard import Yard
+
+pytestmark = pytest.mark.timeout(300)
+
+SLOW_MS = 120_000
+CHANGES = {
+    "general": ("Pause unused sandboxes after (seconds)", "900", "idleSeconds", 900),
+    "agent": ("Stuck after (minutes)", "42", "agent.stuckMinutes", 42),
+    "setup": ("Setup command", "make setup", "setup.command", "make setup"),
+    "forge": ("Reviewers", "ada\ngrace", "forge.reviewers", ["ada", "grace"]),
+    "board": ("Most cards in In progress", "3", "tasks.wipLimits.in_progress", 3),
+    "policy": ("Deny", "\\bsudo\\b", "commandPolicy.deny", ["\\bsudo\\b"]),
+}
+"""On each tab a field, what is written into it, and what is stored then."""
+
+
+def choose(page: Page, box: Locator, choice: str) -> None:
+    box.click()
+    page.get_by_role("option", name=choice).click()
+
+
+def repository(folder: Path) -> str:
+    """With one commit; its path."""
+    for line in (
+        f"git init --quiet --initial-branch main {folder}",
+        f"git -C {folder} -c user.name=Ada -c user.email=ada@example.org commit --quiet --allow-empty -m first",
+    ):
+        subprocess.run(line.split(), check=True)
+    return str(folder)
+
+
+def test_a_project_from_a_folder(page: Page, yard: Yard, tmp_path: Path) -> None:
+    page.goto("/projects")
+    page.get_by_role("button", name="Add a project").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Repository").fill(repository(tmp_path / "tools"))
+    dialog.get_by_role("button", name="Add", exact=True).click()
+    dialog.get_by_role("button", name="Test the connection").click()
+    found = dialog.get_by_role("list", name="What was found")
+    expect(found.get_by_role("img", name="works", exact=True).first).to_be_visible()
+    expect(found.get_by_role("img", name="does not work")).to_have_count(0)
+    dialog.get_by_role("link", name="To its board").click()
+    expect(page).to_have_url(re.compile(r"/board\?project=prj_"))
+    assert "tools" in {one["name"] for one in yard.get("/projects")["items"]}
+
+
+def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, github: GitHub) -> None:
+    mine = github.repository("acme/private", files={"README.md": "# Private\n"})
+    token = github.tokens.make("sandyard-bot")
+    page.goto("/projects")
+    page.get_by_role("button", name="Add a project").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Repository").fill(mine.url)
+    dialog.get_by_label("Name", exact=True).fill("Private")
+    dialog.get_by_label("Token", exact=True).fill("ghp_of_somebody_else")
+    dialog.get_by_role("button", name="Add", exact=True).click()
+    dialog.get_by_role("button", name="Test the connection").click()
+    expect(dialog.get_by_role("img", name="does not work").first).to_be_visible()
+    dialog.get_by_role("link", name="Its settings").click()
+    page.get_by_role("button", name="Replace the Token").click()
+    dialog.get_by_label("Token", exact=True).fill(token.text)
+    dialog.get_by_role("button", name="Store").click()
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Test the connection").click()
+    found = page.get_by_role("list", name="What was found")
+    expect(found.get_by_role("img", name="works", exact=True).first).to_be_visible()
+    expect(found.get_by_role("img", name="does not work")).to_have_count(0)
+    assert token.text not in page.content()
+    made = next(one for one in yard.get("/projects")["items"] if one["name"] == "Private")
+    page.goto(f"/projects/{made['id']}")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Delete the project").click()
+    expect(page).to_have_url(re.compile("/projects$"))
+    assert yard.client.get(f"/projects/{made['id']}").status_code == 404
+
+
+def test_settings_are_kept_and_nothing_else_is_touched(page: Page, yard: Yard, tmp_path: Path) -> None:
+    settings = {"verify": {"command": "make test"}, "forge": {"labels": ["agent"]}, "tasks": {"issueLabel": "do it"}}
+    body = {"name": "Settings", "repository": repository(tmp_path / "settings"), "settings": settings}
+    before = yard.post("/projects", **body)
+    address = f"/projects/{before['id']}"
+    for tab, (label, text, _, _) in CHANGES.items():
+        page.goto(f"{address}?tab={tab}")
+        page.get_by_label(label, exact=True).fill(text)
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("Saved", exact=True)).to_be_visible()
+        page.reload()
+        expect(page.get_by_label(label, exact=True)).to_have_value(text)
+        expect(page.get_by_role("button", name="Save")).to_have_count(0)
+    after = yard.get(address)
+    wanted = before["settings"]
+    for _, _, path, value in CHANGES.values():
+        *parts, last = path.split(".")
+        inner: dict[str, Any] = wanted
+        for part in parts:
+            inner = inner[part]
+        inner[last] = value
+    assert after["settings"] == wanted
+
+
+def test_what_is_wrong_is_said_and_what_is_unsaved_is_not_lost_by_mistake(page: Page, yard: Yard) -> None:
+    page.goto(f"/projects/{yard.sample}?tab=policy")
+    page.get_by_label("Deny", exact=True).fill("(")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_label("Deny", exact=True)).to_have_attribute("aria-invalid", "true")
+    page.get_by_role("link", name="Members").click()
+    asked = page.get_by_role("alertdialog")
+    expect(asked).to_contain_text("Leave without saving?")
+    asked.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_label("Deny", exact=True)).to_have_value("(")
+    page.get_by_role("link", name="Members").click()
+    asked.get_by_role("button", name="Leave").click()
+    expect(page).to_have_url(re.compile("tab=members"))
+    assert yard.get(f"/projects/{yard.sample}")["settings"]["commandPolicy"]["deny"] == []
+
+
+def test_members(page: Page, yard: Yard) -> None:
+    yard.post("/users", name="ada", role="member")
+    page.goto(f"/projects/{yard.sample}?tab=members")
+    choose(page, page.get_by_label("Add somebody"), "ada")
+    page.get_by_role("button", name="Add", exact=True).click()
+    row = page.get_by_role("listitem").filter(has_text="ada")
+    row.get_by_role("button", name="Remove").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Remove").click()
+    expect(row).to_have_count(0)
+    assert yard.get(f"/projects/{yard.sample}/members")["items"] == []
+
+
+@pytest.mark.parametrize("whose", ["own", "project"])
+def test_secrets_go_in_and_never_come_out(whose: str, page: Page, yard: Yard) -> None:
+    page.goto("/settings?tab=secrets" if whose == "own" else f"/projects/{yard.sample}?tab=secrets")
+    page.get_by_role("button", name="Add a secret").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("1ST")
+    expect(dialog.get_by_role("button", name="Store")).to_be_disabled()
+    dialog.get_by_label("Name").fill("NPM_TOKEN")
+    dialog.get_by_label("Value").fill("npm_only_going_in")
+    dialog.get_by_role("button", name="Store").click()
+    expect(page.get_by_text("NPM_TOKEN", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Replace NPM_TOKEN").click()
+    expect(dialog.get_by_label("Value")).to_have_value("")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert "npm_only_going_in" not in page.content()
+    page.get_by_role("button", name="Delete NPM_TOKEN").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("NPM_TOKEN", exact=True)).to_have_count(0)
+
+
+def test_a_token_is_shown_once_and_ends_when_it_is_revoked(page: Page, platform: Platform) -> None:
+    def status() -> int:
+        return httpx.get(f"{platform.url}/api/v1/me", headers={"Authorization": f"Bearer {value}"}).status_code
+
+    page.goto("/settings?tab=tokens")
+    page.get_by_role("button", name="New token").click()
+    page.get_by_label("Name").fill("laptop")
+    page.get_by_role("button", name="Make it").click()
+    value = page.get_by_test_id("token-value").inner_text()
+    assert status() == 200
+    page.get_by_role("button", name="Done").click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert value not in page.content()
+    page.reload()
+    page.get_by_role("button", name="Revoke laptop").click()
+    assert value not in page.content()
+    page.get_by_role("alertdialog").get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("button", name="Revoke laptop")).to_have_count(0)
+    assert status() == 401
+
+
+def test_a_person_is_added_signs_in_and_is_disabled(page: Page, browser: Browser, platform: Platform) -> None:
+    page.goto("/settings?tab=people")
+    page.get_by_role("button", name="Add a person").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("linus")
+    dialog.get_by_label("Password").fill("a long enough password")
+    dialog.get_by_role("button", name="Add", exact=True).click()
+    expect(page.get_by_role("button", name="Disable linus")).to_be_visible()
+    context = browser.new_context(base_url=platform.url, viewport=DESK)
+    theirs = context.new_page()
+    theirs.goto("/sign-in")
+    theirs.get_by_role("button", name="Sign in with name and password instead").click()
+    theirs.get_by_label("Name").fill("linus")
+    theirs.get_by_label("Password").fill("a long enough password")
+    theirs.get_by_role("button", name="Sign in", exact=True).click()
+    places = theirs.get_by_role("navigation", name="Places")
+    expect(places.get_by_role("link", name="Board")).to_be_visible()
+    expect(places.get_by_role("link", name="Audit log")).to_have_count(0)
+    theirs.goto("/settings?tab=people")
+    expect(theirs.get_by_role("heading", name="Settings")).to_be_visible()
+    expect(theirs.get_by_role("button", name="Add a person")).to_have_count(0)
+    page.get_by_role("button", name="Disable linus").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Disable").click()
+    expect(page.get_by_role("button", name="Enable linus")).to_be_visible()
+    theirs.goto("/board")
+    expect(theirs).to_have_url(re.compile("/sign-in"))
+    context.close()
+
+
+def test_an_agent_of_ones_own(page: Page, yard: Yard) -> None:
+    packed = base64.b64encode(gzip.compress(program(), mtime=0)).decode()
+    page.goto("/agents")
+    page.get_by_role("button", name="Add an agent").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("my-own")
+    dialog.get_by_label("Title", exact=True).fill("My own")
+    dialog.get_by_label("Program and its words").fill("python3\n{home}/my-own.pyz")
+    dialog.get_by_label("Install script").fill(f"base64 -d <<'END' | gunzip > ~/my-own.pyz\n{packed}\nEND\n")
+    dialog.get_by_label("Installed already if this succeeds").fill("test -s ~/my-own.pyz")
+    dialog.get_by_role("button", name="Store").click()
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Test My own").click()
+    row = page.get_by_role("listitem").filter(has_text="My own").first
+    expect(row.get_by_text(re.compile("It works. It said:"))).to_be_visible(timeout=SLOW_MS)
+    page.get_by_role("button", name="Edit My own").click()
+    dialog.get_by_label("Program and its words").fill("no-such-program")
+    dialog.get_by_role("button", name="Store").click()
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Test My own").click()
+    expect(row.get_by_role("img", name="failed")).to_be_visible(timeout=SLOW_MS)
+    stored = yard.get("/agents/my-own")["definition"]
+    assert stored["argv"] == ["no-such-program"]
+    assert stored["install"]["check"] == "test -s ~/my-own.pyz"
+    page.get_by_role("button", name="Delete My own").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("button", name="Test My own")).to_have_count(0)
+
+
+def test_a_model_provider(page: Page, yard: Yard) -> None:
+    with ModelServer(keys=["sk-the-real-key"]) as models:
+        page.goto("/agents?tab=providers")
+        page.get_by_role("button", name="Add a provider").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Name").fill("house")
+        choose(page, dialog.get_by_label("Kind"), "OpenAI-compatible")
+        dialog.get_by_label("Address").fill(models.url)
+        dialog.get_by_label("Key", exact=True).fill("sk-a-wrong-key")
+        dialog.get_by_label("Models").fill("scripted")
+        dialog.get_by_label("Prices").fill("scripted 1 2")
+        dialog.get_by_role("button", name="Store").click()
+        expect(dialog).to_be_hidden()
+        page.get_by_role("button", name="Test house").click()
+        row = page.get_by_role("listitem").filter(has_text="house").first
+        expect(row.get_by_role("img", name="does not work")).to_be_visible()
+        page.get_by_role("button", name="Edit house").click()
+        dialog.get_by_label("Key", exact=True).fill("sk-the-real-key")
+        dialog.get_by_role("button", name="Store").click()
+        expect(dialog).to_be_hidden()
+        page.get_by_role("button", name="Test house").click()
+        expect(row.get_by_role("img", name="works", exact=True)).to_be_visible()
+        assert "sk-the-real-key" not in page.content()
+        stored = next(one for one in yard.get("/model-providers")["items"] if one["name"] == "house")
+        assert stored["models"] == ["scripted"]
+        assert set(stored["prices"]) == {"scripted"}
+    page.get_by_role("button", name="Delete house").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("button", name="Test house")).to_have_count(0)
+
+
+def test_a_schedule(page: Page, yard: Yard) -> None:
+    assert yard.sample
+    page.goto("/schedules")
+    page.get_by_role("button", name="New schedule").first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("mondays")
+    dialog.get_by_label("When").fill("61 * * * *")
+    dialog.get_by_label("Title of the task").fill("The weekly one")
+    dialog.get_by_role("button", name="Store").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("is no cron expression")
+    dialog.get_by_role("button", name="Mondays at 9").click()
+    dialog.get_by_label("What is to be done").fill("create WEEK.md: 1\ncommit: docs: week")
+    choose(page, dialog.get_by_label("Agent"), "Demo agent")
+    dialog.get_by_label("Start it at once; else it waits in the backlog").click()
+    dialog.get_by_role("button", name="Store").click()
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Run mondays now").click()
+    page.get_by_role("link", name="its task").click()
+    expect(page).to_have_url(re.compile("/tasks/tsk_"))
+    expect(page.get_by_role("heading", name="The weekly one")).to_be_visible()
+    page.goto("/schedules")
+    page.get_by_role("switch", name="mondays is on").click()
+    expect(page.get_by_text("switched off")).to_be_visible()
+    assert [one["enabled"] for one in yard.get("/schedules")["items"] if one["name"] == "mondays"] == [False]
+    page.get_by_role("button", name="Delete mondays").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("button", name="Run mondays now")).to_have_count(0)
+
+
+def test_the_audit_log(page: Page, yard: Yard) -> None:
+    yard.post("/users", name="barbara", role="member")
+    page.goto("/audit")
+    page.get_by_label("Action").fill("user.create")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page).to_have_url(re.compile("action=user.create"))
+    entries = page.get_by_role("list", name="Entries, newest first")
+    expect(entries.get_by_text("user.create", exact=True).first).to_be_visible()
+    shown = entries.locator("summary code").all_inner_texts()
+    assert set(shown) == {"user.create"}
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Export").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert len(lines) >= len(shown)
+    assert all('"user.create"' in line for line in lines)
+    page.get_by_label("Action").fill("no.such.action")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Nothing fits")).to_be_visible()
+    page.get_by_role("button", name="Clear").click()
+    expect(entries).to_be_visible()
+
+
+def test_the_colours_stay_as_they_were_chosen(page: Page) -> None:
+    html = page.locator("html")
+    page.goto("/settings?tab=appearance")
+    page.get_by_role("radio", name="Dark").click()
+    expect(html).to_have_attribute("data-theme", "dark")
+    page.goto("/board")
+    expect(html).to_have_attribute("data-theme", "dark")
+    page.get_by_role("button", name=re.compile("^Account of")).click()
+    page.get_by_role("menuitem", name="Light colours").click()
+    expect(html).to_have_attribute("data-theme", "light")
+    page.goto("/settings?tab=appearance")
+    page.get_by_role("radio", name="As the system").click()
+    page.emulate_media(color_scheme="dark")
+    expect(html).to_have_attribute("data-theme", "dark")
+
+
+def test_what_one_is_notified_of(browser: Browser, platform: Platform, yard: Yard) -> None:
+    with signed_in(browser, platform.url, platform.token) as page:
+        page.context.grant_permissions(["notifications"], origin=platform.url)
+        page.goto("/settings?tab=notifications")
+        expect(page.get_by_text("Allowed", exact=True)).to_be_visible()
+        failures = page.get_by_role("switch", name="An attempt has failed")
+        failures.click()
+        page.reload()
+        expect(failures).not_to_be_checked()
+        expect(page.get_by_role("switch", name="An agent needs an answer")).to_be_checked()
+        expect(page.locator("[data-live=live]")).to_be_attached()
+        failing = yard.task("Fails unseen", "fail: It cannot be done.")
+        yard.rests(failing, "failed")
+        bell = page.get_by_role("button", name=re.compile("^Notifications: [1-9]"))
+        expect(bell).to_be_visible()  # it is in the list, but nobody was interrupted
+        expect(page.get_by_text("An attempt failed")).to_have_count(0)
+
+
+def test_the_palette(page: Page, yard: Yard) -> None:
+    task = yard.task("Find the needle", start=False)
+    page.goto("/usage")
+    expect(page.get_by_role("heading", name="Usage and cost")).to_be_visible()
+    typed = page.get_by_role("dialog").get_by_role("combobox")
+    page.keyboard.press("Control+k")
+    typed.fill("needle")
+    expect(page.get_by_role("option", name=re.compile("Find the needle"))).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"/tasks/{task}"))
+    page.keyboard.press("Control+k")
+    typed.fill("audit")
+    expect(page.get_by_role("option", name="Audit log")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("/audit"))
+    page.keyboard.press("Control+k")
+    typed.fill("no such thing at all")
+    expect(page.get_by_text("Nothing by that name.")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+
+def test_an_archived_project_can_be_brought_back(page: Page, yard: Yard, tmp_path: Path) -> None:
+    made = yard.post("/projects", name="Old things", repository=repository(tmp_path / "old"))
+    page.goto(f"/projects/{made['id']}")
+    page.get_by_role("button", name="Archive", exact=True).click()
+    expect(page.get_by_role("button", name="Bring back")).to_be_visible()
+    page.goto("/projects")
+    expect(page.get_by_role("heading", name="Projects")).to_be_visible()
+    expect(page.get_by_role("link", name="Old things", exact=True)).to_have_count(0)
+    page.get_by_role("switch", name="Archived").click()
+    page.get_by_role("link", name="Settings of Old things").click()
+    page.get_by_role("button", name="Bring back").click()
+    expect(page.get_by_role("button", name="Archive", exact=True)).to_be_visible()
+    until(lambda: ok(yard.client.get(f"/projects/{made['id']}"))["archivedAt"] is None)
