@@ -242,13 +242,14 @@ def test_of_two_attempts_one_is_picked(page: Page, yard: Yard, site: Work) -> No
     page.get_by_role("button", name="Pick one").click()
     columns = page.get_by_role("article", name=re.compile("^Attempt "))
     expect(columns).to_have_count(2)
-    for number in range(2):
-        expect(columns.nth(number)).to_contain_text("1 file")
+    one, other = (page.get_by_role("article", name=f"Attempt {number}", exact=True) for number in (1, 2))
+    for column in (one, other):
+        expect(column).to_contain_text("1 file")
     accessible(page)
-    columns.nth(1).get_by_role("button", name="Pick this one").click()
+    other.get_by_role("button", name="Pick this one").click()
     _dialog(page).get_by_role("button", name="Pick it").click()
-    expect(columns.nth(0)).to_contain_text("Archived", timeout=SLOW_MS)
-    expect(columns.nth(1)).to_contain_text("In review", timeout=SLOW_MS)
-    statuses = [one["status"] for one in yard.get(f"/tasks/{task}")["attempts"]]
-    assert statuses == ["archived", "in_review"]
+    expect(one).to_contain_text("Archived", timeout=SLOW_MS)
+    expect(other).to_contain_text("In review", timeout=SLOW_MS)
+    statuses = {made["number"]: made["status"] for made in yard.get(f"/tasks/{task}")["attempts"]}
+    assert statuses == {1: "archived", 2: "in_review"}
     assert yard.get(f"/tasks/{task}/pull-request")["state"] == "open"

@@ -55,8 +55,8 @@ def test_output_comes_as_it_is_written_and_can_be_killed(page: Page, yard: Yard,
     expect(follow).to_be_hidden()
     expect(log.get_by_text("tick", exact=True).last).to_be_in_viewport()
     accessible(page)
-    page.get_by_role("button", name="Kill").click()
-    expect(page.get_by_role("button", name="Kill")).to_be_hidden()
+    page.get_by_role("button", name="Kill", exact=True).click()
+    expect(page.get_by_role("button", name="Kill", exact=True)).to_be_hidden()
     command = yard.get(f"/sandboxes/{sandbox}/commands")["items"][0]
     until(lambda: yard.get(f"/commands/{command['id']}")["finishedAt"])
 

@@ -8,6 +8,7 @@
 import { EventSourceParserStream } from "eventsource-parser/stream";
 import { ApiError, raw } from "@/api/client";
 import type { PlatformEvent } from "@/api/types";
+import { Backoff } from "@/lib/backoff";
 
 export type LiveState = "connecting" | "live" | "interrupted";
 export interface FeedListener {
@@ -19,7 +20,6 @@ export interface FeedListener {
 }
 
 const SILENCE_MS = 45_000;
-const BACKOFF_MS = [1000, 2000, 4000, 8000, 16_000, 30_000];
 const CHANNEL = "sandyard.events";
 /** Nobody listens to it here, and it comes with every piece that a command writes: whoever shows output reads the command's own stream. */
 const UNHEARD = "command.output";
@@ -32,15 +32,11 @@ export class Feed {
   private readonly channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(CHANNEL) : undefined;
   private last = 0;
   private reading = false;
-  private hurry: (() => void) | undefined;
+  private readonly backoff = new Backoff();
   state: LiveState = "connecting";
 
   start(): void {
     this.channel?.addEventListener("message", (message: MessageEvent<Told>) => this.heard(message.data));
-    addEventListener("online", () => this.hurry?.());
-    document.addEventListener("visibilitychange", () => {
-      if (document.visibilityState === "visible") this.hurry?.();
-    });
     if (this.channel && "locks" in navigator) {
       this.channel.postMessage({ ask: true } satisfies Told);
       navigator.locks.request(CHANNEL, { signal: this.ended.signal }, () => this.read()).catch(() => undefined);
@@ -51,6 +47,7 @@ export class Feed {
 
   stop(): void {
     this.ended.abort();
+    this.backoff.hurry();
     this.channel?.close();
   }
 
@@ -88,35 +85,20 @@ export class Feed {
 
   private async read(): Promise<void> {
     this.reading = true;
-    let failures = 0;
     while (!this.ended.signal.aborted) {
       try {
-        await this.connection(() => {
-          failures = 0;
-        });
+        await this.connection();
       } catch (error) {
         if (error instanceof ApiError && error.status === 401) return; // the page shows the door
       }
       if (this.ended.signal.aborted) return;
       this.tell({ state: "interrupted" });
-      await this.pause(BACKOFF_MS[Math.min(failures++, BACKOFF_MS.length - 1)] as number);
+      await this.backoff.wait();
     }
   }
 
-  private pause(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const done = () => {
-        clearTimeout(timer);
-        this.hurry = undefined;
-        resolve();
-      };
-      const timer = setTimeout(done, ms);
-      this.hurry = done;
-    });
-  }
-
   /** One connection, from its opening to its end. Silence counts as an end. */
-  private async connection(opened: () => void): Promise<void> {
+  private async connection(): Promise<void> {
     const broken = new AbortController();
     const stop = () => broken.abort();
     this.ended.signal.addEventListener("abort", stop);
@@ -129,7 +111,7 @@ export class Feed {
       const resumed = this.last > 0;
       const headers: Record<string, string> = resumed ? { "Last-Event-ID": String(this.last) } : {};
       const response = await raw("/api/v1/events", { headers, signal: broken.signal });
-      opened();
+      this.backoff.reset();
       if (!resumed) this.tell({ reset: true }); // what was read before the stream began may be older than it
       this.tell({ state: "live" });
       const bytes = response.body as ReadableStream<Uint8Array<ArrayBuffer>>;

@@ -13,58 +13,47 @@ interface Shown {
   description?: ReactNode;
   children: ReactNode;
   footer?: ReactNode;
+  wide?: boolean;
 }
 
 /** In the middle; on a phone it fills the screen. */
-export function Dialog({
-  open,
-  onOpenChange,
-  title,
-  description,
-  children,
-  footer,
-  wide = false,
-}: Shown & { wide?: boolean }) {
+export function Dialog({ wide = false, ...shown }: Shown) {
   return (
-    <RadixDialog.Root open={open} onOpenChange={onOpenChange}>
-      <RadixDialog.Portal>
-        <RadixDialog.Overlay className={VEIL} />
-        <RadixDialog.Content
-          className={clsx(
-            "fixed inset-0 z-50 flex flex-col bg-raised shadow-float outline-none",
-            "sm:inset-auto sm:top-[8vh] sm:left-1/2 sm:max-h-[84vh] sm:-translate-x-1/2 sm:rounded-lg sm:border",
-            wide ? "sm:w-[min(56rem,94vw)]" : "sm:w-[min(34rem,94vw)]",
-          )}
-          {...(description ? {} : { "aria-describedby": undefined })}
-        >
-          <Top title={title} description={description} />
-          <div className="min-h-0 flex-1 overflow-y-auto px-4 py-3">{children}</div>
-          {footer && <div className="flex items-center justify-end gap-2 border-t px-4 py-3">{footer}</div>}
-        </RadixDialog.Content>
-      </RadixDialog.Portal>
-    </RadixDialog.Root>
+    <Panel
+      {...shown}
+      className={clsx(
+        "inset-0 sm:inset-auto sm:top-[8vh] sm:left-1/2 sm:max-h-[84vh] sm:-translate-x-1/2 sm:rounded-lg sm:border",
+        wide ? "sm:w-[min(56rem,94vw)]" : "sm:w-[min(34rem,94vw)]",
+      )}
+    />
   );
 }
 
 /** From the right edge: a drawer. */
-export function Sheet({
+export function Sheet({ wide = false, ...shown }: Shown) {
+  return (
+    <Panel
+      {...shown}
+      className={clsx("inset-y-0 right-0 w-full border-l", wide ? "sm:w-[min(80rem,92vw)]" : "sm:w-[min(32rem,92vw)]")}
+    />
+  );
+}
+
+function Panel({
   open,
   onOpenChange,
   title,
   description,
   children,
   footer,
-  wide = false,
-}: Shown & { wide?: boolean }) {
+  className,
+}: Omit<Shown, "wide"> & { className: string }) {
   return (
     <RadixDialog.Root open={open} onOpenChange={onOpenChange}>
       <RadixDialog.Portal>
         <RadixDialog.Overlay className={VEIL} />
         <RadixDialog.Content
-          className={clsx(
-            "fixed inset-y-0 right-0 z-50 flex w-full flex-col border-l bg-raised shadow-float outline-none",
-            wide ? "sm:w-[min(80rem,92vw)]" : "sm:w-[min(32rem,92vw)]",
-          )}
+          className={clsx("fixed z-50 flex flex-col bg-raised shadow-float outline-none", className)}
           {...(description ? {} : { "aria-describedby": undefined })}
         >
           <Top title={title} description={description} />

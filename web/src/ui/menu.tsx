@@ -16,7 +16,8 @@ interface MenuProps {
 
 export function Menu({ trigger, children, align = "end", open, onOpenChange, onCloseAutoFocus }: MenuProps) {
   return (
-    <DropdownMenu.Root {...(open === undefined ? {} : { open })} onOpenChange={onOpenChange}>
+    // not modal: nothing behind it is hidden from those who listen
+    <DropdownMenu.Root modal={false} {...(open === undefined ? {} : { open })} onOpenChange={onOpenChange}>
       <DropdownMenu.Trigger asChild>{trigger}</DropdownMenu.Trigger>
       <DropdownMenu.Portal>
         <DropdownMenu.Content

@@ -86,14 +86,16 @@ function Gutter({
     "relative flex shrink-0 select-none font-mono text-2xs leading-5 text-faint tabular-nums",
     both ? "w-[4.5rem] @max-lg:w-10" : "w-11",
   );
+  // drawn by the style sheet: numbers are no part of the text, of what is copied, or of a button's name
+  const drawn = "pr-1.5 text-right before:content-[attr(data-number)]";
   const numbers = both ? (
     <>
-      <span className="w-1/2 pr-1.5 text-right @max-lg:hidden">{line.old || ""}</span>
-      <span className="w-1/2 pr-1.5 text-right @max-lg:hidden">{line.new || ""}</span>
-      <span className="hidden w-full pr-1.5 text-right @max-lg:block">{number}</span>
+      <span data-number={line.old || ""} className={clsx(drawn, "w-1/2 @max-lg:hidden")} />
+      <span data-number={line.new || ""} className={clsx(drawn, "w-1/2 @max-lg:hidden")} />
+      <span data-number={number} className={clsx(drawn, "hidden w-full @max-lg:block")} />
     </>
   ) : (
-    <span className="w-full pr-1.5 text-right">{number || ""}</span>
+    <span data-number={number || ""} className={clsx(drawn, "w-full")} />
   );
   if (!onGutter) return <span className={look}>{numbers}</span>;
   const anchor = anchorOf(line);
@@ -105,9 +107,7 @@ function Gutter({
       className={clsx(look, "group/gutter hover:text-text")}
       onClick={(event: MouseEvent) => onGutter(anchor.side, anchor.number, event.shiftKey)}
     >
-      <span aria-hidden className="contents">
-        {numbers}
-      </span>
+      {numbers}
       <span className="absolute top-0.5 left-0.5 hidden size-4 place-items-center rounded bg-accent text-on-accent group-hover/gutter:grid group-focus-visible/gutter:grid">
         {PLUS}
       </span>

@@ -145,7 +145,6 @@ const Item = memo(function Item({
       aria-level={node.depth + 1}
       aria-expanded={file ? undefined : !folded}
       aria-selected={current}
-      aria-label={file ? undefined : `${node.name}, ${node.count} changed`}
       tabIndex={stop ? 0 : -1}
       onFocus={() => onFocus(node.path)}
       onClick={() => (file ? onChoose(node.path) : onFold(node.path, !folded))}
@@ -163,8 +162,9 @@ const Item = memo(function Item({
       {file ? (
         <Counts added={node.added} removed={node.removed} />
       ) : (
-        <span aria-hidden className="text-2xs text-faint tabular-nums">
+        <span className="text-2xs text-faint tabular-nums">
           {node.count}
+          <span className="sr-only"> changed</span>
         </span>
       )}
     </button>

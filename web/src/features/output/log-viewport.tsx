@@ -11,6 +11,7 @@ const AROUND = 8;
 const HELD = 2000; // rows that stay because they are marked
 const NARROW = 480;
 const BY_HAND_MS = 1000;
+const SETTLE_MS = 150;
 
 export interface Viewport {
   /** Bring a place into view. */
@@ -77,10 +78,14 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
 
   useLayoutEffect(() => {
     const element = box.current as HTMLElement;
-    if (follow) {
-      element.scrollTop = scrolled;
-      placed.current = scrolled; // not asked back: that would cost a layout
-    }
+    if (!follow) return;
+    element.scrollTop = scrolled;
+    placed.current = scrolled; // not asked back: that would cost a layout
+    // a browser that has much to lay out may forget it: when it has come to rest, it is told again
+    const settled = setTimeout(() => {
+      if (performance.now() - moved.current >= BY_HAND_MS) element.scrollTop = scrolled;
+    }, SETTLE_MS);
+    return () => clearTimeout(settled);
   }, [follow, scrolled]);
 
   useImperativeHandle(ref, () => ({
