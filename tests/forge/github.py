@@ -16,7 +16,7 @@ from tests.protocol.engine import ROOT, free_port
 
 READY_SECONDS = 60
 FOLDER = Path(__file__).parent / "js"
-NODE = ROOT / ".venv" / "bin" / "node"
+NODE = ROOT / ".venv-node" / "bin" / "node"
 
 
 class Emulate:

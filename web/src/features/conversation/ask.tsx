@@ -119,7 +119,7 @@ function Countdown({ until }: { until: string }) {
   return (
     <span className="tabular-nums">
       {" "}
-      · {left > 0 ? `refused in ${duration(left)} without an answer` : "its time is over"}
+      · {left > 0 ? `refuses itself in ${duration(left)}` : "its time is over"}
     </span>
   );
 }
