@@ -29,6 +29,8 @@ def chromium() -> Iterator[Browser]:
     assert path, "there is no Chromium: scripts/system-packages tests brings it"
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     expect.set_options(timeout=PATIENCE_MS)
+    # its own needs a library that a bare machine lacks
+    os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(ROOT / ".venv-node/bin/node"))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=[*arguments, "--disable-dev-shm-usage"])
         try:

@@ -59,7 +59,7 @@ def complete(*words: str) -> list[str]:
 
 
 def test_commands_and_options() -> None:
-    assert complete("s") == ["schedule", "session", "sandbox"]
+    assert complete("s") == ["schedule", "session", "sandbox", "ssh", "ssh-config"]
     assert "platform" not in complete("")
     assert "exec" in complete("sandbox", "")
     assert "--follow" in complete("events", "--f")

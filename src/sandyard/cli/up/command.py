@@ -20,6 +20,7 @@ from sandyard.cli.up.state import State, default_data_dir
 from sandyard.cli.up.supervisor import supervise
 
 LOOPBACK = "127.0.0.1"
+PAIRS = 20
 AGENT_MEMORY_MB = "2048"
 """What a sandbox may use at most: an agent that is a Node program with a model's context in memory needs more than the engine's default."""
 TOKEN_LINE = "admin token:"  # noqa: S105 - how the platform begins the line that says it
@@ -79,12 +80,8 @@ def up(
     user = _user(platform_user)
     state = State(data_dir or _configured() or default_data_dir())
     state.take()
-    port = reserve(host, port, "--port")
     embedded = engine == "embedded"
-    if engine_port is None:
-        engine_port = port + 1 if port < 65535 else 0
-    if embedded:
-        engine_port = reserve(LOOPBACK, engine_port, "--engine-port")
+    port, engine_port = _ports(host, port, engine_port, embedded=embedded)
     options = [*(("--pool-size", str(pool_size)) if pool_size is not None else ())]
     options += ["--driver", driver] if driver is not None else []
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level)
@@ -160,6 +157,19 @@ def _warn(embedded: bool) -> None:
         click.echo("E2B_API_KEY and E2B_API_URL are set and not used: --engine none is for that.", err=True)
     if not embedded and not key:
         click.echo("Warning: there are no sandboxes: --engine none, and E2B_API_KEY is not set.", err=True)
+
+
+def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -> tuple[int, int]:
+    """The platform's, and the engine's, which is the one after it if nobody says another. With 0 for the first, any two that are free."""
+    for again in range(PAIRS, -1, -1):
+        port = reserve(host, wanted, "--port")
+        after = engine_port if engine_port is not None else port + 1 if port < 65535 else 0
+        try:
+            return port, reserve(LOOPBACK, after, "--engine-port") if embedded else after
+        except CommandError:
+            if wanted != 0 or engine_port is not None or not again:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _user(name: str | None) -> pwd.struct_passwd | None:
