@@ -217,7 +217,8 @@ def test_a_revoked_token_ends_it(desk: Desk, platform: Platform, host: str) -> N
         lambda: (
             b"sshd"
             not in desk.run(SANDYARD, "sandbox", "exec", host.removesuffix(".sandyard"), "--", "ps", "ax").stdout
-        )
+        ),
+        patience=150,  # a guest that is not told of the end sees it by itself after 45 s
     )
 
 
