@@ -117,10 +117,7 @@ function Pending({ ask }: { ask: Ask }) {
 function Countdown({ until }: { until: string }) {
   const left = (Date.parse(until) - useNow()) / 1000;
   return (
-    <span className="tabular-nums">
-      {" "}
-      · {left > 0 ? `refuses itself in ${duration(left)}` : "its time is over"}
-    </span>
+    <span className="tabular-nums"> · {left > 0 ? `refuses itself in ${duration(left)}` : "its time is over"}</span>
   );
 }
 
