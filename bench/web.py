@@ -59,7 +59,7 @@ def measure(_rounds: int) -> list[Row]:
                 body = {"projectId": project, "title": f"Card {number}", "description": "", "start": False}
                 client.post("/tasks", json=body).raise_for_status()
             page.goto("/board")
-            page.get_by_text(f"Card {CARDS - 1}").first.wait_for()
+            page.get_by_text("Card 0", exact=True).first.wait_for()
             page.wait_for_timeout(1000)
             board = _frames(page, "[data-scrolls]")
             log = _log(client, page)
