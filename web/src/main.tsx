@@ -24,10 +24,10 @@ const RELOADED = "sandyard.reloaded";
 const PATIENCE_MS = 10_000;
 
 // The platform was updated under an open page, whose pieces are no longer there: what is new is loaded, once. Drafts are kept.
-addEventListener("vite:preloadError", (event) => {
+// The failure is left as it is: the router knows it and waits for the new page, while a piece that is undefined breaks the old one.
+addEventListener("vite:preloadError", () => {
   if (Date.now() - Number(sessionStorage.getItem(RELOADED)) < PATIENCE_MS) return;
   sessionStorage.setItem(RELOADED, String(Date.now()));
-  event.preventDefault();
   location.reload();
 });
 

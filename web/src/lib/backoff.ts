@@ -1,5 +1,5 @@
 /** How long to wait before a connection is tried again: 1, 2, 4 … 30 s, and not at all when the browser or its person is back. */
-export const BACKOFF_MS = [1000, 2000, 4000, 8000, 16_000, 30_000];
+const BACKOFF_MS = [1000, 2000, 4000, 8000, 16_000, 30_000];
 
 export class Backoff {
   private failures = 0;

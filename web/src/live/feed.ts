@@ -5,10 +5,10 @@
  * reads next goes on there. Where there are no locks (a page that is not from a trustworthy origin) each tab reads for itself.
  * Nothing is given twice: numbers only grow.
  */
-import { EventSourceParserStream } from "eventsource-parser/stream";
-import { ApiError, raw } from "@/api/client";
+import { ApiError } from "@/api/client";
 import type { PlatformEvent } from "@/api/types";
 import { Backoff } from "@/lib/backoff";
+import { frames } from "./frames";
 
 export type LiveState = "connecting" | "live" | "interrupted";
 export interface FeedListener {
@@ -19,7 +19,6 @@ export interface FeedListener {
   state?: (state: LiveState) => void;
 }
 
-const SILENCE_MS = 45_000;
 const CHANNEL = "sandyard.events";
 /** Nobody listens to it here, and it comes with every piece that a command writes: whoever shows output reads the command's own stream. */
 const UNHEARD = "command.output";
@@ -97,45 +96,19 @@ export class Feed {
     }
   }
 
-  /** One connection, from its opening to its end. Silence counts as an end. */
+  /** One connection, from its opening to its end. */
   private async connection(): Promise<void> {
-    const broken = new AbortController();
-    const stop = () => broken.abort();
-    this.ended.signal.addEventListener("abort", stop);
-    let silence = setTimeout(stop, SILENCE_MS);
-    const alive = () => {
-      clearTimeout(silence);
-      silence = setTimeout(stop, SILENCE_MS);
-    };
-    try {
-      const resumed = this.last > 0;
-      const headers: Record<string, string> = resumed ? { "Last-Event-ID": String(this.last) } : {};
-      const response = await raw("/api/v1/events", { headers, signal: broken.signal });
+    const resumed = this.last > 0;
+    const opened = () => {
       this.backoff.reset();
       if (!resumed) this.tell({ reset: true }); // what was read before the stream began may be older than it
       this.tell({ state: "live" });
-      const bytes = response.body as ReadableStream<Uint8Array<ArrayBuffer>>;
-      const beats = new TransformStream<Uint8Array<ArrayBuffer>, Uint8Array<ArrayBuffer>>({
-        transform(piece, controller) {
-          alive();
-          controller.enqueue(piece);
-        },
-      });
-      const frames = bytes
-        .pipeThrough(beats)
-        .pipeThrough(new TextDecoderStream())
-        .pipeThrough(new EventSourceParserStream());
-      const reader = frames.getReader();
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) return;
-        if (value.event === "events.trimmed") this.tell({ reset: true });
-        else if (value.event === UNHEARD) this.last = Math.max(this.last, Number(value.id) || 0);
-        else if (value.data) this.tell({ event: JSON.parse(value.data) as PlatformEvent });
-      }
-    } finally {
-      clearTimeout(silence);
-      this.ended.signal.removeEventListener("abort", stop);
+    };
+    const headers: Record<string, string> = resumed ? { "Last-Event-ID": String(this.last) } : {};
+    for await (const frame of frames("/api/v1/events", { headers, opened, signal: this.ended.signal })) {
+      if (frame.event === "events.trimmed") this.tell({ reset: true });
+      else if (frame.event === UNHEARD) this.last = Math.max(this.last, Number(frame.id) || 0);
+      else if (frame.data) this.tell({ event: JSON.parse(frame.data) as PlatformEvent });
     }
   }
 }

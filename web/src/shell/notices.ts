@@ -41,8 +41,6 @@ export function notice(event: PlatformEvent): Notice | null {
       return made("needsYou", "An agent needs you", data.title ?? "");
     case "turn.stuck":
       return made("needsYou", "An agent seems to be stuck");
-    case "task.waiting":
-      return null;
     case "task.moved":
       if (data.from === data.to) return null;
       if (data.to === "in_review") return made("finished", "Ready for review", data.title);

@@ -1,6 +1,7 @@
 import clsx from "clsx";
 import { memo, type ReactNode } from "react";
-import { type Look, spans } from "./log-ansi";
+import { type Look, spans } from "@/lib/ansi";
+import { looks } from "@/ui/ansi";
 import type { LogSearch } from "./log-search";
 import type { Stream } from "./log-store";
 
@@ -49,7 +50,7 @@ function pieces({ text, look, from, to, line, search, current }: RowProps): Reac
     if (start < end) {
       for (const [a, b, mark] of cut(start, end, marks)) {
         made.push(
-          <span key={a} className={clsx(classes(span.look), mark && (mark.now ? "log-found-now" : "log-found"))}>
+          <span key={a} className={clsx(looks(span.look), mark && (mark.now ? "log-found-now" : "log-found"))}>
             {span.text.slice(a - at, b - at)}
           </span>,
         );
@@ -73,18 +74,4 @@ function cut(start: number, end: number, marks: Mark[]): [number, number, Mark |
   }
   if (at < end) parts.push([at, end, null]);
   return parts;
-}
-
-function classes(look: Look): string | undefined {
-  const { fg, bg, bold, dim, italic, underline, inverse, strike } = look;
-  return (
-    clsx(
-      inverse ? "log-inverse" : [fg && `log-fg-${fg}`, bg && `log-bg-${bg}`],
-      bold && "font-semibold",
-      dim && "opacity-75",
-      italic && "italic",
-      underline && "underline",
-      strike && "line-through",
-    ) || undefined
-  );
 }

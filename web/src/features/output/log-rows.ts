@@ -1,5 +1,5 @@
 /** Which rows there are to see: the lines of the chosen stream, each broken at the edge when lines are wrapped. */
-import { strip } from "./log-ansi";
+import { strip } from "@/lib/ansi";
 import type { LogStore, Stream } from "./log-store";
 
 export type Filter = Stream | "both";

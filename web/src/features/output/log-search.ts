@@ -1,5 +1,5 @@
 /** Where a text stands in a log: found a little at a time, so that a frame is never held up, and kept up with what is added. */
-import { strip } from "./log-ansi";
+import { strip } from "@/lib/ansi";
 import type { Filter } from "./log-rows";
 import type { LogStore } from "./log-store";
 

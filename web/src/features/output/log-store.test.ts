@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { strip } from "./log-ansi";
+import { strip } from "@/lib/ansi";
 import { LIMITS, LogStore } from "./log-store";
 
 const lines = (store: LogStore) =>

@@ -4,7 +4,7 @@
  * A line has a number that stays its own; `first` is the number of the oldest that is still there. The last line of a stream may be
  * unfinished and still change. Nothing is interpreted here but what makes lines: colours are looked at when a line is shown.
  */
-import { erased, type Look, lookAfter, overwritten, PLAIN } from "./log-ansi";
+import { erased, type Look, lookAfter, overwritten, PLAIN } from "@/lib/ansi";
 
 export type Stream = "stdout" | "stderr";
 

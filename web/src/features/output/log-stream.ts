@@ -4,16 +4,14 @@
  * Bytes have places; a connection is taken up again at the place where the last one broke off. Of very much output only the end is
  * read: the rest can be downloaded.
  */
-import { EventSourceParserStream } from "eventsource-parser/stream";
-import { ApiError, raw } from "@/api/client";
+import { ApiError } from "@/api/client";
 import type { Command } from "@/api/types";
 import { Backoff } from "@/lib/backoff";
+import { frames } from "@/live/frames";
 import { beginning, decode, type Frame, Intake } from "./log-intake";
 import type { LogStore } from "./log-store";
 
 export type StreamState = "connecting" | "live" | "interrupted" | "over" | "failed";
-
-const SILENCE_MS = 45_000;
 
 export class CommandStream {
   private readonly ended = new AbortController();
@@ -54,53 +52,23 @@ export class CommandStream {
 
   /** One connection. Whether the command was over at its end. */
   private async connection(): Promise<boolean> {
-    const broken = new AbortController();
-    const stop = () => broken.abort();
-    this.ended.signal.addEventListener("abort", stop);
-    let silence = setTimeout(stop, SILENCE_MS);
-    const alive = () => {
-      clearTimeout(silence);
-      silence = setTimeout(stop, SILENCE_MS);
-    };
-    try {
-      const { stdout, stderr } = this.intake.at;
-      const response = await raw(
-        `/api/v1/commands/${encodeURIComponent(this.id)}/stream?stdout=${stdout}&stderr=${stderr}`,
-        {
-          signal: broken.signal,
-        },
-      );
+    const { stdout, stderr } = this.intake.at;
+    const path = `/api/v1/commands/${encodeURIComponent(this.id)}/stream?stdout=${stdout}&stderr=${stderr}`;
+    const opened = () => {
       this.backoff.reset();
       this.tell("live");
-      const beats = new TransformStream<Uint8Array<ArrayBuffer>, Uint8Array<ArrayBuffer>>({
-        transform(piece, controller) {
-          alive();
-          controller.enqueue(piece);
-        },
-      });
-      const bytes = response.body as ReadableStream<Uint8Array<ArrayBuffer>>;
-      const frames = bytes
-        .pipeThrough(beats)
-        .pipeThrough(new TextDecoderStream())
-        .pipeThrough(new EventSourceParserStream());
-      const reader = frames.getReader();
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) return false;
-        if (value.event === "end") {
-          for (const stream of ["stdout", "stderr"] as const) this.store.append(stream, this.intake.end(stream));
-          return true;
-        }
-        if (value.event !== "output") continue;
-        const frame = JSON.parse(value.data) as Frame;
-        const text = this.intake.take(frame.stream, frame.offset, decode(frame.data));
-        if (text === null) return false;
-        this.store.append(frame.stream, text);
+    };
+    for await (const { event, data } of frames(path, { opened, signal: this.ended.signal })) {
+      if (event === "end") {
+        for (const stream of ["stdout", "stderr"] as const) this.store.append(stream, this.intake.end(stream));
+        return true;
       }
-    } finally {
-      clearTimeout(silence);
-      stop(); // a connection that is left half read must not stay open
-      this.ended.signal.removeEventListener("abort", stop);
+      if (event !== "output") continue;
+      const frame = JSON.parse(data) as Frame;
+      const text = this.intake.take(frame.stream, frame.offset, decode(frame.data));
+      if (text === null) return false;
+      this.store.append(frame.stream, text);
     }
+    return false;
   }
 }

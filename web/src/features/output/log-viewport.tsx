@@ -1,11 +1,10 @@
 import { type Ref, useCallback, useEffect, useImperativeHandle, useLayoutEffect, useRef, useState } from "react";
-import { strip } from "./log-ansi";
+import { strip } from "@/lib/ansi";
 import { LogRow, ROW_HEIGHT } from "./log-row";
 import type { LogRows } from "./log-rows";
 import type { LogSearch, Match } from "./log-search";
 import { between, selected } from "./log-selection";
 import type { LogStore } from "./log-store";
-import "./log.css";
 
 const AROUND = 8;
 const HELD = 2000; // rows that stay because they are marked

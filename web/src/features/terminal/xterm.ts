@@ -4,7 +4,7 @@ import { SearchAddon } from "@xterm/addon-search";
 import { WebLinksAddon } from "@xterm/addon-web-links";
 import { type ITheme, Terminal } from "@xterm/xterm";
 import "@xterm/xterm/css/xterm.css";
-import "../output/log.css";
+import "@/ui/ansi.css";
 import { safeHref } from "@/lib/links";
 
 export interface Screen {

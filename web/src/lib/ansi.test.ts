@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { erased, lookAfter, nearest, overwritten, PLAIN, spans, strip } from "./log-ansi";
+import { erased, lookAfter, nearest, overwritten, PLAIN, spans, strip } from "./ansi";
 
 const E = "\u001b";
 
