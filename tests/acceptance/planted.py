@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from tests.acceptance.platform import until
+
 PIECE = 8 << 20
 CHECKED_LINES = 3
 """So many lines of a key are searched for."""
@@ -119,6 +121,11 @@ class Watch(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self.join()
+
+    def looks(self) -> None:
+        """Returns when it has looked at all that runs now."""
+        begun = self.rounds
+        until(lambda: self.rounds > begun + 1)
 
     def run(self) -> None:
         own = os.getpid()

@@ -179,7 +179,7 @@ def alive(promise: Promise) -> None:
     assert promise.sandbox.files.read(MARK) == promise.mark
     assert promise.pid in [process.pid for process in promise.sandbox.commands.list()]
     beats = promise.sandbox.commands.run(f"stat -c %s {BEAT}").stdout
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while promise.sandbox.commands.run(f"stat -c %s {BEAT}").stdout == beats:
         assert time.monotonic() < deadline, "the command is there but does not go on"
 

@@ -188,7 +188,7 @@ def test_a_pull_request_is_opened_once(project: Work, seat: Seat, github: GitHub
     if not answer.is_success:
         problem(answer)
     number = until(
-        lambda: seat.client.post("/github/pull-requests", json={"sandboxId": seat.sandbox}).json().get("number"), 20
+        lambda: seat.client.post("/github/pull-requests", json={"sandboxId": seat.sandbox}).json().get("number")
     )
     found = github.colleague("grace").pulls(project.slug, "all")
     assert [pull["number"] for pull in found] == [number]
@@ -213,7 +213,7 @@ def test_a_merge_is_done_once(project: Work, seat: Seat, github: GitHub, fault: 
             problem(answer)
         return answer.is_success and answer.json()["state"] == "merged"
 
-    until(merged, 30)
+    until(merged)
     assert len(project.repository.log("main")) == 2
     until(lambda: seat.checkout()["branch"] not in project.repository.branches())
 

@@ -69,13 +69,13 @@ def test_planted_secrets_are_found_nowhere(engine: Engine, platform: Platform, g
     with Watch(planted) as watch:
         project = work(platform, github, text=token)
         project.credentials(webhookSecret=webhook, sshKey=ssh_key)
-        seat = _story(project, planted, answers)
+        seat = _story(project, planted, watch, answers)
         by_app = work(platform, github)
         ok(platform.client.delete(f"/projects/{by_app.id}/credentials/token"))
         given = {"appId": str(app.app_id), "installationId": str(app.installation_id), "privateKey": app.private_key}
         by_app.credentials(app=given)
-        other = _story(by_app, planted, answers)
-        _by_ssh(platform, ssh_key, answers)
+        other = _story(by_app, planted, watch, answers)
+        _by_ssh(platform, ssh_key, watch, answers)
     assert watch.rounds > 20
     assert {"git-remote-http", "ssh"} <= watch.names, "the right moments were watched"
     assert watch.hits == set()
@@ -92,7 +92,7 @@ def test_planted_secrets_are_found_nowhere(engine: Engine, platform: Platform, g
         _inside(engine, planted, one, began)
 
 
-def _story(project: Work, planted: Planted, answers: list[str]) -> Seat:
+def _story(project: Work, planted: Planted, watch: Watch, answers: list[str]) -> Seat:
     """Clone, push and pull request, each held in the middle for the watch to see; and some failures."""
     github = project.github
     gate = github.faults.hold("fetch")
@@ -100,7 +100,7 @@ def _story(project: Work, planted: Planted, answers: list[str]) -> Seat:
     gate.wait()
     for made in github.tokens.installations():
         planted.plant("installation token", made)
-    time.sleep(0.5)
+    watch.looks()
     gate.release()
     seat.ready()
     seat.change("a.txt", "a\n", "feat: a")
@@ -114,7 +114,7 @@ def _story(project: Work, planted: Planted, answers: list[str]) -> Seat:
     pushing = threading.Thread(target=seat.ask, args=("push",))
     pushing.start()
     gate.wait()
-    time.sleep(0.5)
+    watch.looks()
     gate.release()
     pushing.join()
     answers.append(json.dumps(seat.pull_request()[1]))
@@ -122,7 +122,7 @@ def _story(project: Work, planted: Planted, answers: list[str]) -> Seat:
     return seat
 
 
-def _by_ssh(platform: Platform, ssh_key: str, answers: list[str]) -> None:
+def _by_ssh(platform: Platform, ssh_key: str, watch: Watch, answers: list[str]) -> None:
     """A server that takes the connection and says nothing: ssh has the key in its hands, and waits."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -134,7 +134,7 @@ def _by_ssh(platform: Platform, ssh_key: str, answers: list[str]) -> None:
             with contextlib.suppress(OSError):
                 while True:
                     connection, _ = server.accept()
-                    time.sleep(1.5)
+                    watch.looks()
                     connection.close()
 
         threading.Thread(target=take, daemon=True).start()

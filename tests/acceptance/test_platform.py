@@ -57,7 +57,8 @@ def test_the_life_of_a_session(engine: Engine, platform: Platform) -> None:
     assert "/home/user/nope.txt" in missing.json()["detail"]
 
     # a process whose memory must be found again
-    counter = 'python3 -c \'import time\nn = 41\nwhile True:\n    time.sleep(0.2); n += 1; open("/tmp/n", "w").write(str(n))\''
+    step = 'time.sleep(0.2); n += 1; open("/tmp/next", "w").write(str(n)); os.replace("/tmp/next", "/tmp/n")'
+    counter = f"python3 -c 'import os, time\nn = 41\nwhile True:\n    {step}'"
     execute(client, sandbox, f"nohup {counter} >/dev/null 2>&1 & echo $! > /tmp/pid")
     until(lambda: status(client, sandbox) == "paused")
     assert [info.state.value for info in Sandbox.list().next_items()] == ["paused"]

@@ -147,6 +147,20 @@ def test_a_ticket_opens_it_once_for_one_browser(platform: Platform, sandbox: str
     assert "set-cookie" not in browser.get(url).headers
 
 
+def test_nobody_looks_past_the_platform(engine: Engine, platform: Platform, sandbox: str) -> None:
+    """The engine's ids are in links, logs and headers: they open nothing."""
+    with engine.client() as client:
+        ids = [one["sandboxID"] for one in ok(client.get("/v2/sandboxes"))]
+    assert ids
+    for engine_id in ids:
+        by_header = {"E2b-Sandbox-Id": engine_id, "E2b-Sandbox-Port": str(PORT)}
+        by_name = {"Host": f"{PORT}-{engine_id}.localhost:{engine.port}"}
+        for way in (by_header, by_name):
+            assert httpx.get(engine.url, headers=way).status_code == 403
+    told = Browser(platform).open(opening(platform, sandbox)).json()
+    assert not [name for name in told["headers"] if "token" in name], "the token is not the server's to see"
+
+
 def test_a_cookie_is_good_for_one_port_of_one_sandbox(platform: Platform, sandbox: str) -> None:
     other = serve(platform)
     browser = Browser(platform)
@@ -173,7 +187,7 @@ def test_others_are_refused_and_rights_end(platform: Platform, sandbox: str) -> 
     browser = Browser(platform)
     assert browser.open(url).status_code == 200
     ok(login.post("/logout"), 204)
-    until(lambda: browser.get(clean(url)).status_code == 401, 20)
+    until(lambda: browser.get(clean(url)).status_code == 401)
 
     ok(admin.patch(f"/users/{member}", json={"role": "member"}))
     ok(login.post("/login", json={"name": "guest", "password": "long enough words"}))
@@ -242,10 +256,13 @@ def test_a_stream_comes_as_it_is_made_and_ends_with_its_reader(platform: Platfor
     browser.open(opening(platform, sandbox))
     with browser.stream("GET", f"{url}drip") as answer:
         assert answer.headers["content-type"] == "text/event-stream"
-        pieces = answer.iter_raw()
-        assert next(pieces) == b"data: 0\n\n"
-        assert next(pieces) == b"data: 1\n\n"
-    until(lambda: browser.get(f"{url}dripping").text == "0", 20)
+        heard = b""
+        for piece in answer.iter_raw():  # of a slow machine there may be several in one
+            heard += piece
+            if heard.count(b"\n\n") > 1:
+                break
+        assert heard.startswith(b"data: 0\n\ndata: 1\n\n")
+    until(lambda: browser.get(f"{url}dripping").text == "0")
 
 
 def test_websockets(platform: Platform, sandbox: str) -> None:
@@ -336,5 +353,14 @@ def test_asking_for_ports_keeps_nobody_awake(engine: Engine) -> None:
         [one] = [item for item in found["items"] if item["port"] == PORT]
         assert (one["address"], one["process"]) == ("127.0.0.1", "python3")
         assert one["url"] == clean(opening(platform, sandbox))
-        until(lambda: ok(client.get(f"/sandboxes/{sandbox}/ports"))["sleeping"], 60)
+        until(lambda: ok(client.get(f"/sandboxes/{sandbox}/ports"))["sleeping"])
         ok(client.delete(f"/sandboxes/{sandbox}"), 204)
+
+
+def test_previews_after_a_restart_of_the_platform(platform: Platform, sandbox: str) -> None:
+    """What opens the sandbox's ports was only in its memory."""
+    browser = Browser(platform)
+    url = opening(platform, sandbox)
+    assert browser.open(url).status_code == 200
+    platform.restart()
+    assert browser.get(clean(url)).status_code == 200

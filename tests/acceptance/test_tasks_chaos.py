@@ -21,7 +21,7 @@ from tests.protocol.engine import Engine
 
 TASKS = int(os.environ.get("SANDYARD_CHAOS_TASKS", "12"))
 SEED = int(os.environ.get("SANDYARD_CHAOS_SEED", "1"))
-PACE = (0.2, 1.2)
+PACE = (0.5, 3.0)
 """Between two deaths, as parts of the time that one task takes in peace: on a busy machine everything is slower."""
 pytestmark = pytest.mark.timeout(600 + 120 * TASKS)
 SETTINGS = {

@@ -124,7 +124,7 @@ def test_a_task_with_all_that_can_be_said_of_it(page: Page, board: Board) -> Non
 
 def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: Board) -> None:
     """And goes back to the agent with words, to arrive again."""
-    task = board.task("Write it", "create A.md: one", "commit: docs: one", "sleep: 2")
+    task = board.task("Write it", "create A.md: one", "commit: docs: one", "sleep: 10")
     board.open(page)
     drag(page, "Write it", "In progress")
     mine = card(column(page, "In progress"), "Write it")
@@ -142,7 +142,7 @@ def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: 
     dialog.get_by_role("button", name="Cancel").click()
     shows(page, "In review", "Write it")
     act(page, "Write it", "In progress")
-    box.fill("append A.md: two\ncommit: docs: two")
+    box.fill("append A.md: two\ncommit: docs: two\nsleep: 5")
     box.press("Control+Enter")
     expect(mine).to_be_visible()
     expect(review).to_be_visible(timeout=SLOW_MS)

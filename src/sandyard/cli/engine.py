@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,17 @@ if TYPE_CHECKING:
 )
 @click.option("--api-key", "api_keys", multiple=True, help="Accept this key, besides the stored ones. Repeatable.")
 @click.option("--driver", type=click.Choice(["auto", "namespace", "fake"]), help="Where sandboxes run.")
-@click.option("--domain", help="Previews are reachable at {port}-{sandbox}.DOMAIN.")
+@click.option("--domain", help="Previews are reachable at {port}-{sandbox}.DOMAIN, the API at api.DOMAIN.")
+@click.option("--tls-port", type=click.IntRange(0, 65535), help="HTTPS too, at this port; 0 picks a free one.")
+@click.option("--tls-host", help="Address to listen on for HTTPS.  [default: --host]")
+@click.option(
+    "--tls-cert",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Certificate with its chain, read again when it changes.  [default: one of the engine's own: `sandyard ca`]",
+)
+@click.option(
+    "--tls-key", type=click.Path(dir_okay=False, path_type=Path), help="Its key.  [default: in the same file]"
+)
 @click.option("--max-sandboxes", type=click.IntRange(1), help="How many may run at the same time.")
 @click.option("--pool-size", type=click.IntRange(0), help="Sandboxes kept ready per template; 0 keeps none.")
 @click.option(
@@ -39,7 +50,7 @@ if TYPE_CHECKING:
 @click.option("--log-json", is_flag=True, default=None, help="Log one JSON object a line.")
 @click.option("--access-log", is_flag=True, help="Log every request.")
 def engine(access_log: bool, api_keys: tuple[str, ...], **options: Any) -> None:
-    """Serve sandboxes to E2B clients: point E2B_API_URL and E2B_SANDBOX_URL here.
+    """Serve sandboxes to E2B clients: point E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL here.
 
     Every option, and more, can be set as SANDYARD_<NAME>; options win. SIGTERM stops the engine and leaves its
     sandboxes running: the next engine with the same data directory goes on with them.
@@ -53,19 +64,26 @@ def engine(access_log: bool, api_keys: tuple[str, ...], **options: Any) -> None:
 
 def announce(ready: Ready, settings: EngineSettings) -> None:
     """Say where it is and how to use it."""
+    keys = f"sandyard keys --data-dir {shlex.quote(str(settings.data_dir))}"
     lines = [f"Sandyard engine {__version__} listens on {ready.url} (driver: {ready.driver}). To use it:"]
-    lines += [f"  export E2B_API_URL={ready.url}", f"  export E2B_SANDBOX_URL={ready.url}"]
+    lines += [f"  export E2B_{name}_URL={ready.url}" for name in ("API", "SANDBOX", "VOLUME_API")]
     if ready.new_key is not None:
         lines.append(f"  export E2B_API_KEY={ready.new_key.reveal()}")
-        lines.append("This key was made just now and is not shown again; `sandyard keys create` makes more.")
+        lines.append(f"This key was made just now and is not shown again; `{keys} create LABEL` makes more.")
     elif settings.api_keys:
         lines.append("  export E2B_API_KEY=…   (the key given with --api-key)")
     else:
-        lines.append("  export E2B_API_KEY=…   (`sandyard keys list` shows which there are)")
+        lines.append(f"  export E2B_API_KEY=…   (`{keys} list` shows which there are)")
+    if ready.secure_domain is not None:
+        lines.append(f"Over TLS, where api.{ready.secure_domain.partition(':')[0]} and the names beside it lead here:")
+        lines.append(f"  export E2B_DOMAIN={ready.secure_domain}   (with the key, and without the three addresses)")
+    if ready.authority is not None:
+        authority = f"sandyard ca --data-dir {shlex.quote(str(settings.data_dir))}"
+        lines.append(f"Its certificates come from {ready.authority}: `{authority}` says how to trust it.")
     click.echo("\n".join(lines))
     if ready.exposed:
         click.echo(
             f"Warning: {settings.host} is reachable from other machines, and keys cross the network unencrypted. "
-            "Put a proxy with TLS in front, or listen on 127.0.0.1.",
+            "Listen on 127.0.0.1, with --tls-port and --tls-host for others, or with a proxy in front.",
             err=True,
         )

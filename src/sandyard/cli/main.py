@@ -37,7 +37,9 @@ COMMANDS = {
     "api-key": ("sandyard.cli.api_keys", "api_key"),
     "engine": ("sandyard.cli.engine", "engine"),
     "keys": ("sandyard.cli.keys", "keys"),
+    "ca": ("sandyard.cli.ca", "ca"),
     "template": ("sandyard.engine.templates.commands", "template"),
+    "volume": ("sandyard.cli.volumes", "volume"),
     "completion": ("sandyard.cli.completion", "completion"),
     "platform": ("sandyard.cli.platform", "platform"),
 }
@@ -64,7 +66,9 @@ HELP = {
     "api-key": "Tokens for the platform's API.",
     "engine": "Serve sandboxes to E2B clients.",
     "keys": "Make, list and revoke API keys of the engine.",
+    "ca": "The engine's own certificate authority, and how to trust it.",
     "template": "Build and list the root file systems that sandboxes start from.",
+    "volume": "List and delete volumes: files that sandboxes share.",
     "completion": "Print what makes a shell complete commands and ids.",
 }
 """Commands that are not here are started by others than people."""

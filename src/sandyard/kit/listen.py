@@ -14,12 +14,13 @@ FILES_WANTED = 1 << 20
 """A sandbox costs a handful of descriptors, a client one: room for thousands of each."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind and listen. Raises, in a sentence for a person, what keeps it from doing so."""
+def listen(host: str, port: int, kind_of: str = "") -> socket.socket:
+    """Bind and listen. Raises, in a sentence for a person, what keeps it from doing so. `kind_of` is what its options' names
+    begin with."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
-        raise InvalidInputError(f"There is no address {host!r} to listen on. Choose another --host.") from None
+        raise InvalidInputError(f"There is no address {host!r} to listen on. Choose another --{kind_of}host.") from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -28,7 +29,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)  # only now does the kernel say whether somebody else listens there
     except OSError as error:
         listener.close()
-        raise _reason(error, host, port) from None
+        raise _reason(error, host, port, kind_of) from None
     listener.setblocking(False)
     return listener
 
@@ -54,11 +55,15 @@ def raise_file_limit(wanted: int = FILES_WANTED) -> int:
     return soft
 
 
-def _reason(error: OSError, host: str, port: int) -> SandyardError:
+def _reason(error: OSError, host: str, port: int, kind_of: str) -> SandyardError:
     if error.errno == errno.EADDRINUSE:
-        return ConflictError(f"Port {port} on {host} is in use by another program. Stop it, or choose another --port.")
+        return ConflictError(
+            f"Port {port} on {host} is in use by another program. Stop it, or choose another --{kind_of}port."
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return ForbiddenError(f"Listening on port {port} of {host} is not permitted. Choose a --port above 1023.")
+        return ForbiddenError(
+            f"Listening on port {port} of {host} is not permitted. Choose a --{kind_of}port above 1023."
+        )
     if error.errno == errno.EADDRNOTAVAIL:
-        return InvalidInputError(f"{host} is not an address of this machine. Choose another --host.")
+        return InvalidInputError(f"{host} is not an address of this machine. Choose another --{kind_of}host.")
     return SandyardError(f"Listening on {host}:{port} failed: {error.strerror}.")

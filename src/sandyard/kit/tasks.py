@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 from sandyard.kit.errors import SandyardError
@@ -11,6 +12,45 @@ from sandyard.kit.logging import get_logger
 
 T = TypeVar("T")
 log = get_logger(__name__)
+
+AGAIN_S = 1.0
+"""A task that caught its cancellation is cancelled again after so long."""
+
+
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel them and wait until each has ended. Whoever is cancelled while waiting here is so when they have, and however often
+    that happens, they have their time to end in."""
+    now = asyncio.get_running_loop().time
+    left, cancelled = {task for task in tasks if not task.done()}, None
+    while left:
+        for task in left:
+            task.cancel()
+        again = now() + AGAIN_S
+        while left and (rest := again - now()) > 0:
+            try:
+                await asyncio.wait(left, timeout=rest)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            left = {task for task in left if not task.done()}
+    if cancelled is not None:
+        raise cancelled
+
+
+@contextlib.contextmanager
+def heeded() -> Iterator[None]:
+    """Around calls into libraries: a cancellation that one of them swallows, or takes for an error, ends the block as it should.
+    `asyncio.wait_for` of Python 3.11 swallows one that comes together with what it waits for."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    except Exception:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError from None
+        raise
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 class TaskSet:
@@ -53,11 +93,7 @@ class TaskSet:
     async def cancel(self) -> None:
         """End everything now; what is started later is cancelled at once."""
         self._closed = True
-        tasks = self._tasks - {asyncio.current_task()}
-        while tasks:
-            for task in tasks:
-                task.cancel()
-            _, tasks = await asyncio.wait(tasks, timeout=1)  # one that caught its cancellation is cancelled again
+        await end_tasks(*(task for task in self._tasks if task is not asyncio.current_task()))
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=getattr(work, "__qualname__", "task"))

@@ -10,6 +10,7 @@ from sandyard.kit.clock import SystemClock
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import random_id
 from sandyard.kit.logging import get_logger
+from sandyard.kit.vault import Vault
 from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
@@ -46,7 +47,6 @@ from sandyard.platform.domain.sandboxes.service import Sandboxes
 from sandyard.platform.domain.sandboxes.terminals import Terminals
 from sandyard.platform.domain.sandboxes.upkeep import Upkeep
 from sandyard.platform.domain.secrets.service import Secrets
-from sandyard.platform.domain.secrets.vault import Vault
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.tasks.attempts import Attempts
@@ -242,10 +242,10 @@ async def _started(services: Services, instance: str, stack: contextlib.AsyncExi
     )
     issues.start()
     stack.push_async_callback(issues.close)
-    services.lifecycle.tasks.spawn(_tidy(services))
+    services.lifecycle.tasks.spawn(_tidy(services, durable))
 
 
-async def _tidy(services: Services) -> None:
+async def _tidy(services: Services, durable: Durable) -> None:
     """Forget what is too old to be of use, now and then."""
     while True:
         try:
@@ -254,6 +254,7 @@ async def _tidy(services: Services) -> None:
             await services.events.trim(kept)
             await services.commands.trim(kept)
             await services.turns.tidy(kept)
+            await durable.tidy(kept)
             await services.git.tidy(timedelta(days=services.settings.git_operations_kept_days))
             await services.preparing.tidy(timedelta(days=services.settings.preparations_kept_days))
         except SandyardError as error:

@@ -99,7 +99,7 @@ URL = "http://127.0.0.1:3000"
     [
         (Ready(URL, False, Secret("e2b_new"), "fake"), {}, ["export E2B_API_KEY=e2b_new", "not shown again"]),
         (Ready(URL, False, None, "fake"), {"api_keys": ["e2b_given"]}, ["given with --api-key"]),
-        (Ready(URL, False, None, "fake"), {}, ["sandyard keys list"]),
+        (Ready(URL, False, None, "fake"), {"data_dir": "/a b"}, ["sandyard keys --data-dir '/a b' list"]),
     ],
 )
 def test_what_it_says_when_it_serves(
@@ -116,3 +116,27 @@ def test_what_it_says_when_it_serves(
 def test_it_warns_when_others_can_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
     announce(Ready(URL, True, None, "fake"), EngineSettings(host="0.0.0.0"))
     assert "Warning" in capsys.readouterr().err
+
+
+def test_it_says_how_it_is_reached_over_tls(capsys: pytest.CaptureFixture[str]) -> None:
+    ready = Ready(URL, False, None, "fake", "example.com", Path("/data/tls/example.com/ca.pem"))
+    announce(ready, EngineSettings(tls_port=443, domain="example.com"))
+    said = capsys.readouterr().out
+    assert "export E2B_DOMAIN=example.com " in said
+    assert "/data/tls/example.com/ca.pem" in said
+    announce(Ready(URL, False, None, "fake", "example.com"), EngineSettings(tls_port=443, domain="example.com"))
+    assert "sandyard ca" not in capsys.readouterr().out, "with a certificate of others there is nothing to trust"
+
+
+def test_a_tls_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = failed("--port", "0", "--tls-port", str(port), "--data-dir", str(tmp_path / "data"))
+    assert "--tls-port" in said
+
+
+def test_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = str(tmp_path / "cert.pem")
+    said = failed("--port", "0", "--tls-port", "0", "--tls-cert", missing, "--data-dir", str(tmp_path / "data"))
+    assert missing in said
+    assert "--tls-port" in said or "cannot be used" in said

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import io
 import json
@@ -14,7 +15,7 @@ from sandyard.kit.clock import ManualClock, SystemClock
 from sandyard.kit.errors import ConflictError
 from sandyard.kit.ids import ALPHABET, ordered_id, random_id, random_secret
 from sandyard.kit.secret import Secret
-from sandyard.kit.tasks import TaskSet
+from sandyard.kit.tasks import TaskSet, end_tasks
 
 
 def test_secret_is_never_shown() -> None:
@@ -146,6 +147,51 @@ async def test_cancel_insists() -> None:
     await asyncio.sleep(0)
     await asyncio.wait_for(tasks.cancel(), 10)
     assert len(tasks) == 0
+
+
+async def test_who_is_cancelled_while_ending_others_ends_them_first() -> None:
+    ears = asyncio.Event()
+
+    async def deaf() -> None:
+        while not ears.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await ears.wait()
+
+    task = asyncio.create_task(deaf())
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(end_tasks(task))
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.wait((ending,), timeout=0.01)
+    assert not ending.done()
+    ears.set()
+    await asyncio.wait((ending,), timeout=5)
+    assert task.done()
+    assert ending.cancelled()
+
+
+async def test_who_is_cancelled_again_and_again_leaves_others_the_time_to_end() -> None:
+    """AnyIO does so: in every round of the loop, until its block is left."""
+    ended = False
+
+    async def tidy() -> None:
+        nonlocal ended
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            ended = True
+
+    task = asyncio.create_task(tidy())
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(end_tasks(task))
+    while not ending.done():
+        await asyncio.sleep(0)
+        ending.cancel("by a scope")
+    assert ended
+    with pytest.raises(asyncio.CancelledError, match="by a scope"):
+        await ending
 
 
 async def test_cancel_ends_everything_and_what_comes_after() -> None:

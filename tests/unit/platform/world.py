@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI
 from sqlalchemy import select
 
 from sandyard.kit.clock import ManualClock
+from sandyard.kit.vault import Vault
 from sandyard.platform.api.app import build
 from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
@@ -24,7 +25,6 @@ from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
 from sandyard.platform.domain.secrets.service import Secrets
-from sandyard.platform.domain.secrets.vault import Vault
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings

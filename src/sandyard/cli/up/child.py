@@ -21,6 +21,7 @@ FIRST_PAUSE, LONGEST_PAUSE, SETTLED_SECONDS = 0.5, 10.0, 60.0
 """A process that dies is started again after growing pauses; one that has lived for a minute starts over with them."""
 PATIENCE_SECONDS, REMINDER_SECONDS = 660.0, 15.0
 """An engine may have a template to unpack before it serves."""
+LOOK_SECONDS = 1.0
 
 Say = Callable[[str], None]
 
@@ -55,7 +56,7 @@ class Child:
         pause, since = FIRST_PAUSE, time.monotonic()
         while True:
             assert self.process is not None
-            await self.process.wait()
+            await _end(self.process)
             if time.monotonic() - since > SETTLED_SECONDS:
                 pause = FIRST_PAUSE
             self.say(f"The {self.name} ended: {self._ending()}. It is started again in {pause:g} s.")
@@ -73,7 +74,7 @@ class Child:
         if process is not None and process.returncode is None:
             self.say(f"Stopping the {self.name}.")
             _send(process, signal.SIGTERM)
-            gone, hurry = asyncio.ensure_future(process.wait()), asyncio.ensure_future(at_once.wait())
+            gone, hurry = asyncio.ensure_future(_end(process)), asyncio.ensure_future(at_once.wait())
             await asyncio.wait((gone, hurry), timeout=lifeline.STOP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             hurry.cancel()
             if not gone.done():
@@ -119,7 +120,7 @@ class Child:
                 self.say(f"{self.name:<8}  still starting, {now - since:.0f} s")
                 reminder += REMINDER_SECONDS
             await asyncio.sleep(0.05)
-        await self.process.wait()
+        await _end(self.process)
         return False
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
@@ -155,6 +156,16 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return error.partial
     except asyncio.LimitOverrunError as error:
         return await stream.readexactly(error.consumed)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Asyncio tells of it when nobody holds the output any more, and what a process has left behind may hold it for long."""
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait((waiting,), timeout=LOOK_SECONDS)
+    finally:
+        waiting.cancel()
 
 
 def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -56,6 +56,11 @@ class Plan:
 )
 @click.option("--pool-size", type=click.IntRange(0), help="Sandboxes the engine keeps ready; 0 keeps none.")
 @click.option("--driver", type=click.Choice(["auto", "namespace", "fake"]), help="Where the engine runs sandboxes.")
+@click.option("--domain", help="The engine's: E2B clients find it at api.DOMAIN, previews at {port}-{sandbox}.DOMAIN.")
+@click.option("--tls-port", type=click.IntRange(0, 65535), help="The engine's port for HTTPS.  [default: none]")
+@click.option("--tls-host", help="Address the engine listens on for HTTPS.  [default: 127.0.0.1]")
+@click.option("--tls-cert", help="Certificate for HTTPS of the engine.  [default: its own, see `sandyard ca`]")
+@click.option("--tls-key", help="The certificate's key.  [default: in the same file]")
 @click.option("--platform-user", help="Run the platform as this user; only as root.  [default: the same user]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of both.  [default: info]")
 def up(
@@ -69,6 +74,7 @@ def up(
     driver: str | None,
     platform_user: str | None,
     log_level: str | None,
+    **passed_on: str | int | None,
 ) -> None:
     """Start the engine and the platform, and keep them running until SIGTERM or Ctrl-C.
 
@@ -84,6 +90,8 @@ def up(
     port, engine_port = _ports(host, port, engine_port, embedded=embedded)
     options = [*(("--pool-size", str(pool_size)) if pool_size is not None else ())]
     options += ["--driver", driver] if driver is not None else []
+    for name, value in passed_on.items():
+        options += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level)
     _warn(embedded)
     asyncio.run(supervise(children(plan, state), lambda: _announce(plan, state)))
@@ -130,7 +138,8 @@ def _announce(plan: Plan, state: State) -> None:
     _say(f"To use it from a terminal: sandyard login {where}")
     if plan.engine:
         _say(
-            f"E2B clients: E2B_API_URL and E2B_SANDBOX_URL={address(LOOPBACK, plan.engine_port)}, a key is in {state.path / 'engine.key'}."
+            f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={address(LOOPBACK, plan.engine_port)}, "
+            f"a key is in {state.path / 'engine.key'}."
         )
 
 

@@ -107,7 +107,7 @@ class Database:
         if self.is_sqlite:
             path = self.url.database
             if path:
-                await asyncio.to_thread(_make_folder, Path(path))
+                await asyncio.to_thread(sqlite.create, Path(path))
             engine = create_async_engine(
                 self.url,
                 pool_size=8,
@@ -137,7 +137,7 @@ class Database:
         return self._engine
 
     def listen(self, told: Callable[[Sequence[Event]], None]) -> None:
-        """`told` is called, in the loop, after every commit of this process that had events."""
+        """`told` is called, in the loop, after every commit of this process that had events, and after some that failed."""
         self._told.append(told)
 
     @contextlib.asynccontextmanager
@@ -150,17 +150,21 @@ class Database:
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         """All or nothing, committed at the end of the block. Do not wait for anything but the database inside."""
-        async with self._writing if self.is_sqlite else contextlib.nullcontext():
-            with translated():
-                engine = self.engine.execution_options(write=True)
-                async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
-                    change = Transaction(session)
-                    yield change
-                    if change.events:
-                        await self._number(session, change.events)
-        if change.events:
-            for told in self._told:
-                told(change.events)
+        told: Sequence[Event] = ()
+        try:
+            async with self._writing if self.is_sqlite else contextlib.nullcontext():
+                with translated():
+                    engine = self.engine.execution_options(write=True)
+                    async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
+                        change = Transaction(session)
+                        yield change
+                        if change.events:
+                            await self._number(session, change.events)
+                            told = change.events
+        finally:  # also of whoever is cancelled when it is committed: to look in vain does no harm
+            if told:
+                for listener in self._told:
+                    listener(told)
 
     async def _number(self, session: AsyncSession, events: list[Event]) -> None:
         """Give the events their numbers, in the order of commits."""
@@ -175,10 +179,6 @@ class Database:
         """Raises what is wrong with it."""
         async with self.reading() as session:
             await session.execute(text("SELECT 1"))
-
-
-def _make_folder(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -7,6 +7,7 @@ database file and waiting for the disk, is done by a thread of its own, every se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Generator
@@ -45,6 +46,13 @@ class InLoop(aiosqlite.Connection):
 
     async def close(self) -> None:
         self.stop()
+
+
+def create(path: Path) -> None:
+    """Make the file, unless it is there. Its first connection changes how it is written: of two at once, one would be refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(sqlite3.Error):  # whoever uses it says what is wrong with it
+        _open(str(path)).close()
 
 
 async def connect(path: str) -> aiosqlite.Connection:

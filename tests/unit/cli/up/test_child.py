@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,3 +68,29 @@ async def test_a_line_without_end_is_heard_in_pieces(lock: int) -> None:
         await child.first()
     assert "".join(heard) == "x" * 300000 + "no end"
     await child.stop(asyncio.Event())
+
+
+async def test_what_it_has_left_behind_hides_its_end_from_nobody(lock: int) -> None:
+    """Neither of one that is killed, nor of one that is stopped."""
+    said: list[str] = []
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    command = ["/bin/sh", "-c", "sleep 1000 & echo $!; wait"]
+    child = Child("engine", command, {"PATH": os.environ["PATH"]}, NOWHERE, 204, lock, said.append, heard.put_nowait)
+    starting = asyncio.create_task(child.first())
+    left = [int(await heard.get())]
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    keeping = asyncio.create_task(child.keep())
+    try:
+        async with asyncio.timeout(30):
+            assert child.process is not None
+            child.process.kill()
+            left.append(int(await heard.get()))  # of the next one
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await child.stop(asyncio.Event())
+    finally:
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})  # who listens hears the end
+    assert said == ["The engine ended: killed by SIGKILL. It is started again in 0.5 s.", "Stopping the engine."]

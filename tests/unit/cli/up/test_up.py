@@ -125,6 +125,20 @@ def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "SANDYARD_API_KEYS" not in told
 
 
+def test_names_and_tls_are_the_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    async def supervise(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(command, "children", lambda plan, _: plans.append(plan))
+    monkeypatch.setattr(command, "supervise", supervise)
+    given = ["--domain", "example.com", "--tls-port", "443", "--tls-host", "0.0.0.0", "--tls-cert", "/both.pem"]
+    result = CliRunner().invoke(command.up, ["--data-dir", str(tmp_path / "data"), "--port", "0", *given])
+    assert result.exit_code == 0, result.output
+    assert sorted(plans[0].engine_options) == sorted(given)
+
+
 def test_where_to_sign_in(state: State, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     command.children(PLAN, state)[1].heard("admin token: sy_first")
     monkeypatch.setenv("SANDYARD_PUBLIC_URL", "https://yard.example.org/")

@@ -84,7 +84,7 @@ async def test_a_task_from_card_to_review(shop: Shop) -> None:
     back = await done(mcp, "send_feedback", taskId=task, feedback="create more.txt: more")
     assert back["status"] == "in_progress"
     rested = await shop.rested(task)
-    assert rested["status"] == "in_review" and rested["attempts"][0]["round"] == 2
+    assert rested["status"] == "in_review" and rested["attempts"][0]["round"] == 2, rested
     branch = rested["attempts"][0]["branch"]
     assert "more" in git("show", f"{branch}:more.txt", cwd=shop.origin)
     found = await done(mcp, "list_tasks", projectId=shop.project, status="in_review")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.errors import BusyError, InvalidInputError
 from sandyard.platform.db import sqlite
@@ -110,6 +111,34 @@ async def test_what_is_rolled_back_was_never_told(database: Database) -> None:
     assert await events(database) == []
     async with database.reading() as session:
         assert await session.scalar(select(func.count()).select_from(Setting)) == 0
+
+
+async def test_of_whoever_leaves_when_it_is_committed_others_hear(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    database.listen(lambda told: heard.extend(event.kind for event in told))
+    closing, go_on, real = asyncio.Event(), asyncio.Event(), AsyncSession.close
+
+    async def late(self: AsyncSession) -> None:
+        closing.set()
+        await go_on.wait()
+        await real(self)
+
+    async def change() -> None:
+        async with database.transaction() as tx:
+            tx.emit("a.changed")
+
+    with monkeypatch.context() as held:
+        held.setattr(AsyncSession, "close", late)
+        changing = asyncio.create_task(change())
+        async with asyncio.timeout(30):
+            await closing.wait()
+            changing.cancel()
+            go_on.set()
+            await asyncio.wait((changing,))
+    assert changing.cancelled()
+    assert [event.kind for event in await events(database)] == heard == ["a.changed"]
 
 
 async def test_what_belongs_to_a_row_goes_with_it(database: Database) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,16 @@ async def test_a_connection_is_not_closed_under_the_thread_that_uses_it(
     with contextlib.suppress(asyncio.CancelledError):
         await keeping
     assert slow.done == ["PRAGMA wal_checkpoint(PASSIVE)", "close"]
+
+
+async def test_a_new_file_has_its_log_before_anybody_connects(tmp_path: Path) -> None:
+    """To change to it, a connection has to be the only one."""
+    path = tmp_path / "new" / "platform.db"
+    sqlite.create(path)
+    held = sqlite3.connect(path, isolation_level=None)
+    held.execute("BEGIN IMMEDIATE")
+    connection = await sqlite.connect(str(path))
+    async with connection.execute("PRAGMA journal_mode") as cursor:
+        assert await cursor.fetchone() == ("wal",)
+    await connection.close()
+    held.close()

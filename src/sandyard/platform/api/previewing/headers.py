@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from sandyard.kit.headers import HOP_BY_HOP
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.sandboxes.e2b import Route
 
 Pairs = Iterable[tuple[bytes, bytes]]
 OURS = (b"sandyard_", b"__host-sandyard_")
 """How the names of the platform's cookies begin."""
-_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
 _NOT_SENT = frozenset((b"host", b"expect", b"forwarded"))
 _NOT_ANSWERED = frozenset((b"date", b"alt-svc"))  # the first is added here; the second would lead past here
 _NOT_SENT_AHEAD = (b"e2b-", b"x-forwarded-")
@@ -65,7 +53,7 @@ def _passing(given: Pairs, dropped: frozenset[bytes]) -> Iterator[tuple[bytes, b
     named = {word.strip().lower() for name, value in pairs if name == b"connection" for word in value.split(b",")}
     chunked = any(name == b"transfer-encoding" for name, _ in pairs)
     for name, value in pairs:
-        if name in _HOP or name in dropped or (name in named and name != b"cookie"):
+        if name in HOP_BY_HOP or name in dropped or (name in named and name != b"cookie"):
             continue
         if chunked and name == b"content-length":
             continue

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from sandyard.kit.tasks import end_tasks
+
 
 async def first(*works: Coroutine[Any, Any, object]) -> None:
     """Returns or raises as the first of them does; the others are cancelled and have ended by then."""
@@ -13,9 +15,9 @@ async def first(*works: Coroutine[Any, Any, object]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
     for task in tasks:
         if task in done:
             task.result()
+        elif not task.cancelled():
+            task.exception()  # nobody asks for it, and nobody is to hear of that

@@ -17,6 +17,7 @@ from sqlalchemy import select
 
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.models import AgentInput, AgentRun
 from sandyard.platform.domain.agents.measure import batches
 from sandyard.platform.domain.agents.ports import Desk
@@ -179,10 +180,12 @@ class Outputs:
         finally:
             reader.cancel()
             self._hurry = True
-            async with self._flushing:  # not in the middle of a batch
-                flusher.cancel()
-            self._hurry = False
-            await asyncio.wait((flusher, reader))
+            try:
+                async with self._flushing:  # not in the middle of a batch
+                    flusher.cancel()
+            finally:
+                self._hurry = False
+                await end_tasks(flusher, reader)
         await self.flush()
         return ended
 
@@ -233,7 +236,8 @@ class Outputs:
             wait = self._last + BATCH_S - loop.time()
             if wait > 0 and not self._urgent.is_set():
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._urgent.wait(), wait)
+                    async with asyncio.timeout(wait):
+                        await self._urgent.wait()
             await self.flush()
 
     async def flush(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.models import AgentRun, Checkout, Sandbox, Session, Turn, User
 from sandyard.platform.domain.agents import ending, runs, steps, timing
 from sandyard.platform.domain.agents.errors import AgentSilentError
@@ -99,13 +100,13 @@ class Conductor:
                     self.over = True
                     return
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._nudged.wait(), self._tick)
+                    async with asyncio.timeout(self._tick):
+                        await self._nudged.wait()
         finally:
             self.over = True
             self._release()
             if self._task is not None:
-                self._task.cancel()
-                await asyncio.wait((self._task,))
+                await end_tasks(self._task)
 
     # one look ----------------------------------------------------------------------------------------------------------
 
@@ -119,9 +120,11 @@ class Conductor:
 
     async def _round(self) -> bool:
         """False: nothing is left to do."""
+        # before the look, which else may show as alive what has ended since
+        over = self._task is not None and self._task.done()
         view = await self._view()
-        crashed = _crashed(self._task)
-        if self._task is not None and self._task.done():
+        crashed = over and _crashed(self._task)
+        if over:
             self._task = self._life = None
         if view is None:
             self._release()
@@ -184,6 +187,8 @@ class Conductor:
             return self._again()
         self._hold_life(view.session, view.run)
         self._hold(view, turn)
+        if self._life is not None:
+            self._life.said(view.run.sent)
         if view.run.status == RunStatus.READY and turn.request is None and turn.cancel_at is None:
             await self._advance(turn, view.run)
         asleep = view.sandbox is not None and view.sandbox.status == Status.PAUSED
@@ -322,8 +327,7 @@ class Conductor:
     async def _abandon(self, session: Session, run: AgentRun) -> None:
         """Its sandbox is no longer the session's."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+            await end_tasks(self._task)
         self._life = self._task = None
         await Life(self._desk, session, run, self._nudged.set).lose("The session has another sandbox now.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -51,11 +52,13 @@ class Consumer:
         self._run_id = run_id
         self._transcript: Transcript | None = None
         self._turn_id: str | None = None
+        self._taken: int | None = None  # how far the transcript here goes
         self._measure = Measure()
 
     async def take(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> int:
         """How many bytes there are by now to be said to it. RunBrokenError: what it said was taken, and it has to be ended."""
-        incoming = await self._parsed(lines)
+        measure = copy(self._measure)  # it counts when it is taken: after a failure the same comes again
+        incoming = await self._parsed(lines, measure)
         usage = await self._usage() if any(isinstance(one, wire.Answer | wire.Refusal) for _, one in incoming) else {}
         broken: RunBrokenError | None = None
         try:
@@ -68,7 +71,7 @@ class Consumer:
                         continue  # another one, who was cut off, has taken it
                     try:
                         await batch.handle(one)
-                        if (fault := self._measure.fault(batch.transcript)) is not None:
+                        if (fault := measure.fault(batch.transcript)) is not None:
                             raise RunBrokenError(fault, TOO_LOUD)  # noqa: TRY301
                     except RunBrokenError as error:
                         broken = error
@@ -81,17 +84,18 @@ class Consumer:
             self._transcript = None  # what it holds may not be written
             raise
         batch.transcript.settled()
+        self._taken, self._measure = consumed, measure
         if broken is not None:
             raise broken
         return batch.run.sent
 
-    async def _parsed(self, lines: Sequence[tuple[int, bytes]]) -> list[tuple[int, wire.Incoming]]:
+    async def _parsed(self, lines: Sequence[tuple[int, bytes]], measure: Measure) -> list[tuple[int, wire.Incoming]]:
         found = []
         for end, line in lines:
             told = wire.parse(line) if len(line) <= APART else await asyncio.to_thread(wire.parse, line)
             if told is not None:
                 found.append((end, told))
-                self._measure.count(told, len(line))
+                measure.count(told, len(line))
         return found
 
     async def over(
@@ -130,9 +134,11 @@ class Consumer:
         if run is None or session is None:
             raise RunGoneError
         turn = await turn_of(tx.session, run, to_change=True)
-        if self._transcript is None or (turn is not None and turn.id != self._turn_id):
+        others = run.consumed != self._taken  # somebody else, who is about to be cut off, has written
+        if self._transcript is None or others or (turn is not None and turn.id != self._turn_id):
             self._turn_id = turn.id if turn is not None else None
             self._transcript = await _load(tx, session, self._turn_id)
+            self._taken = run.consumed
         return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage)
 
     async def _usage(self) -> dict[str, Any]:

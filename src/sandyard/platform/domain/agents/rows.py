@@ -35,11 +35,16 @@ class Scene:
 
 async def locked(tx: Transaction, turn_id: str) -> tuple[Session, AgentRun | None, Turn] | None:
     """A turn with its session and its run, as they are now and stay until the transaction ends."""
-    run_id = (await tx.session.scalars(select(Turn.run_id).where(Turn.id == turn_id))).first()
-    run = await tx.session.get(AgentRun, run_id, with_for_update=True) if run_id is not None else None
-    turn = await tx.session.get(Turn, turn_id, with_for_update=True, populate_existing=True)
-    session = await tx.session.get(Session, turn.session_id) if turn is not None else None
-    return None if turn is None or session is None else (session, run, turn)
+    while True:
+        run_id = (await tx.session.scalars(select(Turn.run_id).where(Turn.id == turn_id))).first()
+        async with tx.session.begin_nested() as held:
+            run = await tx.session.get(AgentRun, run_id, with_for_update=True) if run_id is not None else None
+            turn = await tx.session.get(Turn, turn_id, with_for_update=True, populate_existing=True)
+            if turn is not None and turn.run_id != run_id:
+                await held.rollback()  # it has another one since we looked, and runs are locked before turns
+                continue
+        session = await tx.session.get(Session, turn.session_id) if turn is not None else None
+        return None if turn is None or session is None else (session, run, turn)
 
 
 def about(row: Session) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, Sandbox, Session, Turn
 from sandyard.platform.domain.agents import ending, steps
@@ -106,6 +107,11 @@ class Life:
     def deliver(self) -> None:
         self._inputs.nudge()
 
+    def said(self, sent: int) -> None:
+        """So much is to be said to it by now, of which nobody may have told."""
+        if self._inputs.delivered is not None and sent > self._inputs.delivered:
+            self._inputs.nudge()
+
     def look(self) -> None:
         """Its sandbox was woken, or has ended."""
         self._awake.set()
@@ -132,11 +138,7 @@ class Life:
             log.warning("agent_not_started", run=self.run_id, code=error.code, reason=error.message)
             await self._over(RunStatus.ENDED, error=error.message, code=error.code)
         finally:
-            left = [task for task in (delivering, self._attaching) if task is not None]
-            for task in left:
-                task.cancel()
-            if left:
-                await asyncio.wait(left)
+            await end_tasks(*(task for task in (delivering, self._attaching) if task is not None))
 
     # starting ----------------------------------------------------------------------------------------------------------
 
@@ -210,7 +212,8 @@ class Life:
                 log.info("agent_without_model", run=self.run_id, reason=error.message)
                 asleep = isinstance(error, SandboxNotRunningError)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), AWAKE_S if asleep else RETRY_S)
+                async with asyncio.timeout(AWAKE_S if asleep else RETRY_S):
+                    await self._woken.wait()
 
     async def _folder(self, sandbox: Sandbox) -> str:
         """Where it works: in the checkout, once that is there."""
@@ -242,6 +245,7 @@ class Life:
     async def _follow(self, spec: CommandSpec | None) -> None:
         lifecycle = self._desk.lifecycle
         while True:
+            self._awake.clear()
             row = await lifecycle.rows.get(self.sandbox_id)
             if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
                 reason = row.error or "The sandbox was destroyed."
@@ -316,9 +320,9 @@ class Life:
         self._changed()
 
     async def _until_awake(self) -> None:
-        self._awake.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._awake.wait(), AWAKE_S)
+            async with asyncio.timeout(AWAKE_S):
+                await self._awake.wait()
 
     # ending ------------------------------------------------------------------------------------------------------------
 
@@ -375,7 +379,5 @@ class Life:
         reached = self.asked and await self._put_away()
         if reached and not task.done():
             await asyncio.wait((task,), timeout=KILL_S)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
+        await end_tasks(task)
         await self._over(RunStatus.ENDED)

@@ -92,16 +92,20 @@ class Turns:
         """A turn, queued behind those there are. Under the same key it is the same turn. Model and mode stay for the turns that
         follow. ForbiddenError for whoever has left the session's project, whose models it would use."""
         await self._session(caller, session_id)
-        async with self._database.transaction() as tx:
-            row = await tx.session.get(Session, session_id, with_for_update=True)
-            if row is None:
-                raise _no_session(session_id)
-            if key is not None:  # whoever asks for the same at the same time waits above
-                known = (await tx.session.scalars(select(Turn).where(Turn.key == key))).first()
-                if known is not None:
-                    return known
-            await _require_project(tx, caller, row)
-            turn = await self._draft(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)
+        try:
+            async with self._database.transaction() as tx:
+                row = await tx.session.get(Session, session_id, with_for_update=True)
+                if row is None:
+                    raise _no_session(session_id)
+                if key is not None:  # whoever asks for the same at the same time waits above
+                    known = (await tx.session.scalars(select(Turn).where(Turn.key == key))).first()
+                    if known is not None:
+                        return known
+                await _require_project(tx, caller, row)
+                turn = await self._draft(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)
+        except asyncio.CancelledError:
+            self._conduct(session_id)  # it may be written down
+            raise
         self._conduct(session_id)
         return turn
 

@@ -56,8 +56,9 @@ class Recorder:
     async def _record(self, origin: Provenance, pull: Pull, *, made: bool, words: str | None) -> PullRequest:
         now = instant(self._clock)
         async with self._database.transaction() as tx:
-            # no second platform may record the same branch of a plain remote, which no index would refuse
-            await tx.session.get(Project, origin.project_id, with_for_update=True)
+            # no second platform may record the same branch of a plain remote, which no index would refuse; who only names the
+            # project in a row of theirs does not wait for us, who may wait for them
+            await tx.session.get(Project, origin.project_id, with_for_update={"key_share": True})
             row = await tx.session.scalar(_same(origin, pull).with_for_update())
             if row is None:
                 row = PullRequest(

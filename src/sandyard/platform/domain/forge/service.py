@@ -103,7 +103,7 @@ class PullRequests:
         """Push what is not pushed, then open the branch's pull request, or bring the one it has up to date. True: it was made now.
         Idempotent. On one that exists only what is given is changed, and of its body only our part."""
         checkout = await self._git.checkout(caller, sandbox_id)
-        async with self._lock(checkout.project_id, checkout.branch):
+        async with self._lock(checkout.project_id, f"refs/heads/{checkout.branch}"):  # a branch may be called #1
             await self._require_write(await self._project(checkout.project_id))
             operation = await self._git.push(caller, sandbox_id)
             self._git.raise_failure(await self._git.wait(operation.id))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError
 from sandyard.platform.domain.git.faults import masking, storable, translated
 from sandyard.platform.domain.git.hardened import memory_file, surroundings
@@ -120,10 +121,11 @@ class Git:
                         stdout, truncated = await _collect(process.stdout, limit)
                         if truncated:
                             _signal(process, signal.SIGTERM)
+                            await _drain(process.stdout)
                         code = await process.wait()
                         stderr = await listening
                     finally:
-                        listening.cancel()
+                        await end_tasks(listening)
             except TimeoutError:
                 raise GitTimeoutError(
                     f"Git took longer than {patience:g} seconds ({_verb(arguments)}), and was stopped. Try again."
@@ -176,6 +178,12 @@ async def _collect(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, boo
     return bytes(held), False
 
 
+async def _drain(stream: asyncio.StreamReader | None) -> None:
+    """Nobody wants the rest, but asyncio does not tell of a process's end before all that it wrote was read."""
+    while stream is not None and await stream.read(_CHUNK):
+        pass
+
+
 async def _listen(stream: asyncio.StreamReader, mask: Callable[[str], str], progress: Progress) -> str:
     """The last lines of stderr that are not progress; progress is told as it comes."""
     kept: list[str] = []
@@ -211,14 +219,20 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Nothing of the process group is left afterwards, however this is left."""
+    try:
+        if process.returncode is None:
+            _signal(process, signal.SIGTERM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GRACE_S):
+                    await _gone(process)
+    finally:
+        _signal(process, signal.SIGKILL)
     if process.returncode is None:
-        _signal(process, signal.SIGTERM)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE_S):
-                await process.wait()
-    _signal(process, signal.SIGKILL)
-    if process.returncode is None:
-        await process.wait()
+        await _gone(process)
+
+
+async def _gone(process: asyncio.subprocess.Process) -> None:
+    await asyncio.gather(process.wait(), _drain(process.stdout), _drain(process.stderr))
 
 
 def lacking() -> str | None:

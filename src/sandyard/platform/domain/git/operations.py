@@ -136,10 +136,20 @@ class Operations:
         user_id: str | None,
         **arguments: Any,
     ) -> GitOperation:
+        """A push that is asked for while the last thing asked of the sandbox is the same push, and nothing of it is done
+        yet, is that one: whoever asks again after each of many crashes must not make a queue of it."""
         async with self._database.transaction() as tx:
-            row = self.draft(tx, kind, sandbox, project_id=project_id, user_id=user_id, arguments=arguments)
+            row = await self._waiting(tx, sandbox) if kind is OperationKind.PUSH else None
+            if row is None or (row.kind, row.user_id) != (kind, user_id):
+                row = self.draft(tx, kind, sandbox, project_id=project_id, user_id=user_id, arguments=arguments)
         self.begin(row)
         return row
+
+    async def _waiting(self, tx: Transaction, sandbox: Sandbox) -> GitOperation | None:
+        """The last operation asked of it, if it is still to be begun in this process."""
+        query = select(GitOperation).where(GitOperation.sandbox_id == sandbox.id, GitOperation.status.in_(OPEN))
+        row = (await tx.session.scalars(query.order_by(GitOperation.id.desc()).limit(1))).first()
+        return None if row is None or row.id in self._carried else row
 
     def begin(self, row: GitOperation) -> None:
         """Run it in the background. To begin twice is to begin once."""

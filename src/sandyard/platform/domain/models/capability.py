@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.secrets.vault import Vault
+from sandyard.kit.vault import Vault
 
 PREFIX = "syc_"
 

@@ -331,6 +331,7 @@ class Exchange:
     def __init__(self, number: int, head: Head, body: Held) -> None:
         self.number, self.head, self.body = number, head, body
         self.begun = False
+        self.bringing: "asyncio.Future[None] | None" = None
         self.wanted = 0
         self.more_wanted = asyncio.Event()
         self.answer: "asyncio.Queue[dict[str, Any]]" = asyncio.Queue()
@@ -400,6 +401,8 @@ class Daemon:
                 return await self._answered(client, exchange)
             finally:
                 del self._exchanges[exchange.number]
+                if exchange.bringing is not None:
+                    exchange.bringing.cancel()
         finally:
             self._held -= body.size
             body.close()
@@ -483,6 +486,7 @@ class Daemon:
                 pass  # the link's end cuts this answer
 
     async def _cancel(self, exchange: Exchange) -> None:
+        exchange.begun = True  # no other link shall have it
         if self._link is not None:
             try:
                 await self._link.send(t="cancel", id=exchange.number)
@@ -521,7 +525,7 @@ class Daemon:
                 exchange.answer.put_nowait({"t": "cut"})
 
     def _offer(self, link: Link, exchange: Exchange) -> None:
-        task = self._loop.create_task(self._bring(link, exchange))
+        task = exchange.bringing = self._loop.create_task(self._bring(link, exchange))
         link.tasks.add(task)
         task.add_done_callback(link.tasks.discard)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
+from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.models.tunnel import PORT, PROGRAM, Room, Serve, Tunnel, TunnelError
 from sandyard.platform.domain.sandboxes.e2b import (
@@ -42,6 +44,8 @@ class Keeper:
 
     def start(self) -> None:
         self._task = self._lifecycle.tasks.spawn(self._keep())
+        # not in `_keep`: of one that is cancelled before it begins, nothing runs
+        self._task.add_done_callback(lambda _: self._ended())
 
     @property
     def over(self) -> bool:
@@ -65,37 +69,43 @@ class Keeper:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end_tasks(self._task)
 
     def _hopeless(self) -> bool:
         if self.over or self._failure is None:
             return self.over
+        if isinstance(self._failure, BusyError | DatabaseUnavailableError):
+            return False
         return not (isinstance(self._failure, EngineError) and self._failure.transient)
 
     async def _keep(self) -> None:
         failures = 0
         try:
             while True:
-                row = await self._lifecycle.rows.get(self._sandbox_id)
-                if row.status not in LIVE or row.doomed_at is not None:
-                    check_usable(row)
-                    return
-                self._nudged.clear()
-                if row.status != Status.RUNNING or row.engine_id is None:
-                    self._failed(SandboxNotRunningError())
-                    await self._wait(LOOK_AGAIN_S)
-                    continue
+                self._nudged.clear()  # before the look: what changes during it is looked at too
                 began = asyncio.get_running_loop().time()
-                await self._once(row, row.engine_id)
+                try:
+                    row = await self._lifecycle.rows.get(self._sandbox_id)
+                    if row.status not in LIVE or row.doomed_at is not None:
+                        check_usable(row)
+                        return
+                    if row.status != Status.RUNNING or row.engine_id is None:
+                        self._failed(SandboxNotRunningError())
+                        await self._wait(LOOK_AGAIN_S)
+                        continue
+                    await self._once(row, row.engine_id)
+                except (BusyError, DatabaseUnavailableError) as error:
+                    log.info("tunnel_waits", sandbox=self._sandbox_id, reason=error.message)
+                    self._failed(error)
                 lasted = asyncio.get_running_loop().time() - began
                 failures = 0 if lasted > LOOK_AGAIN_S else failures + 1
                 await self._wait(_PAUSES[min(failures, len(_PAUSES) - 1)])
         except SandyardError as error:
             self._failed(error)
-        finally:
-            self.port = None
-            self._news.set()
+
+    def _ended(self) -> None:
+        self.port = None
+        self._news.set()
 
     async def _once(self, row: Sandbox, engine_id: str) -> None:
         """Serve until the line breaks, or somebody nudges."""
@@ -105,9 +115,7 @@ class Keeper:
             await asyncio.wait((line, nudge), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.port = None
-            for task in (line, nudge):
-                task.cancel()
-            await asyncio.wait((line, nudge))
+            await end_tasks(line, nudge)
         if line.cancelled():
             return
         try:
@@ -141,4 +149,5 @@ class Keeper:
 
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._nudged.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._nudged.wait()

@@ -13,6 +13,7 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.secret import Secret
+from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import ModelProvider, Project
 from sandyard.platform.domain.agents.model import ModelApi
@@ -21,7 +22,6 @@ from sandyard.platform.domain.models.apis import DEFAULT_URLS
 from sandyard.platform.domain.models.model import Price, ProviderInfo
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import Projects, visible_to
-from sandyard.platform.domain.secrets.vault import Vault
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelProvider, Sandbox, Session, Turn
 from sandyard.platform.domain.agents.model import ModelApi, ModelEndpoint, Profile
@@ -27,7 +28,6 @@ from sandyard.platform.domain.models.tunnel import Room
 from sandyard.platform.domain.models.visibility import calls_visible_to, require_visible
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.secrets.vault import Vault
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b import GuestProgram
 
 log = get_logger(__name__)
@@ -127,10 +128,9 @@ class Tunnel:
                     ) from None
         finally:
             self._broken = True  # from here on the sandbox decides what becomes of a request: an unanswered one waits for our successor
-            tasks = [beat, *(exchange.task for exchange in self._exchanges.values() if exchange.task is not None)]
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await end_tasks(
+                beat, *(exchange.task for exchange in self._exchanges.values() if exchange.task is not None)
+            )
 
     def say(self, kind: str, number: int | None = None, **fields: Any) -> None:
         if self._broken:
@@ -165,6 +165,8 @@ class Tunnel:
             return
         exchange = self._exchanges[number] = _Exchange(self, number, size)
         exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, asking))
+        # not in `_answer`: of one that is cancelled before it begins, nothing runs
+        exchange.task.add_done_callback(lambda _: self._exchanges.pop(number, None))
 
     async def _answer(self, exchange: _Exchange, asking: Asking) -> None:
         try:
@@ -179,7 +181,6 @@ class Tunnel:
         except Exception as error:
             log.error("model_request_crashed", exc=error)  # noqa: TRY400
         finally:
-            del self._exchanges[exchange.number]
             if not exchange.ended and not exchange.gone:
                 self.say("cut", exchange.number)
 

@@ -62,10 +62,11 @@ class Clearing:
         if row.sandbox_id is not None:
             await self._end(row.sandbox_id, keep=None)
         async with self._database.transaction() as tx:
-            known = await tx.session.get(Preparation, row.id)
-            if known is not None:
-                await tx.session.delete(known)
-                tx.emit("preparation.deleted", **about(row))
+            known = await tx.session.get(Preparation, row.id, with_for_update=True)
+            if known is None or known.used_at != row.used_at:
+                return  # somebody came, and it is made anew
+            await tx.session.delete(known)
+            tx.emit("preparation.deleted", **about(row))
         log.info("preparation_removed", preparation=row.id)
 
     async def interrupted(self) -> list[tuple[str, str]]:

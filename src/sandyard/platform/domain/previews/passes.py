@@ -15,10 +15,10 @@ from typing import Protocol
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import NotFoundError
 from sandyard.kit.secret import Secret
+from sandyard.kit.vault import Vault, VaultError
 from sandyard.platform.db.database import Database
 from sandyard.platform.domain.previews.addresses import Place
 from sandyard.platform.domain.sandboxes.rows import SandboxRows
-from sandyard.platform.domain.secrets.vault import Vault, VaultError
 from sandyard.platform.domain.users.model import Issued, Principal
 from sandyard.platform.domain.users.standing import stands
 from sandyard.platform.settings import PlatformSettings

@@ -13,6 +13,7 @@ import httpx
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.listen import is_loopback
+from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.previews.addresses import Addresses, Place, check_path, check_port, required
@@ -27,7 +28,6 @@ from sandyard.platform.domain.sandboxes.e2b import (
 )
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import Status, check_usable
-from sandyard.platform.domain.secrets.vault import Vault
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -164,7 +164,7 @@ class Previews:
 
     async def _woken(self, row: Sandbox, *, wake: bool) -> None:
         row = await self._lifecycle.seen_paused(row.id)
-        if not wake:
+        if row.status == Status.PAUSED and not wake:
             raise SleepingError
         await self._lifecycle.wake(row)
 

@@ -16,11 +16,11 @@ from sqlalchemy.exc import IntegrityError
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
+from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Credential, Project
 from sandyard.platform.domain.projects.keys import app_key, ssh_key
 from sandyard.platform.domain.projects.service import Projects
-from sandyard.platform.domain.secrets.vault import Vault
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.remote.line import Line, SshError
 from sandyard.platform.domain.sandboxes.e2b import (
@@ -123,8 +124,7 @@ class SshConnections:
                 log.info("ssh_opened", sandbox=row.id, user=caller.user_id)
                 yield Connection(self._lifecycle, row, line, host_key)
             finally:
-                running.cancel()
-                await asyncio.wait([running])
+                await end_tasks(running)
                 await stream.close()
                 log.info("ssh_closed", sandbox=row.id, user=caller.user_id)
         finally:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.tasks import end_tasks
 
 HEARTBEAT_S = 10.0
 WINDOW = 2 << 20
@@ -76,8 +77,7 @@ class Line:
         except SandyardError as error:
             self._error = error
         finally:
-            beat.cancel()
-            await asyncio.wait([beat])
+            await end_tasks(beat)
             await self._end()
 
     async def host_key(self) -> str:

@@ -20,7 +20,13 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.sandboxes.activity import Activity
-from sandyard.platform.domain.sandboxes.e2b import SandboxEngine, SandboxNotFoundError, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.e2b import (
+    EngineError,
+    EngineState,
+    SandboxEngine,
+    SandboxNotFoundError,
+    SandboxNotRunningError,
+)
 from sandyard.platform.domain.sandboxes.model import (
     LIVE,
     NewSandbox,
@@ -231,19 +237,28 @@ class Lifecycle:
             check_usable(row)
             if row.status != Status.PAUSED:
                 return row
-            assert row.engine_id is not None
-            try:
-                await self.engine.wake(row.engine_id, row.idle_seconds + self._idle_margin_s)
-            except SandboxNotFoundError:
-                await self.lost(row.id)
-                raise
-            now = utc_now()
+            return await self.tasks.finish(self._wake(row))  # whoever asked may leave: others wait for it too
+
+    async def _wake(self, row: Sandbox) -> Sandbox:
+        assert row.engine_id is not None
+        try:
+            await self.engine.wake(row.engine_id, row.idle_seconds + self._idle_margin_s)
+        except SandboxNotFoundError:
+            await self.lost(row.id)
+            raise
+        now = utc_now()
+        try:
             row = await self.rows.change(
                 row.id, "sandbox.resumed", when=[Status.PAUSED], status=Status.RUNNING, paused_at=None, used_at=now,
                 seen_at=now,
             )  # fmt: skip
-            self.activity.touch(row.id)
-            log.info("sandbox_resumed", sandbox=row.id)
+        except ConflictError:
+            row = await self.rows.get(row.id)
+            check_usable(row)
+            if row.status != Status.RUNNING:  # else another platform was faster
+                raise
+        self.activity.touch(row.id)
+        log.info("sandbox_resumed", sandbox=row.id)
         await _tell(self.woken, row)
         return row
 
@@ -265,22 +280,39 @@ class Lifecycle:
             except SandboxNotFoundError:
                 await self.lost(row.id)
                 raise
-            row = await self.seen_paused(row.id)  # somebody may have seen it before we could write it down
+            try:
+                row = await self._paused(row)
+            except ConflictError:
+                row = await self.seen_paused(row.id)  # somebody has seen it before we could, and may have woken it
             log.info("sandbox_paused", sandbox=row.id)
             return row
 
     async def seen_paused(self, sandbox_id: str) -> Sandbox:
-        """The engine says that it is paused: write that down, unless somebody has."""
-        with contextlib.suppress(ConflictError):
-            return await self._paused(sandbox_id)
-        return await self.rows.get(sandbox_id)
+        """The engine has said that it is paused: write that down, if it says so still. Somebody may have woken it since, and
+        a row that is late would have others wait for that."""
+        while True:
+            row = await self.rows.get(sandbox_id)
+            if row.status != Status.RUNNING or row.engine_id is None:
+                return row
+            try:
+                box = await self.engine.info(row.engine_id)
+            except SandboxNotFoundError:
+                await self.lost(sandbox_id)
+                return await self.rows.get(sandbox_id)
+            except EngineError:
+                return row  # who knows
+            if box.state is not EngineState.PAUSED:
+                return row
+            with contextlib.suppress(ConflictError):  # somebody has changed the row since the engine was asked
+                return await self._paused(row)
 
-    async def _paused(self, sandbox_id: str) -> Sandbox:
-        row = await self.rows.get(sandbox_id)
+    async def _paused(self, row: Sandbox) -> Sandbox:
+        """ConflictError when the row has changed since the engine was asked."""
         return await self.rows.change(
-            sandbox_id,
+            row.id,
             "sandbox.paused",
             when=[Status.RUNNING],
+            version=row.version,
             status=Status.PAUSED,
             paused_at=utc_now(),
             pause_count=row.pause_count + 1,

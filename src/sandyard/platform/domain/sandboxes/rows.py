@@ -79,8 +79,17 @@ class SandboxRows:
         async with self._database.reading() as session:
             return await newest_first(session, query, Sandbox.id, page)
 
-    async def change(self, sandbox_id: str, event: str | None, /, *, when: Iterable[Status], **changes: Any) -> Sandbox:
-        """Change a row that has one of these statuses, and tell. ConflictError when it has another one by now."""
+    async def change(
+        self,
+        sandbox_id: str,
+        event: str | None,
+        /,
+        *,
+        when: Iterable[Status],
+        version: int | None = None,
+        **changes: Any,
+    ) -> Sandbox:
+        """Change a row that has one of these statuses, and this version, and tell. ConflictError when it has another one by now."""
         allowed = set(when)
         for last in [False] * (_TRIES - 1) + [True]:
             try:
@@ -88,7 +97,7 @@ class SandboxRows:
                     row = await tx.session.get(Sandbox, sandbox_id)
                     if row is None:
                         raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
-                    if row.status not in allowed:
+                    if row.status not in allowed or version not in (None, row.version):
                         raise ConflictError(f"Sandbox {sandbox_id} is {row.status}.")
                     for name, value in changes.items():
                         setattr(row, name, value)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, cast
 
 from sqlalchemy import select, update
 
-from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.errors import BusyError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.db.database import Database
+from sandyard.kit.tasks import end_tasks
+from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.domain.sandboxes.e2b import (
     BreakerState,
@@ -212,8 +214,11 @@ class Runner:
 
     async def _until_awake(self, sandbox_id: str) -> None:
         awake = self._awake.setdefault(sandbox_id, asyncio.Event())
+        if (await self._lifecycle.rows.get(sandbox_id)).status not in (Status.PAUSED, Status.PROVISIONING):
+            return  # since somebody has looked, and before it could be told
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(awake.wait(), 30)  # or look again: another platform may have woken it
+            async with asyncio.timeout(30):  # or look again: another platform may have woken it
+                await awake.wait()
 
     async def _woken(self, row: Sandbox) -> None:
         if event := self._awake.pop(row.id, None):
@@ -230,29 +235,46 @@ class Runner:
     async def _see_to_its_end(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
         """The relay ends a command in its time. Should a tenant have put another program in the relay's place, or should we
         fail, it is not left open for ever."""
-        main = asyncio.ensure_future(work)
+        main = asyncio.ensure_future(
+            self._persist(command.id, work, lambda: self._follow(row, command.id, self.recorders[command.id]))
+        )
         watch = asyncio.ensure_future(self._overdue(row.id, command.timeout_s))
         try:
             await asyncio.wait((main, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
             late = not main.done()
-            for task in (main, watch):
-                task.cancel()
-            await asyncio.wait((main, watch))
+            await end_tasks(main, watch)
         failure = None if main.cancelled() else main.exception()
         if failure is not None:
             log.error("command_crashed", command=command.id, exc=failure)
         recorder = self.recorders.get(command.id)
         if recorder is not None and (late or failure is not None):
             said = "It did not end in its time." if late else "The platform failed to follow it."
-            await recorder.finish(CommandStatus.LOST, error=f"Its end was not seen. {said}")
+            lose = partial(recorder.finish, CommandStatus.LOST, error=f"Its end was not seen. {said}")
+            await self._persist(command.id, lose(), lose)
+
+    async def _persist(
+        self, command_id: str, work: Coroutine[Any, Any, None], again: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """What is away for a moment, as the database may be, takes no command along."""
+        while True:
+            try:
+                return await work
+            except (BusyError, DatabaseUnavailableError) as error:
+                log.warning("command_waits", command=command_id, reason=error.message)
+                await asyncio.sleep(RETRY_S)
+                work = again()
 
     async def _overdue(self, sandbox_id: str, timeout_s: float) -> None:
         """Returns when a command should long be over. Time in which its sandbox slept or the engine was away does not count."""
         while True:
-            before = await self._lifecycle.rows.get(sandbox_id)
-            await asyncio.sleep(timeout_s + OVERDUE_S)
-            row = await self._lifecycle.rows.get(sandbox_id)
+            try:
+                before = await self._lifecycle.rows.get(sandbox_id)
+                await asyncio.sleep(timeout_s + OVERDUE_S)
+                row = await self._lifecycle.rows.get(sandbox_id)
+            except (BusyError, DatabaseUnavailableError):
+                await asyncio.sleep(RETRY_S)  # nobody knows: its time begins anew
+                continue
             awake = row.status == Status.RUNNING and row.pause_count == before.pause_count
             if awake and self._lifecycle.engine.breaker.state is BreakerState.CLOSED:
                 return

@@ -86,9 +86,9 @@ class Upkeep:
             lifecycle.provision(row.id)
         elif box is None:
             await self._settle_missing(row)
-        elif box.state == EngineState.PAUSED and row.status == Status.RUNNING and await self._still(row, box.state):
+        elif box.state == EngineState.PAUSED and row.status == Status.RUNNING:
             await lifecycle.seen_paused(row.id)
-        elif box.state == EngineState.RUNNING and row.status == Status.PAUSED and await self._still(row, box.state):
+        elif box.state == EngineState.RUNNING and row.status == Status.PAUSED and await self._runs_still(row):
             await lifecycle.wake(row)
 
     async def _settle_missing(self, row: Sandbox) -> None:
@@ -96,18 +96,18 @@ class Upkeep:
         E2B says to `extend` of a paused one. Its own answer counts."""
         assert row.engine_id is not None
         try:
-            box = await self._lifecycle.engine.info(row.engine_id)
+            await self._lifecycle.engine.info(row.engine_id)
         except SandboxNotFoundError:
             await self._lifecycle.lost(row.id)
         else:
-            if box.state == EngineState.PAUSED and row.status == Status.RUNNING:
-                await self._lifecycle.seen_paused(row.id)
+            await self._lifecycle.seen_paused(row.id)
 
-    async def _still(self, row: Sandbox, state: EngineState) -> bool:
-        """The engine says so now too, and nobody has changed the row: the list may be older than a pause or a wake."""
+    async def _runs_still(self, row: Sandbox) -> bool:
+        """The engine says so now too, and nobody has changed the row: the list may be older than a pause."""
         assert row.engine_id is not None
         box = await self._lifecycle.engine.info(row.engine_id)
-        return box.state == state and (await self._lifecycle.rows.get(row.id)).version == row.version
+        unchanged = (await self._lifecycle.rows.get(row.id)).version == row.version
+        return unchanged and box.state is EngineState.RUNNING
 
     async def _finish_doomed(self) -> None:
         async with self._database.reading() as session:

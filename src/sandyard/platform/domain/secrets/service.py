@@ -15,11 +15,11 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.secret import Secret
+from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import StoredSecret
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import Projects
-from sandyard.platform.domain.secrets.vault import Vault
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 

@@ -65,17 +65,17 @@ class Cards:
         return (await self.of([task], steps=True))[0]
 
     async def of(self, tasks: Sequence[Task], *, steps: bool = False) -> list[Card]:
-        """In the same order. Who may see the tasks was checked before."""
+        """In the same order, as they are now: a task and its attempts change together, and are read together. Who may see the
+        tasks was checked before."""
         ids = [task.id for task in tasks]
         async with self._database.reading() as session:
             places = select(Task.id, index_in_column()).where(Task.id.in_(ids))
             positions = {row[0]: row[1] for row in (await session.execute(places)).all()}
             needs = await needs_of(session, ids)
-            attempts = list(
-                await session.scalars(
-                    select(Attempt).where(Attempt.task_id.in_(ids)).order_by(Attempt.task_id, Attempt.number)
-                )
-            )
+            both = select(Task, Attempt).outerjoin(Attempt, Attempt.task_id == Task.id).where(Task.id.in_(ids))
+            rows = (await session.execute(both.order_by(Attempt.task_id, Attempt.number))).all()
+            now = {task.id: task for task, _ in rows}
+            attempts = [attempt for _, attempt in rows if attempt is not None]
             gathered = await self._gather(session, attempts, steps=steps)
             by_task, _ = await _pull_requests(session, ids, [])
         by_id: dict[str, list[AttemptCard]] = {}
@@ -90,7 +90,7 @@ class Cards:
                 attempts=by_id.get(task.id, []),
                 pull_request=by_task.get(task.id),
             )
-            for task in tasks
+            for task in (now.get(task.id, task) for task in tasks)  # or it was deleted meanwhile
         ]
 
     async def attempts(self, rows: Sequence[Attempt]) -> list[AttemptCard]:

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -31,6 +32,8 @@ Result = dict[str, Any]
 StepOf = Callable[..., Coroutine[Any, Any, Result]]
 Course = Callable[[StepOf, str, int], Coroutine[Any, Any, None]]
 """Given a way to do steps, an attempt and a round. It decides by what steps gave and by nothing else."""
+TIDIED = 500
+"""Rounds forgotten at once."""
 _FINAL = ("ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 _current: Durable | None = None
 
@@ -87,14 +90,20 @@ class Durable:
         """`running`, `done` or `broken`; None: it was never begun."""
         return await self._there(self._state(attempt_id, number))
 
+    async def tidy(self, older_than: timedelta) -> None:
+        """Forget the course of rounds that ended longer ago: what came of them is in their attempts."""
+        if self._thread is not None:
+            await self._there(self._tidy(datetime.now(UTC) - older_than))
+
     async def close(self) -> None:
         """What is under way stops where it is, and goes on when a platform opens again."""
         global _current  # noqa: PLW0603
         self._closed = True
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            await asyncio.to_thread(self._thread.join)
-            _current = self._thread = None
+        async with self._opening:  # a loop that is told to stop while it launches runs on
+            if self._loop is not None and self._thread is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                await asyncio.to_thread(self._thread.join)
+                _current = self._thread = None
 
     async def run(self, attempt_id: str, number: int) -> None:
         """On the loop of DBOS."""
@@ -120,6 +129,20 @@ class Durable:
         if known.status == "SUCCESS":
             return "done"
         return "broken" if known.status in _FINAL else "running"
+
+    async def _tidy(self, ended_before: datetime) -> None:
+        ids: list[str] | None = None
+        while ids is None or len(ids) == TIDIED:
+            found = await DBOS.list_workflows_async(
+                status=["SUCCESS", *_FINAL],
+                completed_before=ended_before.isoformat(),
+                limit=TIDIED,
+                load_input=False,
+                load_output=False,
+            )
+            ids = [one.workflow_id for one in found]
+            if ids:
+                await DBOS.delete_workflows_async(ids)
 
     # two loops -----------------------------------------------------------------------------------------------------------
 

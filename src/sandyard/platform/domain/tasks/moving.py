@@ -200,9 +200,10 @@ async def _reviewed(tx: Transaction, task: Task) -> Attempt:
 
 
 async def _archive_earlier(tx: Transaction, task: Task, now: datetime) -> None:
-    """Attempts of an earlier start that came to nothing: a retry is not for them any more."""
-    nothing = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
-    for row in list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id, nothing))):
+    """Attempts of an earlier start, but for what was merged: neither a retry nor feedback is for them any more. That the task was done
+    meanwhile may not be known to them yet."""
+    earlier = Attempt.status.not_in((*AT_WORK, AttemptStatus.MERGED, AttemptStatus.ARCHIVED))
+    for row in list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id, earlier))):
         row.status, row.updated_at = AttemptStatus.ARCHIVED, now
         where = {"project_id": row.project_id, "task_id": row.task_id, "session_id": row.session_id}
         tx.emit("attempt.archived", owner_id=row.owner_id, **where, attemptId=row.id, number=row.number)

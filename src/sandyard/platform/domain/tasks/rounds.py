@@ -140,6 +140,7 @@ class Rounds:
     async def _note_begun(self, place: Place, name: StepName, work: Work) -> dict[str, Any]:
         """What an earlier try has left to know."""
         async with self._database.transaction() as tx:
+            attempt = await tx.session.get(Attempt, place[0], with_for_update=True)
             row = await tx.session.get(Step, place, with_for_update=True)
             if row is None:
                 row = Step(
@@ -149,8 +150,7 @@ class Rounds:
                 tx.add(row)
             else:
                 row.tries, row.status = row.tries + 1, "running"
-            attempt = await tx.session.get(Attempt, place[0])
-            if attempt is not None:
+            if attempt is not None and attempt.status == AttemptStatus.RUNNING:  # or it was merged this moment
                 attempt.step, attempt.updated_at = name, utc_now()
             emit(tx, work.attempt, "attempt.step", round=place[1], step=name, status="running", tries=row.tries)
         return dict(row.detail)
@@ -201,13 +201,14 @@ class Rounds:
     # the end -----------------------------------------------------------------------------------------------------------------
 
     async def _rest(self, attempt_id: str, number: int, status: AttemptStatus) -> Result:
-        """In review, with a pull request; or ready, to be picked."""
+        """In review, with a pull request; or ready, to be picked. What was stopped in its last step is stopped."""
         async with self._database.transaction() as tx:
             found = await locked(tx, attempt_id)
             if found is None or found[1].status != AttemptStatus.RUNNING or found[1].round != number:
                 return {}
             task, row = found
-            again = self._attempts.rest(tx, row, status)
+            stopped = row.cancel_at is not None
+            again = stopped or self._attempts.rest(tx, row, status)
             if task.status == Column.IN_PROGRESS and not again:
                 others = select(Attempt.id).where(
                     Attempt.task_id == row.task_id,
@@ -217,6 +218,8 @@ class Rounds:
                 if (await tx.session.scalars(others.limit(1))).first() is None:
                     task.error = None
                     await self._tasks.advance(tx, task, Column.IN_REVIEW)
+        if stopped:
+            return await self._fail(attempt_id, number, _CANCELLED["failed"])
         self._attempts.nudge()
         return {}
 

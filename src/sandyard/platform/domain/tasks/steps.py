@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, Command, Preparation, Project, Step, Task, Turn
@@ -320,6 +321,7 @@ class Steps:
 
     async def push(self, work: Work, place: Place, before: Result) -> Result:
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
+        await self._settled(work, sandbox.id)
         operation = await self._git.wait((await self._git.push(work.caller, sandbox.id)).id)
         if operation.error_code == CommitMessageError.code:
             return {"ok": False, "message": operation.error}
@@ -329,6 +331,7 @@ class Steps:
 
     async def pull_request(self, work: Work, place: Place, before: Result) -> Result:
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
+        await self._settled(work, sandbox.id)
         pull, _ = await self._pulls.open(work.caller, sandbox.id)
         async with self._database.transaction() as tx:
             row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
@@ -380,6 +383,4 @@ class Steps:
                     await self._not_cancelled(attempt_id)
             return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
+            await end_tasks(task)

@@ -32,6 +32,8 @@ USED_EVERY = timedelta(minutes=1)
 SEEN_SECONDS = 1.0
 _MOST_SEEN = 10_000
 _AT_ONCE = 4
+_Seen = tuple[float, datetime | None, Principal]
+"""When it was looked up, when it ends, and who it is."""
 
 
 class Doors:
@@ -41,7 +43,7 @@ class Doors:
         self._clock = clock
         self._tasks = TaskSet("users")
         self._marking: set[str] = set()
-        self._seen: dict[str, tuple[float, datetime | None, Principal]] = {}
+        self._seen: dict[str, _Seen] = {}
         database.listen(self._told)
         self._hashing = asyncio.Semaphore(_AT_ONCE)  # each takes 16 MiB and a core
 
@@ -49,7 +51,7 @@ class Doors:
         """Writes, later and at most once a minute, when the token was last used."""
         if not TOKEN.fullmatch(value):
             return None
-        now, hashed = instant(self._clock), digest(value)
+        now, hashed, seen = instant(self._clock), digest(value), self._seen
         known = self._lately(hashed)
         if known is not None:
             return known
@@ -64,7 +66,9 @@ class Doors:
         if (row[3] is None or now - row[3] >= USED_EVERY) and row[0] not in self._marking:
             self._marking.add(row[0])
             self._tasks.spawn(self._mark_used(row[0]))
-        return self._remember(hashed, row[2], Principal(row[4], row[5], row[6], f"token:{row[0]}"))
+        return _remember(
+            seen, hashed, (self._clock.now(), row[2], Principal(row[4], row[5], row[6], f"token:{row[0]}"))
+        )
 
     async def by_cookie(self, value: str) -> Principal | None:
         hashed = digest(value)
@@ -93,11 +97,12 @@ class Doors:
     async def login(self, *, name: str | None = None, password: str | None = None, token: str | None = None) -> Issued:
         """A cookie's value, for a name and a password or for a token. WrongLoginError tells nothing of which was wrong,
         neither by its words nor by its time."""
+        hashed = None
         if token is not None:
             principal = await self.by_token(token)
             user_id = principal.user_id if principal else None
         else:
-            user_id = await self._by_password(name or "", password or "")
+            user_id, hashed = await self._by_password(name or "", password or "")
         if user_id is None:
             raise WrongLoginError
         now, value = instant(self._clock), new_value()
@@ -106,6 +111,10 @@ class Doors:
             id=ordered_id("lgn_"), user_id=user_id, hash=digest(value.reveal()), created_at=now, expires_at=expires
         )
         async with self._database.transaction() as tx:
+            # a password that was changed while this one was looked at has ended all logins already
+            user = await tx.session.get(User, user_id, with_for_update={"key_share": True})
+            if user is None or user.disabled_at is not None or (hashed is not None and user.password != hashed):
+                raise WrongLoginError
             tx.add(login)
         log.info("login_created", user=user_id, login=login.id)
         return Issued(login.id, value, expires)
@@ -114,7 +123,7 @@ class Doors:
         """Ends the cookie's login. Idempotent."""
         async with self._database.transaction() as tx:
             await tx.session.execute(delete(Login).where(Login.hash == digest(value)))
-        self._seen.clear()
+        self._seen = {}
 
     async def create_ticket(self, caller: Principal) -> Issued:
         value = new_value()
@@ -137,11 +146,14 @@ class Doors:
         await self._tasks.cancel()
 
     async def _found(self, query: Any, hashed: str, means: str) -> Principal | None:
+        seen = self._seen
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
         if row is None or not hmac.compare_digest(row[1], hashed):
             return None
-        return self._remember(hashed, None, Principal(row[2], row[3], row[4], f"{means}:{row[0]}"))
+        return _remember(
+            seen, hashed, (self._clock.now(), None, Principal(row[2], row[3], row[4], f"{means}:{row[0]}"))
+        )
 
     def _lately(self, hashed: str) -> Principal | None:
         """Who this was, if that was looked up a moment ago and nothing has changed since."""
@@ -150,23 +162,18 @@ class Doors:
             return None
         return None if seen[1] is not None and seen[1] <= instant(self._clock) else seen[2]
 
-    def _remember(self, hashed: str, expires: datetime | None, principal: Principal) -> Principal:
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        self._seen[hashed] = (self._clock.now(), expires, principal)
-        return principal
-
     def _told(self, events: Sequence[Event]) -> None:
         if any(event.kind.startswith(("user.", "token.")) for event in events):
-            self._seen.clear()
+            self._seen = {}
 
-    async def _by_password(self, name: str, password: str) -> str | None:
+    async def _by_password(self, name: str, password: str) -> tuple[str | None, str | None]:
+        """Who that is, and what was stored of the password; None: nobody."""
         query = select(User.id, User.password).where(User.name == name, User.disabled_at.is_(None))
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
         async with self._hashing:
             right = await asyncio.to_thread(check_password, password, row[1] if row else None)
-        return row[0] if row is not None and right else None
+        return (row[0], row[1]) if row is not None and right else (None, None)
 
     async def _mark_used(self, token_id: str) -> None:
         now = instant(self._clock)
@@ -180,3 +187,11 @@ class Doors:
             log.warning("token_use_not_written", token=token_id, reason=error.message)
         finally:
             self._marking.discard(token_id)
+
+
+def _remember(seen: dict[str, _Seen], hashed: str, found: _Seen) -> Principal:
+    """`seen`: as it was before the look. What has changed since has put another in its place, where this is not known."""
+    if len(seen) >= _MOST_SEEN:
+        seen.clear()
+    seen[hashed] = found
+    return found[2]

@@ -165,6 +165,18 @@ async def test_a_stuck_one_that_does_not_listen_is_replaced_once(stage: Stage, m
     assert len(await stage.runs(row)) == 2
 
 
+async def test_an_answer_of_which_nobody_tells_is_brought_all_the_same(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever answered may have been cancelled when it was written down."""
+    row = await asking(stage, {"permissions": {"mode": "ask"}})
+    turn = await stage.prompt(row, "ask execute make")
+    ask = await asked(stage, row)
+    monkeypatch.setattr(stage.turns, "nudge", lambda _: None)
+    await stage.asks.answer(stage.yard.owner, ask.id, decision="allow")
+    assert (await stage.done(turn)).status == "completed"
+
+
 async def test_its_model_comes_back_when_its_sandbox_wakes_under_another_platform(stage: Stage) -> None:
     stage.models.given = ModelEndpoint(ModelApi.ANTHROPIC, "http://127.0.0.1:1/x", Secret("x"), None)
     row = await asking(stage, {"permissions": {"mode": "ask"}})

@@ -81,7 +81,7 @@ async def test_it_runs_commands_and_commits(tmp_path: Path, folder: Path) -> Non
 
 async def test_output_is_bounded_and_background_children_do_not_hold_it_up(tmp_path: Path, folder: Path) -> None:
     async with talk(tmp_path, folder) as demo:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             await demo.say("run: sleep 60 & seq 1 100000")
         text = demo.person.of("tool_call_update")[-1].content[0].content.text
         assert len(text) < 70_000
@@ -166,7 +166,7 @@ async def test_a_turn_can_be_cancelled(tmp_path: Path, folder: Path, work: str) 
         await demo.person.until(lambda: "begun" in demo.person.text)
         await demo.person.until(lambda: bool(demo.person.asked) or not work.startswith("ask"))
         await demo.agent.cancel(session_id=demo.session)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             assert await turn == "cancelled"
         assert not (folder / "late.txt").exists()
         assert await demo.say("say: next") == "end_turn"
@@ -183,7 +183,7 @@ async def test_it_fails_refuses_crashes_and_hangs_when_told_to(tmp_path: Path, f
         with pytest.raises(acp.RequestError, match="under way"):
             await demo.agent.prompt(session_id=other, prompt=[acp.text_block("say: x")])
         crash = asyncio.create_task(demo.say("crash"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await demo.process.wait() == 3
         crash.cancel()
         waiting.cancel()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import AsyncIterator
 
 import pytest
 
 from sandyard.kit.errors import ForbiddenError, NotFoundError
+from sandyard.platform.db.database import Transaction
 from sandyard.platform.domain.agents import conducting
+from sandyard.platform.domain.agents.conducting import Conductor, _View
+from sandyard.platform.domain.agents.runs import Life
 from sandyard.platform.domain.models.model import OverBudgetError
 from sandyard.platform.domain.paging import PageRequest
-from tests.unit.platform.domain.sandboxes.yard import until
+from tests.unit.platform.domain.sandboxes.yard import DEADLINE, until
 
 from .stage import AGENT, ActingProfile, Stage
 
@@ -53,6 +58,19 @@ async def test_cut_off_again_and_again_nothing_is_lost_and_nothing_comes_twice(s
     runs = await stage.runs(row)
     assert len(runs) == 1
     assert await stage.whole(runs[0]) == NUMBERS + "1 2 3 4 5 "
+
+
+async def test_two_that_follow_one_agent_write_one_transcript(stage: Stage) -> None:
+    row = await stage.session()
+    turn = await stage.prompt(row, f"slow {MANY} 0.01")
+    await until(lambda: stage.parts(turn), "it says something")
+    first = stage.turns
+    stage.open()
+    try:
+        await stage.turns.recover()
+        assert await stage.text(await stage.done(turn)) == NUMBERS
+    finally:
+        await first.close()
 
 
 async def test_cancelled_while_it_runs_and_while_it_waits(stage: Stage) -> None:
@@ -99,6 +117,62 @@ async def test_an_agent_that_dies_and_one_that_fails(stage: Stage) -> None:
     assert "What was said" not in (said := await stage.text(recalled))
     assert "You: 1 2 " in said  # the second process was told what the first had said
     assert len(await stage.runs(row)) == 2
+
+
+async def test_one_that_ends_while_somebody_looks_is_not_followed_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, followed, real = await stage.session(), list[str](), Conductor._view
+    ending, looked = asyncio.Event(), asyncio.Event()
+
+    class Counted(Life):
+        async def run(self) -> None:
+            followed.append(self.run_id)
+            await super().run()
+
+    async def late(self: Conductor) -> _View | None:
+        view = await real(self)
+        if ending.is_set() and self._task is not None:
+            looked.set()
+            await asyncio.wait((self._task,))
+        return view
+
+    monkeypatch.setattr(conducting, "Life", Counted)
+    monkeypatch.setattr(Conductor, "_view", late)
+    await stage.play(row, "say 1")
+    (run,) = await stage.runs(row)
+    sandbox = await stage.yard.services.lifecycle.rows.get(run.sandbox_id)
+    assert sandbox.engine_id
+    ending.set()
+    stage.turns.nudge(row.id)
+    async with asyncio.timeout(DEADLINE):
+        await looked.wait()
+    await stage.yard.services.engine.commands.kill(sandbox.engine_id, run.id)
+    await until(lambda: left(stage), "nobody looks after it any more")
+    assert followed == [run.id]
+
+
+async def left(stage: Stage) -> bool:
+    return not stage.turns._conductors
+
+
+async def test_a_prompt_whose_author_leaves_when_it_is_written_down_is_worked_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, database = await stage.session(), stage.yard.services.database
+    real = database.transaction
+
+    @contextlib.asynccontextmanager
+    async def left() -> AsyncIterator[Transaction]:
+        async with real() as tx:
+            yield tx
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as leaving, pytest.raises(asyncio.CancelledError):
+        leaving.setattr(database, "transaction", left)
+        await stage.prompt(row, "say 1")
+    (turn,) = (await stage.turns.list(stage.yard.owner, row.id, PageRequest())).items
+    assert (await stage.done(turn)).status == "completed"
 
 
 async def test_another_model_and_another_mode(stage: Stage) -> None:

@@ -62,7 +62,7 @@ def github(double: GitHub, lines: Lines) -> GitHubRepository:
 
 async def noted(double: GitHub, site: Repository, count: int) -> list[Call]:
     """What was asked of this repository, once so many requests are noted: the double notes one after it has answered it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(found := [call for call in double.calls if call.path.startswith(f"/repos/{site.slug}")]) < count:
             await asyncio.sleep(0.005)
     assert len(found) == count

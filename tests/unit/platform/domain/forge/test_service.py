@@ -8,10 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
-from sandyard.platform.db.models import PullRequest
-from sandyard.platform.domain.forge import describe
+from sandyard.platform.db.models import Delivery, PullRequest, Session
+from sandyard.platform.domain.forge import describe, plain
 from sandyard.platform.domain.forge.errors import (
     ForgeForbiddenError,
     ForgeRefusedError,
@@ -19,8 +20,10 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnsupportedError,
 )
 from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod, PullState, Remark, Review
+from sandyard.platform.domain.forge.recording import Provenance, Recorder
 from sandyard.platform.domain.git.errors import BranchMovedError
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.forge.desk import START, Desk, git
 
 
@@ -146,6 +149,35 @@ async def test_many_calls_at_once_open_one(desk: Desk) -> None:
     opened = await asyncio.gather(*(desk.open() for _ in range(5)))
     assert [made for _, made in opened].count(True) == 1 and len({row.id for row, _ in opened}) == 1
     assert len(desk.hub.pulls) == 1 and len(await desk.rows()) == 1
+
+
+async def test_a_branch_that_is_called_like_its_pull_request(desk: Desk) -> None:
+    sandbox_id = await desk.another("#1")
+    desk.commit("feat: one")
+    first, _ = await desk.pulls.open(desk.worker, sandbox_id)
+    async with asyncio.timeout(60):
+        again, made = await desk.pulls.open(desk.worker, sandbox_id)
+    assert (again.id, again.number, again.head_branch, made) == (first.id, 1, "#1", False)
+
+
+async def test_recorded_while_somebody_holds_its_session_and_needs_its_project(desk: Desk) -> None:
+    """Like one who provisions the session anew."""
+    database = desk.world.database
+    if database.is_sqlite:
+        pytest.skip("one writes after the other there")
+    origin = Provenance(desk.project.id, ForgeKind.PLAIN, "task-1", desk.sandbox_id, desk.session_id, desk.task_id)
+    commit = desk.commit("feat: one")
+    pull = plain.pushed(desk.world.settings, desk.project.id, title="x", base="main", head="task-1", head_commit=commit)
+    async with asyncio.timeout(60):
+        async with database.transaction() as tx:
+            await tx.session.get(Session, desk.session_id, with_for_update=True)
+            recording = asyncio.create_task(Recorder(database, desk.world.clock).record(origin, pull, made=True))
+            async with database.reading() as session:
+                while not await session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")):
+                    await asyncio.sleep(0.02)
+            tx.add(Delivery(project_id=desk.project.id, delivery="x", event="x", received_at=utc_now()))
+            await tx.session.flush()
+        assert (await recording).session_id == desk.session_id
 
 
 async def test_one_that_somebody_opened_by_hand_is_taken_up(desk: Desk) -> None:

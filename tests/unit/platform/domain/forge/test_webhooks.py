@@ -342,14 +342,15 @@ async def test_nothing_is_built_of_what_is_not_signed(gate: Gate, monkeypatch: p
 
 
 async def test_large_ones_are_worked_on_two_at_a_time(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, two = 0, 0, threading.Lock(), threading.Barrier(2)
 
     def slow(content_type: str, body: bytes) -> frozenset[str]:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.02)
+        two.wait(60)
+        time.sleep(0.02)  # for one more that should not be here
         with lock:
             running -= 1
         return names_in(content_type, body)

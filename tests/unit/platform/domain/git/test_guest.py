@@ -739,7 +739,7 @@ class Hostile(Runner):
 
 async def test_no_more_names_than_are_told() -> None:
     head = b"%s\0%s\0main\0%d\0" % (b"a" * 40, b"b" * 40, 7)
-    began = time.monotonic()
+    began = time.process_time()
     tree = await guest_work.work_tree(Hostile(head + b"".join(b"%d\0" % number for number in range(500_000))))
     assert (tree.commit, tree.branch, tree.changed) == ("a" * 40, "main", 7)
     assert tree.skipped == tuple(str(number) for number in range(1000))
@@ -751,7 +751,7 @@ async def test_no_more_names_than_are_told() -> None:
     gone = await guest_changes.discard(Hostile(b"?? x\0" * 1_000_000), [], everything=True)
     assert gone == ["x"] * 10_000
     assert await guest_changes.discard(Hostile(b"?? x\0 M y\0"), ["x"], everything=False) == ["x", "y"]
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
 
 
 def test_words_of_git_can_be_stored() -> None:

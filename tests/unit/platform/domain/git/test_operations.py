@@ -282,3 +282,43 @@ async def test_a_remote_cannot_flood_the_events(desk: Desk) -> None:
     row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
     told = await desk.told(row)
     assert told[-1] == "git.completed" and told.count("git.progress") <= THINGS + 1
+
+
+async def test_a_push_asked_for_again_before_it_began_is_the_same(desk: Desk) -> None:
+    sandbox, begun, go_on = await desk.sandbox(), asyncio.Event(), asyncio.Event()
+
+    async def slow(job: Job) -> dict[str, Any]:
+        begun.set()
+        await go_on.wait()
+        return {}
+
+    desk.operations.handlers |= {PUSH: slow, COMMIT: slow}
+    first = await desk.submit(PUSH, sandbox)
+    async with asyncio.timeout(DEADLINE):
+        await begun.wait()
+    second = await desk.submit(PUSH, sandbox)
+    assert second.id != first.id  # the first may have looked at the commits already
+    assert (await desk.submit(PUSH, sandbox)).id == second.id
+    commit = await desk.submit(COMMIT, sandbox)
+    third = await desk.submit(PUSH, sandbox)
+    assert third.id not in (first.id, second.id)  # it has to push what is committed before it
+    go_on.set()
+    for row in (first, second, commit, third):
+        assert (await desk.end(row)).status == "completed"
+
+
+async def test_crash_after_crash_leaves_one_push(desk: Desk) -> None:
+    sandbox = await desk.sandbox()
+
+    async def never(job: Job) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    asked = set()
+    for _ in range(4):
+        desk.begin()
+        desk.operations.handlers[PUSH] = never
+        asked.add((await desk.submit(PUSH, sandbox)).id)
+        await desk.operations.recover()
+        await desk.operations.close()
+    assert len(asked) == 1

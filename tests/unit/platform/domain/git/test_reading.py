@@ -111,9 +111,9 @@ async def test_history_longer_than_what_is_read(repository: Repository) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 async def test_no_more_commits_than_were_asked_for(limit: int) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert len(await reading.history(Hostile(b"\0" * (8 << 20)), "HEAD", limit=limit)) <= limit
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 async def test_no_more_of_a_commit_than_can_be_told() -> None:
@@ -294,11 +294,11 @@ async def test_numbers_of_any_length() -> None:
     ],
 )
 async def test_no_more_files_than_are_told(told: bytes) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     found = await reading.diff(Hostile(told, b""), "a", "b", max_files=5)
     assert (len(found.files), found.truncated) == (5 if told.startswith(b":1") else 0, True)
     assert found.added <= 2000, "of each file once"
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
@@ -313,10 +313,10 @@ async def test_no_more_files_than_are_told(told: bytes) -> None:
     ],
 )
 async def test_patches_that_do_not_fit_their_list(patches: bytes) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     found = await reading.diff(Hostile(entry(b"a") + b"1\t1\ta\0", patches, b""), "a", "b")
     assert [(file.path, file.patch, file.truncated) for file in found.files] == [("a", None, True)]
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 async def test_context_paths_and_nothing(repository: Repository) -> None:
@@ -483,9 +483,9 @@ async def test_the_status_of_a_work_tree_commit_is_the_one_that_was(repository: 
     ],
 )
 def test_no_more_entries_than_are_told(told: bytes) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     found = reading.parse_status(told[: 8 << 20], under_way="x" * 1000)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert found.truncated
     assert len(found.entries) == (10_000 if told[:4] in (b"? ab", b"1 M.", b"2 R.") else 0)
     assert len(found.under_way or "") < 100

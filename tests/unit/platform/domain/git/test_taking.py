@@ -293,7 +293,7 @@ async def test_two_are_taken_at_once_whatever_mirror_they_are_for(
 
     monkeypatch.setattr(mirror, "take", counted)
     asked = [asyncio.create_task(fresh.mirrors.of(f"p{one}").take(fresh.folder, {"HEAD": REF})) for one in (1, 2, 3, 3)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await second.wait()
         for _ in range(20):
             await asyncio.sleep(0)  # all that can begin has begun

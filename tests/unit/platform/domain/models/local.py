@@ -46,15 +46,19 @@ class Guest:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @contextlib.asynccontextmanager
-    async def attached(self, serve: Serve) -> AsyncIterator[asyncio.Task[None]]:
-        """Served inside the block; then the platform's end is gone as after kill -9."""
+    async def bridge(self, limit: int = 1 << 20) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             self.python, "-I", "-S", str(PROGRAM), "mark", str(self.wished), str(self.folder),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=limit,
         )  # fmt: skip
         assert process.stdout is not None
         assert await process.stdout.readline() == b"\n"
+        return process
+
+    @contextlib.asynccontextmanager
+    async def attached(self, serve: Serve) -> AsyncIterator[asyncio.Task[None]]:
+        """Served inside the block; then the platform's end is gone as after kill -9."""
+        process = await self.bridge()
         ready = asyncio.Event()
 
         def up(port: int) -> None:

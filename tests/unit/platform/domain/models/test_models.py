@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from sandyard.platform.db.models import ModelCall
+from sandyard.platform.db.database import DatabaseUnavailableError
+from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.gateway import _parsed
+from sandyard.platform.domain.models.keeping import UP_S, Keeper
 from sandyard.platform.domain.models.service import Models
+from sandyard.platform.domain.models.tunnel import Answering, Asking, Room, TunnelError
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
-from tests.unit.platform.domain.sandboxes.yard import Yard, until
+from tests.unit.platform.domain.sandboxes.yard import DEADLINE, Yard, until
 
 from .people import KEY, Scene, Speaker, played
 from .upstream import Reply, Seen, Upstream, chat
@@ -260,6 +263,44 @@ async def test_it_goes_on_after_a_break_and_a_sleep(yard: Yard, upstream: Upstre
     assert (await running).strip() == "200"  # it was asked again, and the agent has noticed nothing
     await yard.services.lifecycle.pause(await yard.row(scene.sandbox))
     assert (await scene.run(f"print(ask(body={HELLO!r})[0])")).strip() == "200"  # which has woken it
+
+
+async def test_it_goes_on_after_a_moment_without_the_database(
+    yard: Yard, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, rows, away = await played(yard, upstream), yard.services.lifecycle.rows, asyncio.Event()
+    real = rows.get
+
+    async def get(sandbox_id: str) -> Sandbox:
+        task = asyncio.current_task()
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "_keep" and not away.is_set():
+            away.set()
+            raise DatabaseUnavailableError
+        return await real(sandbox_id)
+
+    monkeypatch.setattr(rows, "get", get)
+    await yard.door.shut()
+    await yard.back()
+    async with asyncio.timeout(DEADLINE):
+        await away.wait()
+    assert (await scene.run(f"print(ask(body={HELLO!r})[0])")).strip() == "200"
+
+
+async def test_whoever_waits_for_one_that_is_ended_before_it_begins_is_told(yard: Yard) -> None:
+    async def nobody(asking: Asking, answer: Answering) -> None:
+        raise AssertionError
+
+    keeper = Keeper(yard.services.lifecycle, "sbx_none", nobody, Room(1))
+    stopping = asyncio.create_task(stopped(keeper))  # begins before the keeper's own
+    keeper.start()
+    with pytest.raises(TunnelError):
+        async with asyncio.timeout(UP_S / 2):
+            await keeper.up()
+    await stopping
+
+
+async def stopped(keeper: Keeper) -> None:
+    await keeper.stop()
 
 
 async def test_another_process_takes_over(yard: Yard, upstream: Upstream) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from sandyard.platform.domain.models.tunnel import AT_ONCE, Answering, Asking, Room, Tunnel, TunnelError
 from tests.protocol.engine import free_port
 
-from .local import Guest
+from .local import Guest, LocalLines
 
 
 @pytest.fixture
@@ -135,6 +136,29 @@ async def test_an_agent_that_leaves_cancels(guest: Guest, agent: httpx.AsyncClie
             await cancelled.wait()
 
 
+async def test_an_agent_that_leaves_while_the_line_is_slow_says_no_more(guest: Guest) -> None:
+    process, size = await guest.bridge(limit=70_000), 900_000
+    lines = LocalLines(process)
+    heard = lines.lines()
+    async with asyncio.timeout(60):
+        _, agent = await asyncio.open_connection("127.0.0.1", json.loads(await anext(heard))["port"])
+        agent.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+        number = json.loads(await anext(heard))["id"]
+        lines.say(json.dumps({"t": "want", "id": number, "n": size}))
+        await asyncio.sleep(0.5)  # more is under way than the line takes
+        agent.close()
+        while (frame := json.loads(await anext(heard)))["t"] != "cancel":
+            assert frame["d"]
+        empty = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                while empty < 10:
+                    empty += not json.loads(await anext(heard)).get("d", "x")
+        assert not empty
+    process.kill()
+    await process.wait()
+
+
 async def test_the_platform_dies_and_returns(guest: Guest, agent: httpx.AsyncClient) -> None:
     """What waited is served, what was being served is served again, and an answer that had begun is cut off."""
     asked, half = asyncio.Event(), asyncio.Event()
@@ -235,3 +259,22 @@ async def test_too_many_at_once_are_cut() -> None:
     many = Hostile(*({**REQUEST, "id": number} for number in range(AT_ONCE + 3)))
     await Tunnel(many, echo, Room(1 << 20), lambda port: None).run()
     assert [frame["id"] for frame in many.heard if frame["t"] == "cut"] == [AT_ONCE, AT_ONCE + 1, AT_ONCE + 2]
+
+
+class Hasty(Hostile):
+    """Whose lines come in one piece, but for the last."""
+
+    async def lines(self) -> AsyncIterator[str]:
+        *most, last = self._frames
+        for frame in most:
+            yield frame
+        await asyncio.sleep(0.01)
+        yield last
+        await asyncio.sleep(0.01)
+
+
+async def test_those_who_leave_at_once_take_nobodys_place() -> None:
+    left = [({**REQUEST, "id": number}, {"t": "cancel", "id": number}) for number in range(AT_ONCE)]
+    hasty = Hasty(*(frame for both in left for frame in both), {**REQUEST, "id": AT_ONCE, "size": 0})
+    await Tunnel(hasty, echo, Room(1 << 20), lambda port: None).run()
+    assert [(frame["t"], frame["id"]) for frame in hasty.heard] == [(kind, AT_ONCE) for kind in ("head", "data", "fin")]

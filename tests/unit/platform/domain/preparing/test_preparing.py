@@ -266,3 +266,19 @@ async def test_a_snapshot_that_nobody_wrote_down_goes(garden: Garden, monkeypatc
     await until(gone, "all of it goes")
     monkeypatch.undo()
     assert (await garden.prepare()).status == "ready"
+
+
+async def test_prepared_anew_while_it_is_deleted(garden: Garden, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, preparing = garden.yard.services.engine, garden.yard.services.preparing
+    made = await garden.prepare()
+    delete = engine.delete_snapshot
+
+    async def meanwhile(snapshot: str) -> None:
+        monkeypatch.setattr(engine, "delete_snapshot", delete)
+        await delete(snapshot)
+        await preparing.begin(garden.owner, garden.project, base_branch=None, profile=BARE)
+
+    monkeypatch.setattr(engine, "delete_snapshot", meanwhile)
+    await preparing.delete(garden.owner, made.id)
+    again = await preparing.wait(made.id)
+    assert (again.status, again.snapshot != made.snapshot) == ("ready", True)

@@ -13,9 +13,9 @@ from sqlalchemy import select, update
 
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
+from sandyard.kit.vault import VaultError
 from sandyard.platform.db.models import Credential
 from sandyard.platform.domain.projects.credentials import AppKey, CredentialKind, Credentials, checked
-from sandyard.platform.domain.secrets.vault import VaultError
 from tests.unit.platform.world import World
 
 TOKEN = "github_pat_11ABCDEFG0123456789_wxyz"

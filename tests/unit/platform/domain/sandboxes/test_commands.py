@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes import running as module
@@ -135,7 +137,8 @@ async def test_kill_before_it_has_started_keeps_it_from_starting(yard: Yard, mon
     async def late(box: Sandbox) -> str:
         engine_id = await real(box)
         task = asyncio.current_task()
-        if task is not None and getattr(task.get_coro(), "__name__", "") == "_run":  # the command's own, not the kill's
+        # the command's own, not the kill's
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "_persist":
             await go_on.wait()
         return engine_id
 
@@ -240,6 +243,14 @@ async def test_a_sandbox_that_dies_takes_its_commands_along(yard: Yard) -> None:
     assert (await yard.output(command))[0] == b"here\n"
 
 
+async def test_nobody_waits_for_one_that_has_ended_to_wake(yard: Yard) -> None:
+    """It may have done so between somebody's look and their waiting."""
+    row = await yard.sandbox()
+    await yard.services.lifecycle.lost(row.id)
+    async with asyncio.timeout(10):  # else it is looked at again after 30 s
+        await yard.services.commands._runner._until_awake(row.id)
+
+
 # reading along ---------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +315,57 @@ async def test_after_a_restart_nothing_is_missing_and_nothing_twice(
         assert (await yard.wait(gone)).status == "lost"
         assert await yard.kinds(row, "command.finished") == ["command.finished"] * 2
         await cleared(yard)
+
+
+async def test_a_database_that_is_away_for_a_moment_loses_no_command(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    row, database = await yard.sandbox(), yard.services.database
+    command = await yard.start(row, "echo begun; while ! test -e /tmp/go; do sleep 0.05; done; echo over")
+    await until(lambda: said(yard, command), "output")
+    recorder, asked = yard.services.commands._runner.recorders[command.id], 0
+
+    def away() -> AsyncEngine:
+        nonlocal asked
+        asked += 1
+        raise DatabaseUnavailableError
+
+    assert row.engine_id
+    await yard.services.engine.run(row.engine_id, ["touch", "/tmp/go"])
+    with monkeypatch.context() as gone:
+        gone.setattr(Database, "engine", property(lambda _: away()))
+        gone.setattr(database, "reading", away)
+        async with asyncio.timeout(DEADLINE):
+            while recorder.offsets[0] < len("begun\nover\n") or asked < 5:
+                await asyncio.sleep(0.02)
+    done = await yard.wait(command)
+    assert (done.status, done.exit_code) == ("exited", 0)
+    assert await yard.output(done) == (b"begun\nover\n", b"")
+    assert await yard.kinds(row, "command.finished") == ["command.finished"]
+
+
+async def test_one_whose_watch_finds_no_database_is_not_lost(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, rows = await yard.sandbox(), yard.services.lifecycle.rows
+    real, asked = rows.get, 0
+
+    async def away(sandbox_id: str) -> Sandbox:
+        nonlocal asked
+        task = asyncio.current_task()
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "_overdue":
+            asked += 1
+            if asked == 1:
+                raise DatabaseUnavailableError
+        return await real(sandbox_id)
+
+    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    monkeypatch.setattr(rows, "get", away)
+    command = await yard.start(row, "while ! test -e /tmp/go; do sleep 0.05; done")
+    async with asyncio.timeout(DEADLINE):
+        while asked < 2:
+            await asyncio.sleep(0.02)
+    await yard.run(row, "touch /tmp/go")
+    assert (await yard.wait(command)).status == "exited"
 
 
 async def said_running(yard: Yard, command: Command) -> bool:

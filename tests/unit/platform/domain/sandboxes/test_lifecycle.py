@@ -19,7 +19,7 @@ from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW
 from sandyard.platform.domain.sandboxes.model import NewSandbox, SandboxDestroyedError, SandboxFailedError, Status
 from sandyard.platform.domain.sandboxes.service import TooLargeError
 
-from .yard import Yard, until
+from .yard import DEADLINE, Yard, until
 
 WANTED = NewSandbox(template="base", idle_seconds=300)
 
@@ -212,6 +212,21 @@ async def test_many_wakes_and_pauses_at_once_end_in_one_state(yard: Yard) -> Non
     assert told == ["sandbox.paused", "sandbox.resumed"] * (len(told) // 2) + ["sandbox.paused"] * (len(told) % 2)
 
 
+async def test_a_pause_that_is_over_is_not_written_down(yard: Yard) -> None:
+    """Whoever was told that a sandbox sleeps may come to say so when somebody has woken it."""
+    lifecycle = yard.services.lifecycle
+    row = await lifecycle.provisioned((await yard.sandbox()).id)
+    assert row.engine_id is not None
+    await lifecycle.wake(await lifecycle.pause(row))
+    assert (await lifecycle.seen_paused(row.id)).status == Status.RUNNING
+    await lifecycle.engine.pause(row.engine_id)
+    await yard.door.shut()
+    assert (await lifecycle.seen_paused(row.id)).status == Status.RUNNING, "nobody can say"
+    await yard.back()
+    assert (await lifecycle.seen_paused(row.id)).status == Status.PAUSED
+    assert (await yard.kinds(row)).count("sandbox.paused") == 2
+
+
 async def test_a_call_wakes_what_the_engine_has_paused_by_itself(yard: Yard) -> None:
     row = await yard.sandbox()
     await yard.run(row, "echo kept > /tmp/file")
@@ -237,6 +252,53 @@ async def test_a_pause_that_others_notice_first_is_still_a_pause(yard: Yard, mon
     assert await listing
     found = await yard.row(row)
     assert (found.status, found.pause_count, await yard.state(row)) == ("running", 1, "running")
+
+
+async def test_a_pause_that_another_process_has_ended_is_not_written_down(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, other = await yard.sandbox(), yard.second()
+    done, go_on = await hold(monkeypatch, yard.services.engine, "pause")
+    pausing = asyncio.ensure_future(yard.services.sandboxes.pause(yard.owner, row.id))
+    async with asyncio.timeout(DEADLINE):
+        await done.wait()
+    await other.wake(await other.seen_paused(row.id))
+    go_on.set()
+    assert (await pausing).status == "running"
+    assert ((await yard.row(row)).status, await yard.state(row)) == ("running", "running")
+
+
+async def test_two_processes_wake_it_at_once(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, other = await yard.sandbox(), yard.second()
+    await yard.services.sandboxes.pause(yard.owner, row.id)
+    done, go_on = await hold(monkeypatch, yard.services.engine, "wake")
+    waking = asyncio.ensure_future(yard.services.sandboxes.resume(yard.owner, row.id))
+    async with asyncio.timeout(DEADLINE):
+        await done.wait()
+    monkeypatch.undo()
+    await other.wake(await yard.row(row))
+    go_on.set()
+    assert (await waking).status == "running"
+    assert (await yard.kinds(row)).count("sandbox.resumed") == 1
+
+
+async def test_whoever_wakes_it_and_leaves_has_woken_it_for_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, told = await yard.sandbox(), asyncio.Event()
+
+    async def woken(_: Sandbox) -> None:
+        told.set()
+
+    yard.services.lifecycle.woken.append(woken)
+    await yard.services.sandboxes.pause(yard.owner, row.id)
+    done, go_on = await hold(monkeypatch, yard.services.engine, "wake")
+    waking = asyncio.ensure_future(yard.services.sandboxes.resume(yard.owner, row.id))
+    async with asyncio.timeout(DEADLINE):
+        await done.wait()
+        waking.cancel()
+        await asyncio.wait((waking,))
+        go_on.set()
+        await told.wait()
+    assert (await yard.row(row)).status == "running"
 
 
 async def noticed(yard: Yard, row: Sandbox) -> bool:

@@ -8,9 +8,9 @@ from sqlalchemy import select, update
 
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
+from sandyard.kit.vault import Vault, VaultError
 from sandyard.platform.db.models import StoredSecret
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.secrets.vault import Vault, VaultError
 from tests.unit.platform.world import World
 
 

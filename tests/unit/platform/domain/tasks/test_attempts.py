@@ -165,3 +165,24 @@ async def test_words_are_not_lost_when_their_round_fails(board: Board) -> None:
     await board.attempts.fail((await board.attempt(task)).id, "engine_full", "There is no sandbox to be had.")
     await board.attempts.retry(board.owner, task.id)
     assert [said["words"] for said in (await board.attempt(task)).work["said"]] == ["also this"]
+
+
+@pytest.mark.parametrize("how", ["moved", "retried"])
+async def test_started_over_before_anybody_has_dealt_with_its_end(board: Board, how: str) -> None:
+    """What comes of a task that is done is done by who follows events, and they may be behind."""
+    task = await board.task()
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    first = await board.attempt(task)
+    await board.let(first, AttemptStatus.IN_REVIEW)
+    await board.tasks.move(board.owner, task.id, Column.DONE)
+    if how == "retried":
+        await board.tasks.retry(board.owner, task.id)
+    else:
+        await board.tasks.move(board.owner, task.id, Column.BACKLOG)
+        await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS)
+    await board.until(lambda: len(board.executor.begun) == 2)
+    assert (await board.attempt(task, 1)).status == AttemptStatus.ARCHIVED
+    await board.let(await board.attempt(task, 2), AttemptStatus.IN_REVIEW)
+    await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="Once more")
+    assert [(await board.attempt(task, number)).round for number in (1, 2)] == [1, 2]

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.platform.db.database import DatabaseUnavailableError, Transaction
+from sandyard.platform.db.models import Project
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.tasks import placing
+from sandyard.platform.domain.tasks import placing, releasing
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,
     FeedbackNeededError,
@@ -120,7 +122,7 @@ async def test_the_ways_of_a_card(desk: Desk) -> None:
     assert done.finished_at is not None
     await desk.tasks.move(desk.me, task.id, BACKLOG)
     await desk.tasks.move(desk.me, task.id, IN_PROGRESS)
-    assert [(row.number, row.status) for row in await desk.attempts_of(task)] == [(1, "in_review"), (2, "queued")]
+    assert [(row.number, row.status) for row in await desk.attempts_of(task)] == [(1, "archived"), (2, "queued")]
     ways = [(event.data["from"], event.data["to"]) for event in await desk.told("task.moved")]
     assert ways == [
         (BACKLOG, IN_PROGRESS),
@@ -238,6 +240,25 @@ async def test_what_waits_starts_when_the_last_need_is_done(desk: Desk) -> None:
     assert "startsFor" not in (await desk.tasks.get(desk.me, waiting.id)).source
 
 
+async def test_what_waits_starts_also_when_the_database_was_away_in_that_moment(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releasing, "AWAY_S", 0.01)
+    first = await desk.card()
+    second = await desk.card(needs=[first], start=True)
+    await desk.settle()
+    held = releasing.held
+
+    async def away(tx: Transaction, project_id: str) -> Project:
+        monkeypatch.setattr(releasing, "held", held)
+        raise DatabaseUnavailableError
+
+    monkeypatch.setattr(releasing, "held", away)
+    await desk.tasks.move(desk.me, first.id, DONE)
+    await desk.settle()
+    assert await desk.status(second) == IN_PROGRESS
+
+
 async def test_what_waits_for_room_starts_by_priority(desk_anywhere: Desk) -> None:
     desk = desk_anywhere
     await desk.configure(wipLimits={"in_progress": 1})
@@ -282,3 +303,12 @@ async def test_what_was_closed_starts_over(desk: Desk) -> None:
     await desk.tasks.retry(desk.me, task.id)
     assert await desk.status(task) == Column.IN_PROGRESS
     assert [row.status for row in await desk.attempts_of(task)] == [AttemptStatus.ARCHIVED, AttemptStatus.QUEUED]
+
+
+async def test_a_card_shows_its_task_and_its_attempts_of_one_moment(desk: Desk) -> None:
+    task = await desk.card(start=True)
+    await desk.becomes(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
+    card = await desk.tasks.cards.one(task)  # as it was read before
+    assert (card.task.status, card.attempts[0].attempt.status) == (IN_REVIEW, AttemptStatus.IN_REVIEW)
+    await desk.tasks.delete(desk.me, task.id)
+    assert (await desk.tasks.cards.one(task)).attempts == []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,15 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.05)
 
 
-def done(durable: Durable, attempt: str) -> Callable[[], Awaitable[bool]]:
+def in_state(durable: Durable, attempt: str, state: str) -> Callable[[], Awaitable[bool]]:
     async def look() -> bool:
-        return await durable.state(attempt, 1) == "done"
+        return await durable.state(attempt, 1) == state
 
     return look
+
+
+def done(durable: Durable, attempt: str) -> Callable[[], Awaitable[bool]]:
+    return in_state(durable, attempt, "done")
 
 
 async def test_a_course_goes_on_in_another_process(make: Make) -> None:
@@ -75,6 +80,51 @@ async def test_a_course_goes_on_in_another_process(make: Make) -> None:
     again = make(course)
     await until(done(again, "att_1"))
     assert did == ["first", "second", "att_1-1-first-second"]
+
+
+async def test_what_has_ended_long_ago_is_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandyard.platform.domain.tasks.durable.TIDIED", 2)
+    gate = asyncio.Event()
+
+    async def act() -> Result:
+        return {}
+
+    async def hold() -> Result:
+        await gate.wait()
+        return {}
+
+    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+        await step("act", act)
+        if attempt_id == "att_fails":
+            raise ValueError
+        if attempt_id == "att_runs":
+            await step("hold", hold)
+
+    durable = make(course)
+    await durable.tidy(timedelta())
+    ended = {f"att_{number}": "done" for number in range(4)} | {"att_fails": "broken"}
+    for attempt in [*ended, "att_runs"]:
+        await durable.begin(attempt, 1)
+    for attempt, state in ended.items():
+        await until(in_state(durable, attempt, state))
+    await durable.tidy(timedelta(days=1))
+    assert [await durable.state(attempt, 1) for attempt in ended] == [*ended.values()]
+    await durable.tidy(timedelta())
+    assert [await durable.state(attempt, 1) for attempt in ended] == [None] * len(ended)
+    gate.set()
+    await until(done(durable, "att_runs"))
+
+
+async def test_closed_while_it_opens(make: Make) -> None:
+    async def course(step: StepOf, attempt_id: str, number: int) -> None: ...
+
+    durable = make(course)
+    asking = asyncio.create_task(durable.state("att_1", 1))
+    async with asyncio.timeout(40):
+        while durable._loop is None:
+            await asyncio.sleep(0)
+        await durable.close()
+    await asyncio.wait((asking,))
 
 
 async def test_many_at_once_and_what_fails(make: Make) -> None:
@@ -128,13 +178,14 @@ KILLED = """
 """
 
 
+@pytest.mark.timeout(400)
 def test_killed_again_and_again(tmp_path: Path) -> None:
     (tmp_path / "did").touch()
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(KILLED))
     for how, code in (("die", -9), ("die", -9), ("die", -9), ("live", 0)):
         ended = subprocess.run(
-            [sys.executable, program, how], check=False, cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "src")}, timeout=60
+            [sys.executable, program, how], check=False, cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "src")}, timeout=90
         )
         assert ended.returncode == code
     assert (tmp_path / "did").read_text().split() == ["first", "second", "third"]

@@ -13,6 +13,8 @@ from sandyard.platform.db.models import Attempt, Task
 from sandyard.platform.domain.tasks import rounds
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.rounds import Rounds
+from sandyard.platform.domain.tasks.rows import locked, settle
+from sandyard.platform.domain.tasks.steps import Work
 from tests.unit.platform.domain.tasks.yard import Board
 
 
@@ -83,6 +85,25 @@ async def test_merged_meanwhile(board: Board) -> None:
     assert (await board.attempt(task)).status == AttemptStatus.MERGED
 
 
+async def test_merged_in_the_moment_in_which_a_step_begins(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, attempt = await running(board)
+    load = Rounds._load
+
+    async def overtaken(self: Rounds, attempt_id: str) -> Work:
+        monkeypatch.setattr(Rounds, "_load", load)
+        work = await load(self, attempt_id)
+        async with board.database.transaction() as tx:
+            found = await locked(tx, attempt_id)
+            assert found is not None
+            settle(tx, found[1], AttemptStatus.MERGED)
+        return work
+
+    monkeypatch.setattr(Rounds, "_load", overtaken)
+    await play(board, Steps(), attempt)
+    row = await board.attempt(task)
+    assert (row.status, row.step) == (AttemptStatus.MERGED, None)
+
+
 async def test_what_an_earlier_round_has_left_ends_no_later_one(board: Board) -> None:
     task, attempt = await running(board)
     async with board.database.transaction() as tx:
@@ -92,3 +113,25 @@ async def test_what_an_earlier_round_has_left_ends_no_later_one(board: Board) ->
     steps = Steps()
     await play(board, steps, attempt, 1)
     assert (steps.done, (await board.attempt(task)).status) == ([], AttemptStatus.RUNNING)
+
+
+@pytest.mark.parametrize("words", [None, "And mind the gap"])
+async def test_stopped_in_its_last_step(board: Board, words: str | None) -> None:
+    """What was said to it before it was stopped begins no further round."""
+    task, attempt = await running(board)
+    steps = Steps()
+
+    async def stopped() -> None:
+        if words is not None:
+            async with board.database.transaction() as tx:
+                found = await locked(tx, attempt.id)
+                assert found is not None
+                board.attempts.send_back(tx, *found, words, "somebody")
+        await board.tasks.stop(board.owner, task.id)
+
+    steps.meanwhile["pull_request"] = stopped
+    await play(board, steps, attempt)
+    row = await board.attempt(task)
+    assert (row.status, row.round) == (AttemptStatus.CANCELLED, 1)
+    assert (await board.tasks.get(board.owner, task.id)).status == Column.CANCELLED
+    await board.until(lambda: board.turns.ended == [attempt.session_id])

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import ApiToken, Login, Ticket, User
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.users import doors
 from sandyard.platform.domain.users.model import LastAdminError, NameTakenError, WrongLoginError
 from sandyard.platform.domain.users.passwords import check_password, hash_password
 from sandyard.platform.domain.users.standing import stands
@@ -111,6 +116,48 @@ async def test_a_new_password_ends_logins(world: World) -> None:
     await world.users.update(ROOT, maria.principal.user_id, password=None)
     with pytest.raises(WrongLoginError):
         await world.users.login(name="maria", password="another long one")
+
+
+async def test_a_new_password_while_the_old_one_is_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    maria = await world.person("maria", password=PASSWORD)
+    here, looking, changed = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def check(password: str, hashed: str | None) -> bool:
+        here.call_soon_threadsafe(looking.set)
+        changed.wait(60)
+        return check_password(password, hashed)
+
+    monkeypatch.setattr(doors, "check_password", check)
+    signing_in = asyncio.create_task(world.users.login(name="maria", password=PASSWORD))
+    await looking.wait()
+    await world.users.update(ROOT, maria.principal.user_id, password="another one, quite long")
+    changed.set()
+    with pytest.raises(WrongLoginError):
+        await signing_in
+
+
+async def test_what_ends_while_it_is_looked_up_opens_nothing_afterwards(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maria = await world.person("maria", password=PASSWORD)
+    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    reading = world.database.reading
+    token_id = maria.principal.means.partition(":")[2]
+    for look, end in (
+        (lambda: world.users.by_cookie(cookie), lambda: world.users.logout(cookie)),
+        (lambda: world.users.by_token(maria.token), lambda: world.users.revoke_token(maria.principal, token_id)),
+    ):
+
+        @contextlib.asynccontextmanager
+        async def overtaken(end: Callable[[], Awaitable[None]] = end) -> AsyncIterator[AsyncSession]:
+            monkeypatch.setattr(world.database, "reading", reading)
+            async with reading() as session:
+                yield session
+            await end()
+
+        monkeypatch.setattr(world.database, "reading", overtaken)
+        assert await look() is not None, "it came first"
+        assert await look() is None
 
 
 async def test_tokens_expire_and_are_revoked(world: World) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import (
     EngineError,
     NotEnoughSpaceError,
@@ -87,10 +88,7 @@ class Commands:
         await self._ask(engine_id, "forget", *command_ids)
 
     async def close(self) -> None:
-        for task in list(self._closing):
-            task.cancel()
-        if self._closing:
-            await asyncio.wait(self._closing)
+        await end_tasks(*self._closing)
 
     async def _followed(self, engine_id: str, course: _Course) -> AsyncIterator[Output | Ended]:
         events = self._events(engine_id, course)

@@ -76,7 +76,8 @@ class SandboxEngine:
         allow_internet: bool = True,
     ) -> EngineSandbox:
         """A running sandbox, within `create_timeout_s`, attempts and all. With the same key the same sandbox. When its
-        time is over it pauses with its memory, and nothing but `wake` wakes it."""
+        time is over it pauses with its memory, and nothing but `wake` wakes it. Its ports are for those who have its traffic
+        token, at an endpoint that knows of such: who may look is the platform's to say."""
         key = _key(idempotency_key)
         last: list[EngineError] = []
 
@@ -88,6 +89,7 @@ class SandboxEngine:
                     metadata=dict(metadata),
                     envs=dict(envs),
                     allow_internet_access=allow_internet,
+                    network={"allow_public_traffic": False},
                     lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
                     idempotency_key=key,
                     **self.config.options,

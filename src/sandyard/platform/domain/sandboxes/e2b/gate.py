@@ -2,11 +2,12 @@
 
 A handle is the SDK's object for one sandbox: its address and access token. It is made from what create, connect or a
 plain read of the sandbox answered, and making one never wakes a sandbox: only `connect` does that, and only `wake`
-connects.
+connects, and who needs a traffic token of a sandbox that runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from packaging.version import Version
 from tenacity.wait import wait_base
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.tasks import heeded
 from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker
 from sandyard.platform.domain.sandboxes.e2b.config import EngineConfig
 from sandyard.platform.domain.sandboxes.e2b.errors import (
@@ -47,14 +49,17 @@ T = TypeVar("T")
 
 
 class Handle:
-    """`relays` are the users for whom the relay is known to be in the sandbox; `python` False: it has no python3."""
+    """`relays` are the users for whom the relay is known to be in the sandbox; `python` False: it has no python3;
+    `token_due`: its ports want a traffic token that nobody has asked for yet."""
 
-    __slots__ = ("python", "relays", "sandbox")
+    __slots__ = ("asking", "python", "relays", "sandbox", "token_due")
 
-    def __init__(self, sandbox: AsyncSandbox) -> None:
+    def __init__(self, sandbox: AsyncSandbox, *, token_due: bool = False) -> None:
         self.sandbox = sandbox
         self.relays: set[str] = set()
         self.python = True
+        self.token_due = token_due
+        self.asking = asyncio.Lock()
 
 
 class Gate:
@@ -107,10 +112,23 @@ class Gate:
         detail = await self.detail(engine_id)
         if detail.state != SandboxState.RUNNING:
             raise SandboxNotRunningError
-        return self.remember(self._build(detail))
+        # others may have asked at the same time: they all get the same one
+        return self._handles.get(engine_id) or self.remember(self._build(detail), token_due=_private(detail))
 
-    def remember(self, sandbox: AsyncSandbox) -> Handle:
-        handle = self._handles[sandbox.sandbox_id] = Handle(sandbox)
+    async def with_token(self, engine_id: str) -> AsyncSandbox:
+        """The sandbox with its traffic token, if its ports want one. Only `connect` tells it, which would wake a sandbox: one
+        that has just been seen running is asked, for no longer than it has anyway. SandboxNotRunningError."""
+        handle = await self.handle(engine_id)
+        async with handle.asking:  # a page asks for a hundred files at once
+            if handle.token_due:
+                handle.sandbox = await self.control(
+                    "token", lambda: AsyncSandbox.connect(engine_id, timeout=1, **self.config.options)
+                )
+                handle.token_due = False
+        return handle.sandbox
+
+    def remember(self, sandbox: AsyncSandbox, *, token_due: bool = False) -> Handle:
+        handle = self._handles[sandbox.sandbox_id] = Handle(sandbox, token_due=token_due)
         while len(self._handles) > HANDLES_KEPT:
             self._handles.popitem(last=False)
         return handle
@@ -148,7 +166,8 @@ class Gate:
         if not self.config.api_key:
             raise EngineNotConfiguredError
         try:
-            return await call()
+            with heeded():  # the SDK has `wait_for` around much of what it does
+                return await call()
         except Exception as error:
             ours = translate(error, self.config.api_key)
             if ours is error:
@@ -173,6 +192,10 @@ class Gate:
             traffic_access_token=None,
             connection_config=ConnectionConfig(extra_sandbox_headers=headers, **self.config.options),
         )
+
+
+def _private(detail: SandboxDetail) -> bool:
+    return bool(detail.network) and getattr(detail.network, "allow_public_traffic", None) is False
 
 
 def require_id(engine_id: str) -> None:

@@ -68,7 +68,7 @@ class Ports:
 
     async def route(self, engine_id: str, port: int) -> Route:
         """Never wakes it: SandboxNotRunningError, SandboxNotFoundError."""
-        sandbox = (await self._gate.handle(engine_id)).sandbox
+        sandbox = await self._gate.with_token(engine_id)
         headers = {}
         if sandbox.traffic_access_token:
             headers["e2b-traffic-access-token"] = sandbox.traffic_access_token

@@ -19,6 +19,7 @@ from e2b import AsyncCommandHandle, CommandExitException
 
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import SandboxUnreachableError, translate
 from sandyard.platform.domain.sandboxes.e2b.gate import Handle
 
@@ -208,7 +209,8 @@ class RelayStream:
         rest, heard = "", False
         while True:
             try:
-                chunk = await asyncio.wait_for(self._queue.get(), self._silence)
+                async with asyncio.timeout(self._silence):
+                    chunk = await self._queue.get()
             except TimeoutError:
                 raise SandboxUnreachableError("The sandbox has been silent for too long.") from None
             if chunk is None:
@@ -234,8 +236,7 @@ class RelayStream:
 
     async def close(self) -> None:
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+            await end_tasks(self._watch)
         if self._handle is not None:
             with contextlib.suppress(Exception):
                 await self._handle.disconnect()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from e2b import AsyncCommandHandle, CommandExitException
 
 from sandyard.kit.ids import random_id
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, SandboxUnreachableError, translate
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
 
@@ -132,10 +133,7 @@ class LineStream:
         self._to_send.set()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_tasks(*self._tasks)
         if self._process is not None:
             with contextlib.suppress(Exception):
                 await self._process.disconnect()
@@ -145,7 +143,8 @@ class LineStream:
 
     async def _next(self) -> str | None:
         try:
-            return await asyncio.wait_for(self._queue.get(), SILENCE_S)
+            async with asyncio.timeout(SILENCE_S):
+                return await self._queue.get()
         except TimeoutError:
             raise SandboxUnreachableError("The sandbox has been silent for too long.") from None
 

@@ -10,6 +10,7 @@ from typing import Any
 from e2b import AsyncCommandHandle, CommandExitException, NotFoundException, PtySize
 
 from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import TerminalNotFoundError, translate
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
 
@@ -56,8 +57,7 @@ class Terminal:
     async def detach(self) -> None:
         """Leave; the shell stays."""
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+            await end_tasks(self._watch)
         if self._handle is not None:
             with contextlib.suppress(Exception):
                 await self._handle.disconnect()
@@ -105,7 +105,8 @@ class Terminals:
                 await pty.create(size, terminal.receive, user=user, cwd=cwd, envs=dict(envs or {}), timeout=0)
             )
 
-        await self.gate.inside("open_terminal", engine_id, create, idempotent=False)
+        async with _left_if_cancelled(terminal):
+            await self.gate.inside("open_terminal", engine_id, create, idempotent=False)
         return terminal
 
     async def attach(self, engine_id: str, pid: int) -> Terminal:
@@ -115,7 +116,8 @@ class Terminals:
             with _named():
                 terminal.attached(await handle.sandbox.pty.connect(pid, terminal.receive, timeout=0))
 
-        await self.gate.inside("attach_terminal", engine_id, connect, idempotent=True)
+        async with _left_if_cancelled(terminal):
+            await self.gate.inside("attach_terminal", engine_id, connect, idempotent=True)
         return terminal
 
     async def write(self, engine_id: str, pid: int, data: bytes) -> None:
@@ -139,6 +141,16 @@ class Terminals:
         return await self.gate.inside(
             "close_terminal", engine_id, lambda handle: handle.sandbox.pty.kill(pid), idempotent=True
         )
+
+
+@contextlib.asynccontextmanager
+async def _left_if_cancelled(terminal: Terminal) -> AsyncIterator[None]:
+    """The SDK may have attached to it when whoever wanted that has gone."""
+    try:
+        yield
+    except BaseException:
+        await terminal.detach()
+        raise
 
 
 @contextlib.contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 
+import httpx
 import pytest
 from e2b import AsyncSandbox
 
@@ -215,3 +217,58 @@ def test_without_an_address_it_is_e2b_cloud() -> None:
         EngineConfig(api_key=Secret("k"), domain="e2b.example.com").options["api_url"] == "https://api.e2b.example.com"
     )
     assert "'k'" not in repr(EngineConfig(api_key=Secret("k")))
+
+
+async def test_its_ports_are_for_those_who_have_its_token(
+    engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, process: Engine
+) -> None:
+    route = await engine.ports.route(sandbox.id, 8000)
+    async with httpx.AsyncClient(base_url=process.url) as client:
+        routed = {"E2b-Sandbox-Id": sandbox.id, "E2b-Sandbox-Port": "8000"}
+        assert (await client.get("/", headers=routed)).status_code == 403
+        assert (await client.get("/", headers=dict(route.headers))).json()["port"] == 8000, "let in, to a closed port"
+        copy = await engine.fork(sandbox.id, 600)
+        try:
+            other = await engine.ports.route(copy.id, 8000)
+            assert other.headers["e2b-traffic-access-token"] != route.headers["e2b-traffic-access-token"]
+            assert (await client.get("/", headers=dict(other.headers))).json()["port"] == 8000
+        finally:
+            await engine.kill(copy.id)
+
+
+async def test_a_restarted_platform_asks_for_the_token_once(
+    engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = await engine.ports.route(sandbox.id, 8000)
+    connect, calls = AsyncSandbox.connect, []
+
+    async def counted(*given: object, **options: object) -> object:
+        calls.append(given)
+        return await connect(*given, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(AsyncSandbox, "connect", counted)
+    ends = (await engine.info(sandbox.id)).ends_at
+    again = SandboxEngine(config)
+    try:
+        routes = await asyncio.gather(*(again.ports.route(sandbox.id, 8000) for _ in range(20)))
+    finally:
+        await again.close()
+    assert all(route == known for route in routes)
+    assert len(calls) == 1
+    assert (await engine.info(sandbox.id)).ends_at == ends
+    await engine.pause(sandbox.id)
+    with pytest.raises(SandboxNotRunningError):
+        await engine.ports.route(sandbox.id, 8000)
+    assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
+
+
+async def test_sandboxes_made_before_there_were_tokens_go_on(
+    engine: SandboxEngine, config: EngineConfig, process: Engine
+) -> None:
+    open_to_all = await AsyncSandbox.create(**config.options)
+    try:
+        route = await engine.ports.route(open_to_all.sandbox_id, 8000)
+        assert "e2b-traffic-access-token" not in route.headers
+        assert httpx.get(process.url, headers=dict(route.headers)).json()["port"] == 8000
+    finally:
+        await engine.kill(open_to_all.sandbox_id)

@@ -5,9 +5,12 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
 from tenacity import wait_fixed
 
 from sandyard.kit.clock import ManualClock
+from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import (
     BreakerOpenError,
     EngineAuthError,
@@ -19,7 +22,11 @@ from sandyard.platform.domain.sandboxes.e2b import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
+from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker
+from sandyard.platform.domain.sandboxes.e2b.config import EngineConfig
+from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
 from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF, retrying
+from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
 
 
 class Flaky:
@@ -110,3 +117,65 @@ async def test_it_waits_by_the_given_clock() -> None:
     assert call.calls == 1
     await clock.advance(0.2)
     assert await task == "done"
+
+
+@pytest.mark.parametrize("error", [None, ConnectError(Code.CANCELED, "Request was cancelled")])
+async def test_a_cancellation_that_the_sdk_swallows_is_heeded(error: Exception | None) -> None:
+    clock, answer = Still(), asyncio.get_running_loop().create_future()
+    gate = Gate(EngineConfig(Secret("e2b_key")), Breaker(clock), clock)
+
+    async def call() -> str:
+        try:
+            await answer
+        except asyncio.CancelledError:
+            if error is not None:
+                raise error from None
+        return "done"
+
+    asking = asyncio.create_task(gate.control("info", call))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait((asking,), timeout=5)
+    assert asking.cancelled()
+    assert clock.slept == []
+
+
+async def test_a_timeout_of_the_sdk_is_no_cancellation() -> None:
+    clock = Still()
+    gate = Gate(EngineConfig(Secret("e2b_key")), Breaker(clock), clock)
+
+    async def call() -> str:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(10)
+        return "done"
+
+    with pytest.raises(EngineTimeoutError):
+        await gate.control("info", call)
+    assert len(clock.slept) == 2
+
+
+@pytest.mark.parametrize("verb", ["open", "attach"])
+async def test_a_terminal_that_nobody_waits_for_any_more_is_left(verb: str) -> None:
+    answer, left = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    async def disconnect() -> None:
+        left.set()
+
+    async def swallowing(*_: object, **__: object) -> SimpleNamespace:
+        with contextlib.suppress(asyncio.CancelledError):
+            await answer
+        return SimpleNamespace(pid=1, wait=forever, disconnect=disconnect)
+
+    gate = Gate(EngineConfig(Secret("e2b_key")), Breaker(Still()), Still())
+    pty = SimpleNamespace(create=swallowing, connect=swallowing)
+    gate._handles["box"] = Handle(SimpleNamespace(pty=pty))  # type: ignore[arg-type]
+    terminals = Terminals(gate)
+    asking = asyncio.create_task(terminals.open("box", 80, 24) if verb == "open" else terminals.attach("box", 1))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait((asking,), timeout=5)
+    assert asking.cancelled()
+    assert left.is_set()

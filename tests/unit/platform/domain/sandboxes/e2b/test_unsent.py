@@ -1,4 +1,4 @@
-"""A program in a sandbox that never reads, and one that never stops."""
+"""A program in a sandbox that never reads, one that never stops, and one that speaks while nobody wants to hear it any more."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sandyard.platform.domain.sandboxes.e2b import EngineError, streams
+from sandyard.platform.domain.sandboxes.e2b.relay import RelayStream
 
 
 async def test_what_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +43,21 @@ async def test_who_says_much_leaves_time_to_others() -> None:
         await anext(said)
     task.cancel()
     assert turns >= 10_000 // streams.LINES_AT_ONCE - 1
+
+
+@pytest.mark.parametrize("kind", ["lines", "frames"])
+async def test_what_comes_with_a_cancellation_does_not_undo_it(kind: str) -> None:
+    gate: Any = None
+    stream = streams.LineStream(gate) if kind == "lines" else RelayStream(None, 30)
+    said = stream.lines() if isinstance(stream, streams.LineStream) else stream.frames()
+
+    async def hear() -> None:
+        async for _ in said:
+            pass
+
+    hearing = asyncio.create_task(hear())
+    await asyncio.sleep(0)
+    stream._queue.put_nowait("anything\n")
+    hearing.cancel()
+    await asyncio.wait((hearing,), timeout=5)
+    assert hearing.cancelled()

@@ -1,7 +1,7 @@
-"""Encryption of what is stored: AES-256-GCM with a key in a file that only the platform's user can read.
+"""Encryption of what is stored: AES-256-GCM with a key in a file that only its owner can read.
 
-Stored bytes: a version (1), the key's id (8), the nonce (12), then the ciphertext with its tag. The row's owner, project
-and name are authenticated with it, so that a value moved to another row does not open there.
+Stored bytes: a version (1), the key's id (8), the nonce (12), then the ciphertext with its tag. The words that say where
+it is stored are authenticated with it, so that a value moved to another row does not open there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VaultError(SandyardError):
 
 
 class Vault:
-    """Its key is made on first use. All platforms on one database need the same file."""
+    """Its key is made on first use. All processes on one database need the same file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

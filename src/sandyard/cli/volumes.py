@@ -1,0 +1,78 @@
+"""`sandyard volume`: the volumes of a running engine, which is found as E2B's clients find it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import httpx
+
+from sandyard.kit.errors import NotFoundError, SandyardError, UnreachableError
+
+PATIENCE_S = 30.0
+
+
+class RefusedError(SandyardError):
+    """The engine refused to do that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    url: str
+    key: str
+
+
+@click.group()
+@click.option("--url", envvar="E2B_API_URL", default="http://127.0.0.1:3000", show_default=True, help="The engine.")
+@click.option("--api-key", envvar="E2B_API_KEY", default="", help="A key of the engine.  [default: E2B_API_KEY]")
+@click.pass_context
+def volume(context: click.Context, url: str, api_key: str) -> None:
+    """List and delete volumes: files that outlive sandboxes and are shared by them."""
+    context.obj = _Engine(url, api_key)
+
+
+@volume.command("ls")
+@click.pass_obj
+def list_volumes(engine: _Engine) -> None:
+    """Show which volumes there are, oldest first."""
+    with _client(engine) as client:
+        for one in _asked(client, "GET", "/volumes"):
+            click.echo(f"{one['volumeID']}  {one['name']}")
+
+
+@volume.command("rm")
+@click.argument("names", metavar="VOLUME…", nargs=-1, required=True)
+@click.pass_obj
+def remove(engine: _Engine, names: tuple[str, ...]) -> None:
+    """Delete volumes with all that is in them, each named by its name or id. One that a sandbox has mounted stays."""
+    with _client(engine) as client:
+        known = {one["name"]: one["volumeID"] for one in _asked(client, "GET", "/volumes")}
+        missing = [name for name in names if name not in known and name not in known.values()]
+        if missing:
+            raise NotFoundError(f"There is no volume {missing[0]!r}. Nothing was deleted.")
+        for name in names:
+            _asked(client, "DELETE", f"/volumes/{known.get(name, name)}")
+            click.echo(f"Deleted {name}.")
+
+
+@contextlib.contextmanager
+def _client(engine: _Engine) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=engine.url, headers={"X-API-Key": engine.key}, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def _asked(client: httpx.Client, method: str, path: str) -> Any:
+    try:
+        answer = client.request(method, path)
+    except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise UnreachableError(f"The engine at {client.base_url} does not answer: {error}.") from error
+    if answer.is_success:
+        return answer.json() if answer.content else None
+    try:
+        sentence = str(answer.json()["message"])
+    except (ValueError, KeyError, TypeError):
+        sentence = f"{client.base_url} answered {answer.status_code}: is it an engine?"
+    raise RefusedError(sentence)

@@ -1,0 +1,50 @@
+"""What is changed by several at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import AgentRun, Sandbox, Session, Turn, User
+from sandyard.platform.domain.agents.rows import locked
+from sandyard.platform.domain.sandboxes.model import utc_now
+
+
+async def drawn(database: Database) -> None:
+    """A turn that waits, and a process that could begin it."""
+    now = utc_now()
+    async with database.transaction() as tx:
+        tx.add(User(id="u", name="u", role="member", created_at=now))
+        await tx.session.flush()
+        tx.add(Session(id="s", owner_id="u", title="", template="base", created_at=now, updated_at=now))
+        await tx.session.flush()
+        tx.add(
+            Sandbox(
+                id="b", owner_id="u", session_id="s", template="base", idempotency_key="b", status="running",
+                idle_seconds=1, created_at=now,
+            )
+        )  # fmt: skip
+        await tx.session.flush()
+        tx.add(AgentRun(id="r", session_id="s", sandbox_id="b", agent="a", status="ready", started_at=now))
+        tx.add(Turn(id="t", session_id="s", number=1, origin="person", status="queued", queued_at=now))
+
+
+async def test_a_turn_that_is_begun_meanwhile_comes_with_its_run(database: Database) -> None:
+    """Whoever cancels it must tell the agent."""
+    await drawn(database)
+
+    async def looked() -> tuple[str | None, str | None, int | None]:
+        async with database.transaction() as tx:
+            found = await locked(tx, "t")
+            assert found is not None
+            _, run, turn = found
+            return run and run.id, turn.run_id, turn.request
+
+    async with database.transaction() as tx:
+        found = await locked(tx, "t")
+        assert found is not None
+        looking = asyncio.create_task(looked())
+        await asyncio.wait((looking,), timeout=0.3)  # until it waits for us
+        found[2].run_id, found[2].request = "r", 7
+    async with asyncio.timeout(20):
+        assert await looking == ("r", "r", 7)
