@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help up engine web wheel types test check screenshots format lock bench clean setup setup-dev setup-test template
+.PHONY: help up engine web wheel types test check compatibility screenshots format lock bench clean setup setup-dev setup-test template template-interpreter
 
 HOST ?= 127.0.0.1
 PORT ?= 8700
@@ -14,7 +14,7 @@ TESTS ?= tests
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venv-node/bin:$(PATH)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options: HOST ($(HOST)), PORT ($(PORT)), DATA (where its state is kept), as in: make up PORT=9000 DATA=var"
 
 up: setup web template ## set up everything and serve the platform, with its engine, on HOST:PORT
@@ -34,7 +34,7 @@ types: setup-dev ## make the API's types for the web anew
 	@scripts/node-packages web
 	@scripts/web-types
 
-test: setup-test web template ## set up everything and run every test and check
+test: setup-test web template template-interpreter ## set up everything and run every test and check
 	@$(MAKE) --no-print-directory static
 	@pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS) $(ARGS)
 
@@ -57,11 +57,16 @@ format: setup-dev ## format the code and mend what ruff can mend
 	@scripts/node-packages web
 	@cd web && npm run --silent format
 
-bench: setup-dev template ## measure the engine beside its floors; a table, and JSON in bench/results
+bench: setup-dev template template-interpreter ## measure the engine beside its floors; a table, and JSON in bench/results
 	@python -m bench $(ARGS)
 
 screenshots: setup-test web template ## take pictures of every page, in light and dark, for docs/screenshots
 	@python -m tests.web.screenshots
+
+compatibility: setup-test template template-interpreter ## run the tests of the E2B protocol and write docs/e2b-compatibility.md from them
+	@rm -rf .cache/compatibility
+	@SANDYARD_COMPATIBILITY=$(CURDIR)/.cache/compatibility pytest --numprocesses auto --maxprocesses 4 --dist loadfile tests/protocol --ignore tests/protocol/test_compatibility.py $(ARGS)
+	@python -m tests.protocol.compatibility .cache/compatibility
 
 lock: ## resolve the dependencies anew: make lock ARGS=--upgrade
 	@scripts/system-packages
@@ -91,3 +96,6 @@ setup-test: setup-dev
 
 template: # the default template; where it cannot be built, the engine serves `host` in its place and says so
 	@sandyard template build base --if-possible
+
+template-interpreter: # for the code interpreter; an engine builds it by itself, in the background
+	@sandyard template build code-interpreter --if-possible

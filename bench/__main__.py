@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench import git, measures, platform, tasks, web
+from bench import git, interpreter, measures, platform, tasks, templates, web
 from bench.processes import engine, floor, settle
 from bench.report import Row, machine, median, percentile, table, write
 
@@ -19,13 +19,16 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, 100 idle sandboxes instead of 1,000")
-    parser.add_argument("--only", choices=["engine", "platform", "git", "tasks", "web"], help="one part alone")
+    parser.add_argument("--only", choices=["engine", "e2b", "platform", "git", "tasks", "web"], help="one part alone")
     parser.add_argument("--out", type=Path, default=Path("bench/results"), help="the folder for the JSON")
     options = parser.parse_args()
     rounds, many = (40, 100) if options.quick else (200, 1000)
     if options.only in (None, "engine"):
         rows = measure_engine(rounds, many, measure_floor(rounds))
         show("the engine", rows, options.out / "engine.json")
+    if options.only in (None, "e2b"):
+        say("templates and the code interpreter")
+        show("templates and the code interpreter", measure_e2b(rounds), options.out / "e2b.json")
     if options.only in (None, "platform"):
         say("the platform: reads, commands, events")
         show("the platform", platform.measure(rounds), options.out / "platform.json")
@@ -65,6 +68,15 @@ def measure_floor(rounds: int) -> dict[str, float]:
         up, down = measures.transfer(sandbox, 5)
         low["up"], low["down"] = median(up), median(down)
     return low
+
+
+def measure_e2b(rounds: int) -> list[Row]:
+    with floor() as endpoint:
+        endpoint.use()
+        floors = templates.low(rounds)
+    with engine() as endpoint:
+        endpoint.use()
+        return [*interpreter.measure(rounds), *templates.measure(endpoint, rounds, floors)]
 
 
 def measure_engine(rounds: int, many: int, low: dict[str, float]) -> list[Row]:

@@ -43,7 +43,12 @@ EXEC = b"".join(
         frame({}, flag=2),
     ]
 )
+TEMPLATE = {"templateID": "floor", "buildID": "build", "public": False, "names": ["floor"], "tags": [], "aliases": []}
+STATUS = {"templateID": "floor", "buildID": "build", "status": "ready", "logs": [], "logEntries": []}
 ANSWERS = {
+    "templates": reply("202 Accepted", json.dumps(TEMPLATE).encode()),
+    "build": reply("202 Accepted"),
+    "status": reply("200 OK", json.dumps(STATUS).encode()),
     "sandboxes": reply("201 Created", json.dumps(SANDBOX).encode()),
     "fork": reply("201 Created", json.dumps([{"sandbox": SANDBOX}]).encode()),
     "Start": reply("200 OK", EXEC, "application/connect+json"),

@@ -34,12 +34,12 @@ def spawn(count: int) -> list[float]:
         os.close(sink)
 
 
-def create_to_output(count: int) -> list[float]:
+def create_to_output(count: int, template: str | None = None) -> list[float]:
     """Sequential: create, run a command, have its output. The sandbox is killed outside the clock."""
     samples = []
     for _ in range(count):
         start = time.perf_counter()
-        sandbox = Sandbox.create(timeout=60)
+        sandbox = Sandbox.create(template, timeout=60)
         assert sandbox.commands.run("echo hi").stdout == "hi\n"
         samples.append((time.perf_counter() - start) * 1000)
         sandbox.kill()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from sandyard.engine.contract import AGENT_PORT, Condition, Handle
-from sandyard.kit.errors import ConflictError, SandyardError, UnreachableError
+from sandyard.engine.contract import AGENT_PORT, Condition, Handle, HostRule, NetworkPolicy
+from sandyard.kit.errors import ConflictError, SandyardError, UnreachableError, UnsupportedError
 from tests.conformance.yard import Yard, as_json, from_json
 
 
@@ -156,3 +157,16 @@ async def test_what_a_driver_lacks_it_explains(yard: Yard) -> None:
         assert able.missing["egress"]
     if not able.suspend:
         assert able.missing["suspend"]
+
+
+async def test_rules_that_nothing_would_apply_are_refused(yard: Yard) -> None:
+    """A sandbox whose requests go out without their headers would look as if it had them."""
+    rules = NetworkPolicy(rules=(HostRule("api.example.com", (("X-Key", "1"),)),))
+    spec = replace(yard.spec(), network=rules)
+    with pytest.raises(UnsupportedError):
+        await yard.driver.create(spec)
+    assert yard.traces(spec.id) == []
+    handle, agent = await yard.create()
+    with pytest.raises(UnsupportedError):
+        await yard.driver.set_network(handle, rules)
+    assert await agent.health() == 204

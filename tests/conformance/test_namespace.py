@@ -74,6 +74,16 @@ async def test_the_reason_of_an_end_is_told(yard: Yard, number: signal.Signals, 
     assert await yard.agent(booted).read("file") == "kept\n"
 
 
+async def test_the_reason_of_an_end_is_waited_for(yard: Yard) -> None:
+    """On a busy machine the zygote, who knows it, may not run for a while."""
+    handle, _ = await yard.create()
+    os.kill(_zygote(yard), signal.SIGSTOP)
+    os.kill(_pid(handle), signal.SIGKILL)
+    await asyncio.sleep(0.5)
+    os.kill(_zygote(yard), signal.SIGCONT)
+    assert "killed from outside" in await asyncio.wait_for(yard.driver.exited(handle), 10)
+
+
 async def test_nobody_inside_ends_the_agent(yard: Yard) -> None:
     handle, agent = await yard.create()
     await agent.run("kill -KILL 1; kill -KILL -1; kill -SEGV 1")

@@ -59,7 +59,7 @@ def _interpreter(packages: str) -> str | None:
     return None
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is that run")
 def test_the_suite_as_another_user(workshop: Path) -> None:
     packages = sysconfig.get_path("purelib")

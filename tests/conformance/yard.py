@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from sandyard.engine.contract import Condition, Driver, Handle, Layers, Limits, NetworkPolicy, Spec
+from sandyard.engine.contract import Condition, Driver, Handle, Layers, Limits, Mount, NetworkPolicy, Spec
 from tests.conformance.agent import Agent
 
 # The namespace driver as root, the same with plain directories as its store, the same without root; and the fake one.
@@ -65,14 +65,24 @@ class Yard:
         await self.open()
         await self.close()
 
-    def spec(self, name: str = "", limits: Limits = DEFAULT_LIMITS, layers: Layers | None = None) -> Spec:
+    def spec(
+        self,
+        name: str = "",
+        limits: Limits = DEFAULT_LIMITS,
+        layers: Layers | None = None,
+        mounts: tuple[Mount, ...] = (),
+    ) -> Spec:
         self._count += 1
-        return Spec(name or f"s{self._count}x{os.getpid()}", layers or self.layers, limits, NetworkPolicy())
+        return Spec(name or f"s{self._count}x{os.getpid()}", layers or self.layers, limits, NetworkPolicy(), mounts)
 
     async def create(
-        self, name: str = "", limits: Limits = DEFAULT_LIMITS, layers: Layers | None = None
+        self,
+        name: str = "",
+        limits: Limits = DEFAULT_LIMITS,
+        layers: Layers | None = None,
+        mounts: tuple[Mount, ...] = (),
     ) -> tuple[Handle, Agent]:
-        handle = await self.driver.create(self.spec(name, limits, layers))
+        handle = await self.driver.create(self.spec(name, limits, layers, mounts))
         return handle, self.agent(handle)
 
     def agent(self, handle: Handle) -> Agent:

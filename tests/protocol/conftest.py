@@ -11,17 +11,21 @@ import httpx
 import pytest
 from e2b import AsyncSandbox, Sandbox
 
+from .compatibility.recording import configure
 from .engine import Engine
 
 NewSandbox = Callable[..., Sandbox]
 NewAsyncSandbox = Callable[..., Awaitable[AsyncSandbox]]
 Plane = Callable[..., httpx.Client]
 
+pytest_configure = configure
+
 
 @pytest.fixture(scope="session", autouse=True)
 def engine() -> Iterator[Engine]:
     """The engine all tests talk to. The SDKs find it through the environment, as a user's would."""
-    engine = Engine()
+    engine = Engine({"IMAGES_REGISTRIES": "127.0.0.1"})
+    engine.settings["IMAGES_DIRS"] = str(engine.layouts)
     engine.start()
     before = {name: os.environ.get(name) for name in ("E2B_DOMAIN", "E2B_DEBUG", *engine.environment)}
     os.environ.pop("E2B_DOMAIN", None)

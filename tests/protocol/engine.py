@@ -46,6 +46,8 @@ class Engine:
         self.folder = Path(tempfile.mkdtemp(prefix="sandyard-protocol-", dir=SCRATCH))
         self.data = self.folder / "data"
         self.log = self.folder / "engine.log"
+        self.layouts = self.folder / "layouts"
+        """Where images on this machine may lie, for an engine that is told so."""
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -55,7 +57,8 @@ class Engine:
     @property
     def environment(self) -> dict[str, str]:
         """What a user sets to point an unmodified SDK here."""
-        return {"E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url, "E2B_API_KEY": self.key}
+        urls = dict.fromkeys(("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"), self.url)
+        return {**urls, "E2B_API_KEY": self.key}
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"X-API-KEY": self.key}, timeout=30)
@@ -90,13 +93,15 @@ class Engine:
         return "\n".join(text.splitlines()[-lines:])
 
     def clear(self) -> None:
-        """Kill every sandbox and delete every snapshot, as any client could."""
+        """Kill every sandbox and delete every snapshot and volume, as any client could."""
         with self.client() as client:
             while found := client.get("/v2/sandboxes", params={"limit": 100}).json():
                 for sandbox in found:
                     client.delete(f"/sandboxes/{sandbox['sandboxID']}")
             for snapshot in client.get("/snapshots", params={"limit": 100}).json():
                 client.delete(f"/templates/{snapshot['snapshotID']}")
+            for volume in client.get("/volumes").json():
+                client.delete(f"/volumes/{volume['volumeID']}")
 
     def kill(self) -> None:
         """SIGKILL: the crash a test wants to see survived."""

@@ -216,8 +216,12 @@ async def test_what_is_refused(async_sandbox: AsyncSandbox) -> None:
 
 
 async def test_a_cancelled_reader_harms_nobody(async_sandbox: AsyncSandbox) -> None:
-    task = asyncio.create_task(async_sandbox.commands.run("sleep 1; touch done", timeout=0))
-    await asyncio.sleep(0.3)
+    task = asyncio.create_task(async_sandbox.commands.run("touch begun; sleep 1; touch done", timeout=0))
+
+    async def begun() -> bool:
+        return await async_sandbox.files.exists("begun")
+
+    await until_async(begun)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

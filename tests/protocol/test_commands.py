@@ -54,10 +54,14 @@ def test_much_output_arrives_whole_and_in_order(sandbox: Sandbox) -> None:
 
 
 def test_callbacks_see_output_as_it_comes(sandbox: Sandbox) -> None:
-    seen: list[tuple[float, str]] = []
-    sandbox.commands.run("echo one; sleep 0.7; echo two", on_stdout=lambda text: seen.append((time.monotonic(), text)))
-    assert "".join(text for _, text in seen) == "one\ntwo\n"
-    assert seen[-1][0] - seen[0][0] > 0.4, "the first line was held back"
+    seen: list[str] = []
+
+    def on_stdout(text: str) -> None:
+        seen.append(text)
+        sandbox.files.write("seen", "")
+
+    sandbox.commands.run("echo one; until [ -e seen ]; do sleep 0.05; done; echo two", on_stdout=on_stdout)
+    assert seen == ["one\n", "two\n"]
 
 
 def test_it_is_a_login_shell_of_user(sandbox: Sandbox) -> None:
@@ -109,12 +113,12 @@ def test_deadline_ends_the_command(sandbox: Sandbox, background: bool) -> None:
     script = "sleep 30 & echo $! > pid; wait"
     with pytest.raises(TimeoutException):
         if background:
-            sandbox.commands.run(script, timeout=1, background=True).wait()
+            sandbox.commands.run(script, timeout=3, background=True).wait()
         else:
-            sandbox.commands.run(script, timeout=1)
-    assert time.monotonic() - began < 5
+            sandbox.commands.run(script, timeout=3)
+    assert time.monotonic() - began < 25
     pid = sandbox.files.read("pid").strip()
-    until(lambda: sandbox.commands.run(f"kill -0 {pid} 2>/dev/null || echo gone").stdout == "gone\n", 5)
+    until(lambda: sandbox.commands.run(f"kill -0 {pid} 2>/dev/null || echo gone").stdout == "gone\n")
 
 
 def test_no_deadline(sandbox: Sandbox) -> None:

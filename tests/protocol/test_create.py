@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -12,6 +11,7 @@ from e2b import AuthenticationException, Sandbox, SandboxException, SandboxNotFo
 from packaging.version import Version
 
 from .conftest import NewSandbox
+from .waiting import until
 
 
 def test_a_new_user_s_ten_lines() -> None:
@@ -223,6 +223,17 @@ def test_the_client_id_may_follow_the_sandbox_id(sandbox: Sandbox, api: httpx.Cl
     assert answer.json()["sandboxID"] == sandbox.sandbox_id
 
 
+def test_a_control_call_may_carry_the_routing_headers(sandbox: Sandbox, api: httpx.Client) -> None:
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
+    answer = api.post(f"/sandboxes/{sandbox.sandbox_id}/connect", json={"timeout": 30}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["sandboxID"] == sandbox.sandbox_id
+    answer = api.post("/sandboxes/elsewhere/connect", json={}, headers={**headers, "E2b-Sandbox-Port": "8000"})
+    assert (answer.status_code, answer.json()["port"]) == (502, 8000), (
+        "what a server in a sandbox serves is its own affair"
+    )
+
+
 def test_unknown_routes_are_404_in_json(api: httpx.Client) -> None:
     answer = api.get("/v2/no/such/route")
     assert answer.status_code == 404
@@ -241,9 +252,8 @@ def test_health_needs_no_key(api: httpx.Client) -> None:
 
 
 def test_timeout_ends_a_sandbox(new_sandbox: NewSandbox) -> None:
-    sandbox = new_sandbox(timeout=2)
+    sandbox = new_sandbox(timeout=5)
     assert sandbox.is_running()
-    time.sleep(2.1)
-    assert not sandbox.is_running()
+    until(lambda: not sandbox.is_running())
     with pytest.raises(SandboxNotFoundException):
         sandbox.get_info()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from .compatibility.recording import javascript_environment
 from .engine import Engine
 
 FOLDER = Path(__file__).parent / "js"
@@ -24,7 +25,7 @@ def test_javascript(engine: Engine, name: str) -> None:
     ran = subprocess.run(
         [node, "--test", "--test-reporter=spec", name],
         cwd=FOLDER,
-        env={**os.environ, **engine.environment},
+        env={**os.environ, **engine.environment, **javascript_environment(name)},
         capture_output=True,
         text=True,
         timeout=170,

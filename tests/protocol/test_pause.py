@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -108,10 +109,11 @@ def test_connecting_at_the_same_time_is_one_resume(sandbox: Sandbox, api: httpx.
 
 
 def test_paused_time_does_not_count(new_sandbox: NewSandbox) -> None:
-    sandbox = new_sandbox(timeout=2)
+    sandbox = new_sandbox()
+    sandbox.set_timeout(4)
     sandbox.pause()
     with pytest.raises(AssertionError):
-        until(lambda: not paused(sandbox), 3)
+        until(lambda: not paused(sandbox), 5)
     sandbox.connect(timeout=30)
     assert sandbox.is_running()
 
@@ -192,3 +194,13 @@ def test_a_stream_of_a_paused_sandbox_goes_on_or_says_so(sandbox: Sandbox) -> No
 def test_bad_pause(sandbox: Sandbox, api: httpx.Client, body: object) -> None:
     assert api.post(f"/sandboxes/{sandbox.sandbox_id}/pause", json=body).status_code == 400
     assert sandbox.is_running()
+
+
+def test_a_command_s_time_stands_still(sandbox: Sandbox) -> None:
+    """A pause of any length does not use it up."""
+    running = sandbox.commands.run("sleep 600", background=True, timeout=4)
+    sandbox.pause()
+    time.sleep(6)
+    sandbox.connect()
+    assert running.pid in [process.pid for process in sandbox.commands.list()]
+    until(lambda: running.pid not in [process.pid for process in sandbox.commands.list()], 20)

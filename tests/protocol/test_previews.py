@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from e2b import Sandbox
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from .conftest import NewSandbox, Plane
 from .engine import Engine
@@ -15,13 +22,15 @@ from .waiting import until
 BROWSER = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0"}
 
 ECHO = """
-import http.server
+import http.server, json
 class Echo(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def answer(self):
         size = int(self.headers.get("Content-Length") or 0)
         line = f"{self.command} {self.path} {self.headers['Host']} {self.headers.get('X-Mine')} "
         body = line.encode() + self.rfile.read(size)
+        if self.path == "/headers":
+            body = json.dumps({name.lower(): value for name, value in self.headers.items()}).encode()
         self.send_response(int(self.headers.get("X-Want") or 200))
         self.send_header("X-Echo", "yes")
         self.send_header("Content-Length", str(len(body)))
@@ -106,6 +115,38 @@ def test_private_previews(new_sandbox: NewSandbox, plane: Plane) -> None:
     assert sandbox.get_info().network["allow_public_traffic"] is False  # type: ignore[index]
 
 
+def test_a_private_preview_in_a_browser_is_a_page_that_says_what_is_missing(
+    new_sandbox: NewSandbox, plane: Plane
+) -> None:
+    sandbox = new_sandbox(network={"allow_public_traffic": False})
+    answer = plane(sandbox, port=8000, token=None, **BROWSER).get("/")
+    assert answer.status_code == 403
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "e2b-traffic-access-token" in answer.text
+    assert (sandbox.traffic_access_token or "") not in answer.text
+
+
+def test_the_tokens_stay_outside(new_sandbox: NewSandbox, plane: Plane) -> None:
+    sandbox = new_sandbox(network={"allow_public_traffic": False})
+    assert sandbox.traffic_access_token
+    preview = plane(sandbox, port=8000, **{"e2b-traffic-access-token": sandbox.traffic_access_token, "X-API-KEY": "k"})
+    serve(sandbox, preview)
+    heard = preview.get("/headers").json()
+    assert not {"e2b-traffic-access-token", "x-access-token", "x-api-key"} & heard.keys()
+
+
+def test_what_a_server_hears_of_its_client(sandbox: Sandbox, plane: Plane, engine: Engine) -> None:
+    preview = plane(sandbox, port=8000)
+    serve(sandbox, preview)
+    name = f"8000-{sandbox.sandbox_id}.sandyard.test"
+    heard = httpx.get(f"{engine.url}/headers", headers={"Host": name}).json()
+    assert heard["host"] == heard["x-forwarded-host"] == name
+    assert (heard["x-forwarded-proto"], heard["x-forwarded-for"]) == ("http", "127.0.0.1")
+    behind = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}  # as a proxy on this machine says it
+    heard = httpx.get(f"{engine.url}/headers", headers={"Host": name, **behind}).json()
+    assert (heard["x-forwarded-proto"], heard["x-forwarded-for"]) == ("https", "192.0.2.1, 127.0.0.1")
+
+
 def test_the_host_header_can_be_masked(new_sandbox: NewSandbox, plane: Plane) -> None:
     sandbox = new_sandbox(network={"mask_request_host": "custom-host.example.com:${PORT}"})
     preview = plane(sandbox, port=8000)
@@ -163,3 +204,206 @@ def test_bodies_of_every_size(sandbox: Sandbox, plane: Plane, size: int) -> None
     preview = plane(sandbox, port=8000)
     serve(sandbox, preview)
     assert preview.post("/", content=b"x" * size).content.endswith(b" " + b"x" * size)
+
+
+WEBSOCKETS = """
+import base64, hashlib, os, socketserver, struct
+class Echo(socketserver.StreamRequestHandler):
+    def frame(self):
+        first, second = self.rfile.read(2)
+        size = second & 127
+        if size == 126: size, = struct.unpack(">H", self.rfile.read(2))
+        elif size == 127: size, = struct.unpack(">Q", self.rfile.read(8))
+        mask, data = self.rfile.read(4), self.rfile.read(size)
+        whole = int.from_bytes(data, "big") ^ int.from_bytes((mask * (size // 4 + 1))[:size], "big")
+        return first & 15, whole.to_bytes(size, "big")
+    def send(self, kind, data):
+        size = len(data)
+        length = bytes([size]) if size < 126 else b"\\x7e" + struct.pack(">H", size) if size < 65536 else b"\\x7f" + struct.pack(">Q", size)
+        self.wfile.write(bytes([128 | kind]) + length + data)
+    def handle(self):
+        head = {}
+        path = self.rfile.readline().split()[1]
+        while (line := self.rfile.readline().strip()):
+            name, _, value = line.partition(b":")
+            head[name.strip().lower()] = value.strip()
+        key = head.get(b"sec-websocket-key", b"") + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(hashlib.sha1(key).digest())
+        self.wfile.write(b"HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
+            b"Sec-WebSocket-Accept: " + accept + b"\\r\\nSec-WebSocket-Protocol: chat\\r\\n\\r\\n")
+        self.send(1, path + b" " + head[b"host"])
+        while True:
+            kind, data = self.frame()
+            self.send(kind, data)
+            if kind == 8: return
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
+server = Server(("127.0.0.1", 8000), Echo)
+open("up", "w").close()
+server.serve_forever()
+"""
+
+
+def serve_websockets(sandbox: Sandbox) -> None:
+    sandbox.files.write("websockets.py", WEBSOCKETS)
+    sandbox.commands.run("python3 websockets.py", background=True, timeout=0)
+    until(lambda: sandbox.files.exists("up"))
+
+
+@contextlib.contextmanager
+def socket_of(sandbox: Sandbox, engine: Engine, **headers: str) -> Iterator[ClientConnection]:
+    """A WebSocket to the sandbox's port 8000, by its host name, as a client library opens it."""
+    line = socket.create_connection(("127.0.0.1", engine.port), timeout=10)
+    address = f"ws://8000-{sandbox.sandbox_id}.sandyard.test/chat?room=1"
+    with connect(
+        address,
+        sock=line,
+        subprotocols=[Subprotocol("chat")],
+        additional_headers=headers,
+        max_size=None,
+        proxy=None,
+    ) as made:
+        yield made
+
+
+def test_websockets(sandbox: Sandbox, engine: Engine) -> None:
+    serve_websockets(sandbox)
+    with socket_of(sandbox, engine) as line:
+        assert line.subprotocol == "chat"
+        assert line.recv(timeout=10) == f"/chat?room=1 8000-{sandbox.sandbox_id}.sandyard.test"
+        for message in ("hello", "", "ü" * 100_000, b"\0\1\2", b"x" * 3_000_000):
+            line.send(message)
+            assert line.recv(timeout=30) == message
+    assert line.close_code == 1000
+
+
+def test_private_websockets(new_sandbox: NewSandbox, engine: Engine) -> None:
+    sandbox = new_sandbox(network={"allow_public_traffic": False})
+    assert sandbox.traffic_access_token
+    serve_websockets(sandbox)
+    with pytest.raises(InvalidStatus) as refused, socket_of(sandbox, engine):
+        pass
+    assert refused.value.response.status_code == 403
+    with socket_of(sandbox, engine, **{"e2b-traffic-access-token": sandbox.traffic_access_token}) as line:
+        assert line.recv(timeout=10)
+
+
+def test_a_websocket_ends_with_its_sandbox(sandbox: Sandbox, engine: Engine) -> None:
+    serve_websockets(sandbox)
+    with socket_of(sandbox, engine) as line:
+        line.recv(timeout=10)
+        sandbox.kill()
+        with pytest.raises(ConnectionClosed):
+            line.recv(timeout=10)
+
+
+EVENTS = """
+import http.server, os, time
+class Events(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for number in range(3):
+            while number and not os.path.exists(f"seen-{number}"):
+                time.sleep(0.02)
+            self.wfile.write(f"id: {number}\\ndata: event {number}\\n\\n".encode())
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Events)
+open("up", "w").close()
+server.serve_forever()
+"""
+
+
+def test_each_server_sent_event_comes_before_the_next_is_made(sandbox: Sandbox, plane: Plane) -> None:
+    sandbox.files.write("events.py", EVENTS)
+    sandbox.commands.run("python3 events.py", background=True, timeout=0)
+    until(lambda: sandbox.files.exists("up"))
+    with plane(sandbox, port=8000).stream("GET", "/", headers={"Accept": "text/event-stream"}) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        lines = answer.iter_lines()
+        for number in range(3):
+            assert [next(lines), next(lines), next(lines)] == [f"id: {number}", f"data: event {number}", ""]
+            sandbox.files.write(f"seen-{number + 1}", "")  # the server waits for this
+
+
+def state_of(sandbox: Sandbox) -> str:
+    return sandbox.get_info().state.value
+
+
+RESUMED = {"on_timeout": {"action": "pause"}, "auto_resume": True}
+
+
+def test_a_visit_wakes_a_sandbox_that_allows_it(new_sandbox: NewSandbox, plane: Plane) -> None:
+    sandbox = new_sandbox(lifecycle=RESUMED)
+    preview = plane(sandbox, port=8000, **BROWSER)
+    serve(sandbox, preview)
+    sandbox.pause()
+    assert state_of(sandbox) == "paused"
+    assert preview.get("/again").text.startswith("GET /again ")
+    assert state_of(sandbox) == "running"
+
+
+def test_a_websocket_wakes_it_too(new_sandbox: NewSandbox, engine: Engine) -> None:
+    sandbox = new_sandbox(lifecycle=RESUMED)
+    serve_websockets(sandbox)
+    sandbox.pause()
+    with socket_of(sandbox, engine) as line:
+        assert line.recv(timeout=10)
+    assert state_of(sandbox) == "running"
+
+
+def test_a_visit_without_the_token_wakes_nobody(new_sandbox: NewSandbox, plane: Plane) -> None:
+    sandbox = new_sandbox(network={"allow_public_traffic": False}, lifecycle=RESUMED)
+    assert sandbox.traffic_access_token
+    private = plane(sandbox, port=8000, token=None, **{"e2b-traffic-access-token": sandbox.traffic_access_token})
+    serve(sandbox, private)
+    sandbox.pause()
+    assert plane(sandbox, port=8000, token=None).get("/").status_code == 403
+    assert state_of(sandbox) == "paused"
+    assert private.get("/").status_code == 200
+    assert state_of(sandbox) == "running"
+
+
+def test_a_paused_sandbox_that_does_not_allow_it_sleeps_on(sandbox: Sandbox, plane: Plane) -> None:
+    sandbox.pause()
+    told = plane(sandbox, port=8000).get("/")
+    assert told.status_code == 502
+    assert told.json()["message"] == "The sandbox was not found"
+    page = plane(sandbox, port=8000, **BROWSER).get("/")
+    assert (page.status_code, page.headers["content-type"]) == (502, "text/html; charset=utf-8")
+    assert state_of(sandbox) == "paused"
+
+
+TLS = """
+import ssl, sys
+sys.argv = ["echo"]
+import http.server
+source = open("echo.py").read().replace("http.server.ThreadingHTTPServer", "Secure")
+class Secure(http.server.ThreadingHTTPServer):
+    def __init__(self, address, handler):
+        super().__init__((address[0], 8443), handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain("both.pem")
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+exec(source)
+"""
+
+
+def test_ports_that_serve_https(new_sandbox: NewSandbox, plane: Plane, tmp_path: Path) -> None:
+    sandbox = new_sandbox(network={"https_ports": [8443, 8000]})
+    assert sandbox.get_info().network["https_ports"] == [8443, 8000]  # type: ignore[index]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-subj", "/CN=nobody", "-days", "2", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    sandbox.files.write("both.pem", (tmp_path / "cert.pem").read_text() + (tmp_path / "key.pem").read_text())
+    sandbox.files.write("echo.py", ECHO)
+    sandbox.files.write("tls.py", TLS)
+    sandbox.commands.run("python3 tls.py", background=True, timeout=0)
+    secure = plane(sandbox, port=8443)
+    until(lambda: secure.get("/").status_code == 200)
+    assert secure.post("/a?b", content=b"x" * 1_000_000).text.endswith(" " + "x" * 1_000_000)
+    sandbox.commands.run("python3 echo.py", background=True, timeout=0)  # in the clear, where HTTPS was announced
+    wrong = plane(sandbox, port=8000)
+    until(lambda: "does not speak TLS" in wrong.get("/").json()["message"])
+    assert wrong.get("/").status_code == 502

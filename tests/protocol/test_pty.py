@@ -47,7 +47,8 @@ def test_a_running_program_is_told_of_the_new_size(sandbox: Sandbox) -> None:
 
 def test_control_c(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80))
-    sandbox.pty.send_stdin(terminal.pid, b"touch up; sleep 60\n")
+    # made by what runs in the foreground: between two commands of a line the shell would have the signal, and go on
+    sandbox.pty.send_stdin(terminal.pid, b"sh -c 'touch up; exec sleep 60'\n")
     until(lambda: sandbox.files.exists("up"))
     sandbox.pty.send_stdin(terminal.pid, b"\x03")
     sandbox.pty.send_stdin(terminal.pid, b"exit 4\n")

@@ -25,16 +25,16 @@ def test_set_timeout_counts_from_now(sandbox: Sandbox) -> None:
 
 def test_set_timeout_zero_ends_it(sandbox: Sandbox) -> None:
     sandbox.set_timeout(0)
-    until(lambda: not sandbox.is_running(), 5)
+    until(lambda: not sandbox.is_running())
     with pytest.raises(SandboxNotFoundException):
         sandbox.get_info()
 
 
 def test_shortened_then_lengthened(sandbox: Sandbox) -> None:
-    sandbox.set_timeout(1)
+    sandbox.set_timeout(4)
     sandbox.set_timeout(60)
     with pytest.raises(AssertionError):
-        until(lambda: not sandbox.is_running(), 2)
+        until(lambda: not sandbox.is_running(), 5)
 
 
 def test_connect_never_shortens(new_sandbox: NewSandbox) -> None:

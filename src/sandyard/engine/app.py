@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
+from sandyard.engine.building.registry import BuiltTemplates, WithBuilt
+from sandyard.engine.building.repository import BuildRepository
+from sandyard.engine.building.service import Builds
+from sandyard.engine.certificates import serving as tls
+from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.contract import Capabilities, Driver
 from sandyard.engine.drivers import load
 from sandyard.engine.e2b.control import api
@@ -23,13 +29,19 @@ from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.dataplane.gateway import Gateway
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel
 from sandyard.engine.e2b.server import EngineProtocol
+from sandyard.engine.images.service import Images
+from sandyard.engine.images.service import Options as ImageOptions
 from sandyard.engine.sandboxes.model import Template
 from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.secrets.outbound import SecretsOutbound
+from sandyard.engine.secrets.service import Secrets
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.engine.store.datadir import DataDir
 from sandyard.engine.store.keys import ApiKeys
 from sandyard.engine.templates.catalogue import Catalogue
+from sandyard.engine.volumes.service import Volumes
+from sandyard.kit.clock import SystemClock
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
@@ -55,30 +67,37 @@ class Ready:
     exposed: bool
     new_key: Secret | None
     driver: str
+    secure_domain: str | None = None  # what E2B_DOMAIN has to be, where there is TLS
+    authority: Path | None = None  # whose certificate clients have to trust, where it is the engine's own
 
 
 def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Raises SandyardError when it cannot start."""
     configure(settings.log_level, as_json=settings.log_json)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    for chatty in ("httpx", "httpcore"):  # their lines have addresses in them that are as good as passwords
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
-    listener = listen(settings.host, settings.port)
     data = DataDir(settings.data_dir)
-    try:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(settings.host, settings.port))
+        secure = None
+        if settings.tls_port is not None:
+            secure = stack.enter_context(listen(settings.tls_host or settings.host, settings.tls_port, "tls-"))
+        stack.callback(data.unlock)
         data.lock()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, data, listener, ready, access_log))
-    finally:
-        listener.close()
-        data.unlock()
+            runner.run(_serve(settings, data, listener, secure, ready, access_log=access_log))
 
 
 async def _serve(
     settings: EngineSettings,
     data: DataDir,
     listener: socket.socket,
+    secure: socket.socket | None,
     ready: Callable[[Ready], None],
+    *,
     access_log: bool,
 ) -> None:
     stopping = asyncio.Event()
@@ -86,19 +105,36 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     host, port = listener.getsockname()[:2]
-    async with _opened(settings, data, port) as engine:
-        server = _server(engine.gateway, access_log)
+    secure_port = secure.getsockname()[1] if secure is not None else None
+    shown = tls.shown(settings, data.tls) if secure is not None else None
+    domain = tls.domain_told(settings, port, secure_port)
+    async with _opened(settings, data, domain) as engine:
+        servers = [(_server(engine.gateway, access_log), listener)]
+        if secure is not None and shown is not None:
+            servers.append((_server(engine.gateway, access_log, shown.context), secure))
         gc.collect()
         gc.freeze()  # what is there by now stays: no collection has to look at it again
-        serving = asyncio.create_task(server.serve([listener]))
-        ready(Ready(local_url(host, port), not is_loopback(host), engine.new_key, engine.driver.name))
-        log.info("engine_started", host=host, port=port, driver=engine.driver.name, data=str(data.path))
+        serving = [asyncio.create_task(server.serve([door])) for server, door in servers]
+        ready(
+            Ready(
+                local_url(host, port),
+                not is_loopback(host),
+                engine.new_key,
+                engine.driver.name,
+                domain if shown else None,
+                shown.authority if shown else None,
+            )
+        )
+        log.info(
+            "engine_started", host=host, port=port, tls_port=secure_port, driver=engine.driver.name, data=str(data.path)
+        )
         stop = asyncio.create_task(stopping.wait())
-        await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((*serving, stop), return_when=asyncio.FIRST_COMPLETED)
         log.info("engine_stopping")
-        server.should_exit = True
+        for server, _ in servers:
+            server.should_exit = True
         engine.gateway.close()
-        await serving
+        await asyncio.gather(*serving)
         stop.cancel()
     log.info("engine_stopped")
 
@@ -111,7 +147,7 @@ class _Engine:
 
 
 @contextlib.asynccontextmanager
-async def _opened(settings: EngineSettings, data: DataDir, port: int) -> AsyncIterator[_Engine]:
+async def _opened(settings: EngineSettings, data: DataDir, domain: str | None) -> AsyncIterator[_Engine]:
     """Everything behind the socket, opened in order and closed in the opposite one."""
     async with contextlib.AsyncExitStack() as stack:
         database = Database(data.database)
@@ -127,14 +163,45 @@ async def _opened(settings: EngineSettings, data: DataDir, port: int) -> AsyncIt
         if catalogue is not None:
             await asyncio.to_thread(catalogue.open)
         templates = catalogue or BareTemplates()
-        driver = load(settings, data.path)
-        sandboxes = Sandboxes(database, driver, templates, settings, disks=(data.path, data.store))
+        secrets = Secrets(database, data.secrets_key)
+        authority = await asyncio.to_thread(Authority.load, data.egress)
+        driver = load(settings, data.path, SecretsOutbound(secrets, authority))
+        images = Images(data.images, ImageOptions.of(settings))
+        await asyncio.to_thread(images.prepare)
+        repository = BuildRepository(database)
+        built = BuiltTemplates(repository, SystemClock())
+        built.load()
+        sandboxes = Sandboxes(
+            database,
+            driver,
+            WithBuilt(templates, built),
+            settings,
+            disks=(data.path, data.store),
+            egress_authority=authority.pem,
+            lacking=built.lacking,
+        )
+        builds = Builds(
+            repository=repository,
+            built=built,
+            sandboxes=sandboxes,
+            machine=templates,
+            images=images,
+            settings=settings,
+            folder=data.uploads,
+        )
         await sandboxes.open()
         stack.push_async_callback(sandboxes.close)
+        volumes = Volumes(database, driver, settings, sandboxes)
+        await volumes.open()
+        stack.push_async_callback(volumes.close)
+        images.start(lambda layer: sandboxes.stands_on(layer) or builds.stands_on(layer))
+        stack.push_async_callback(images.close)
+        await builds.open()
+        stack.push_async_callback(builds.close)
         if catalogue is not None:
             await catalogue.start()
             stack.push_async_callback(catalogue.close)
-        context = Context(sandboxes, templates, settings.default_limits, _domain(settings, port))
+        context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes)
         gateway = Gateway(sandboxes, api.build(context, keys))
         stack.callback(gateway.close)
         yield _Engine(driver, gateway, new_key)
@@ -163,7 +230,7 @@ async def open_briefly(folder: Path) -> Capabilities:
     return able
 
 
-def _server(gateway: Gateway, access_log: bool) -> Server:
+def _server(gateway: Gateway, access_log: bool, context: ssl.SSLContext | None = None) -> Server:
     config = uvicorn.Config(
         gateway,
         http=EngineProtocol,
@@ -178,11 +245,6 @@ def _server(gateway: Gateway, access_log: bool) -> Server:
         timeout_graceful_shutdown=FAREWELL_SECONDS,
     )
     config.ws = Tunnel.factory(gateway)  # type: ignore[assignment]  # uvicorn only calls it
+    config.load()
+    config.ssl = context  # uvicorn's own cannot change its certificate
     return Server(config)
-
-
-def _domain(settings: EngineSettings, port: int) -> str | None:
-    """Under which clients are told to look for previews: `{port}-{id}.localhost:…` leads here without a name server."""
-    if settings.domain is not None:
-        return settings.domain
-    return f"localhost:{port}" if is_loopback(settings.host) or settings.host in ("0.0.0.0", "::") else None  # noqa: S104

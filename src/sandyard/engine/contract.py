@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import enum
 import socket
+import ssl
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 AGENT_PORT = 49983
+INTERPRETER_PORT = 49999  # of sandboxes with a code interpreter
 
 Layers = tuple[str, ...]
 """A root file system: opaque names of read-only layers, topmost first. Templates and `snapshot` make them."""
@@ -34,13 +37,71 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRule:
+    """What HTTP requests to a host get on their way out: these headers, instead of any of the same name. Their values may
+    hold placeholders, which `Outbound.fill` replaces. `host` is a name, or `*.example.com` for all below one."""
+
+    host: str
+    headers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkPolicy:
     """`allow_out` wins over `deny_out`; entries are addresses, CIDRs or (allow only) domain names, `*.example.com` too.
-    The host, other sandboxes and link-local addresses stay out of reach whatever is listed."""
+    The host, other sandboxes and link-local addresses stay out of reach whatever is listed. `rules` open nothing: a
+    driver that cannot apply them raises UnsupportedError."""
 
     allow_internet: bool = True
     allow_out: tuple[str, ...] = ()
     deny_out: tuple[str, ...] = ()
+    rules: tuple[HostRule, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        plain: dict[str, Any] = {
+            "allow_internet": self.allow_internet,
+            "allow_out": self.allow_out,
+            "deny_out": self.deny_out,
+        }
+        if self.rules:
+            plain["rules"] = [(rule.host, rule.headers) for rule in self.rules]
+        return plain
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> NetworkPolicy:
+        """What `plain` made, of this engine or an earlier one. Raises KeyError, TypeError or ValueError."""
+        rules = (
+            HostRule(str(host), tuple((str(name), str(value)) for name, value in headers))
+            for host, headers in plain.get("rules", ())
+        )
+        return cls(bool(plain["allow_internet"]), tuple(plain["allow_out"]), tuple(plain["deny_out"]), tuple(rules))
+
+
+class Outbound(Protocol):
+    """What a driver asks the engine for when it applies rules: it holds neither secrets nor certificates itself. Works in
+    any thread and event loop."""
+
+    async def fill(self, value: str) -> str:
+        """The value with its placeholders replaced, as of now. Raises NotFoundError for what no secret is called."""
+        ...
+
+    def holds_secret(self, value: str) -> bool:
+        """Whether `fill` would put a secret into it."""
+        ...
+
+    def context(self, host: str) -> ssl.SSLContext:
+        """For a server that sandboxes take for this host."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A volume as a sandbox sees it: the very files, at once, beside everybody else who mounts it. The place is made when
+    it is missing. Programs on it gain no privileges by their mode, and device nodes are no devices."""
+
+    volume: str
+    target: str  # absolute and plain: the engine has checked it
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +110,7 @@ class Spec:
     layers: Layers
     limits: Limits = Limits()
     network: NetworkPolicy = NetworkPolicy()
+    mounts: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +212,22 @@ class Driver(Protocol):
         ...
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
-        """A new running sandbox with a copy of this one's file system, taken at one instant. The original goes on."""
+        """A new running sandbox with a copy of this one's file system, taken at one instant. The original goes on.
+        Volumes are no part of a file system: the new one mounts those of its own spec."""
+        ...
+
+    async def create_volume(self, volume_id: str, size_mb: int) -> None:
+        """An empty directory that outlives sandboxes, with a size limit where `capabilities.limits` has "disk".
+        Idempotent. Unlike sandboxes, volumes are never swept: only `delete_volume` removes one."""
+        ...
+
+    async def delete_volume(self, volume_id: str) -> None:
+        """Idempotent. The engine calls it only when no sandbox mounts it."""
+        ...
+
+    def volume_path(self, volume_id: str) -> Path:
+        """Where its files are on this host, with ids as sandboxes see them. What is in there was put by sandboxes: whoever
+        follows its symbolic links is led astray."""
         ...
 
     async def kill(self, handle: Handle) -> None:

@@ -4,12 +4,13 @@ variables."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from sandyard.engine.contract import Limits
 from sandyard.kit.secret import Secret
@@ -17,6 +18,8 @@ from sandyard.kit.settings import Settings, home, known_level
 
 POOLED_BYTES = 3 << 20
 """What a ready sandbox costs."""
+STARTED_BYTES = 256 << 20
+"""What one with a start command running may well cost."""
 
 DEADLINES: Mapping[str, float] = MappingProxyType(
     {
@@ -27,6 +30,8 @@ DEADLINES: Mapping[str, float] = MappingProxyType(
         "fork": 60.0,
         "snapshot": 120.0,
         "delete_snapshot": 300.0,
+        "create_volume": 30.0,
+        "delete_volume": 300.0,
         "suspend": 300.0,
         "restore": 300.0,
         "stop": 30.0,
@@ -44,6 +49,25 @@ def default_pool_size() -> int:
     return min(128, max(4, memory // 64 // POOLED_BYTES))
 
 
+def default_started_size() -> int:
+    """As many as fit into a thirty-second of the machine's memory: 3 at 24 GiB."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(8, max(1, memory // 32 // STARTED_BYTES))
+
+
+def host_name(value: str) -> str:
+    """Of a domain, in lower case; a port may follow."""
+    name, colon, port = value.lower().removesuffix(".").partition(":")
+    labels = name.split(".")
+    if not all(re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", label) for label in labels) or len(name) > 180:
+        raise ValueError("is a domain such as sandboxes.example.com, without https:// and without a star")
+    if labels[-1].isdigit():
+        raise ValueError("is a domain, not an address: names below it are needed")
+    if colon and not (port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("its port is a number from 1 to 65535")
+    return name + colon + port
+
+
 class EngineSettings(Settings):
     """Frozen. Sizes are in MiB, times in seconds."""
 
@@ -54,7 +78,11 @@ class EngineSettings(Settings):
     port: int = Field(default=3000, ge=0, le=65535)
     data_dir: Path = Field(default_factory=lambda: home() / "engine")
     templates_dir: Path = Field(default_factory=lambda: home() / "templates")
-    domain: str | None = None  # under which previews are reachable; None: host:port
+    domain: Annotated[str, AfterValidator(host_name)] | None = None  # previews are below it; None: host:port
+    tls_port: int | None = Field(default=None, ge=0, le=65535)  # HTTPS besides HTTP; None: HTTP alone
+    tls_host: str | None = None  # where HTTPS listens; None: as `host`
+    tls_cert: Path | None = None  # with its chain; None: the engine's own authority issues one
+    tls_key: Path | None = None  # None: it is in the same file
     driver: str = "auto"  # auto, namespace or fake
     api_keys: tuple[Secret, ...] = ()  # valid besides the stored ones
 
@@ -68,7 +96,19 @@ class EngineSettings(Settings):
 
     # what a sandbox may reach
     lan: Literal["deny", "allow"] = "deny"  # private ranges and the host's neighbours
+    resolv_conf: Path = Path("/etc/resolv.conf")  # whose name servers answer sandboxes' questions
+    egress_ca_file: Path | None = None  # authorities trusted, besides the machine's, for hosts of network rules
     subnet: str | None = None  # for all sandboxes of this engine; None: a free one is found and remembered
+
+    # images that templates are built from
+    images_dirs: tuple[
+        Path, ...
+    ] = ()  # below which `oci:`, `oci-archive:` and `docker-archive:` are read; none: nowhere
+    images_registries: tuple[str, ...] = ()  # host[:port]s that may be asked though they are not on the public internet
+    images_insecure: tuple[str, ...] = ()  # host[:port]s that are spoken to over plain http
+    images_max_mb: int = Field(default=16384, ge=1)  # of one image, unpacked
+    images_max_files: int = Field(default=1_000_000, ge=1)
+    images_keep_s: float = Field(default=7 * 24 * 3600, ge=0)  # layers that nothing needs go after this
 
     # how much fits
     max_sandboxes: int = Field(default=1000, ge=1)  # running at the same time
@@ -76,12 +116,24 @@ class EngineSettings(Settings):
     disk_reserve_mb: int = Field(default=2048, ge=0)  # of the data directory's disk, kept free
     max_timeout_s: float = Field(default=24 * 3600, gt=0)
     max_forks: int = Field(default=100, ge=1)
+    max_volumes: int = Field(default=1000, ge=0)
+    volume_size_mb: int = Field(default=10240, ge=16)  # each, where the store has quotas
     auto_resume_timeout_s: float = Field(default=60, ge=0)  # an auto-resumed sandbox lives at least this long
 
     # ready sandboxes
     pool_size: int = Field(default_factory=default_pool_size, ge=0)  # per template; 0 turns the pool off
+    pool_started_size: int = Field(default_factory=default_started_size, ge=0)  # the same, with a start command running
     pool_idle_s: float = Field(default=600, gt=0)  # a template nobody asks for loses its pool after this
+    start_patience_s: float = Field(default=60, gt=0)  # how long a start command may take until it is ready
     create_concurrency: int = Field(default=8, ge=1)  # creates the driver is asked for at the same time
+
+    # building templates
+    build_concurrency: int = Field(default=4, ge=1)  # builds at the same time; others wait
+    build_timeout_s: float = Field(default=3600, gt=0)  # of a whole build
+    build_layers_kept: int = Field(default=200, ge=0)  # in the cache; 0: only what templates need
+    build_upload_mb: int = Field(default=2048, ge=1)  # of the files of one COPY
+    build_files_kept_mb: int = Field(default=4096, ge=0)  # of uploaded files that nobody is about to use
+    build_log_lines: int = Field(default=20_000, ge=100)  # of one build
 
     # upkeep
     suspend_after_s: float | None = 900  # paused this long: memory goes to disk, where the driver can
@@ -98,12 +150,28 @@ class EngineSettings(Settings):
     log_level: Annotated[str, AfterValidator(known_level)] = "info"
     log_json: bool = False
 
+    @field_validator("tls_host", "tls_cert", "tls_key")
+    @classmethod
+    def _fitting(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("tls_port") is None:
+            raise ValueError("needs a tls_port")
+        if value is not None and info.field_name == "tls_key" and info.data.get("tls_cert") is None:
+            raise ValueError("is the key of a certificate: name that as tls_cert")
+        return value
+
     @field_validator("api_keys", mode="before")
     @classmethod
     def _wrap_keys(cls, value: Any) -> Any:
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
         return tuple(Secret(item) if isinstance(item, str) else item for item in value)
+
+    @field_validator("images_dirs", "images_registries", "images_insecure", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(part.strip() for part in value.split(",") if part.strip())
 
     @property
     def default_limits(self) -> Limits:

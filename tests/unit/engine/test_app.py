@@ -148,13 +148,13 @@ def test_sandboxes_and_commands_outlive_the_engine(engine: Engine, sandbox: Sand
     began = time.monotonic()
     code = engine.stop(number)
     assert code == (0 if number != signal.SIGKILL else -signal.SIGKILL)
-    assert time.monotonic() - began < 10, "an open stream does not hold the engine up"
+    assert time.monotonic() - began < 20, "an open stream does not hold the engine up"
     with pytest.raises(Exception, match=r".+"):
         command.wait()
     key = engine.key
     engine.start()
     assert engine.key == key, "the first key is made once"
-    assert "keys list" in engine.said
+    assert "sandyard keys --data-dir" in engine.said
     assert "Traceback" not in engine.said
     assert command.pid in [process.pid for process in sandbox.commands.list()]
     assert sandbox.commands.kill(command.pid)

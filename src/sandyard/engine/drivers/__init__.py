@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sandyard.engine.contract import Driver
+from sandyard.engine.contract import Driver, Outbound
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import InvalidInputError
 
 NAMES = ("namespace", "fake")
+IMAGES = "images"
+"""In the data directory: where layers of images lie."""
 SPARE_SLOTS = 1024
 """Paused sandboxes do not count as running, but each keeps its place on the machine."""
 
 
-def load(settings: EngineSettings, data_dir: Path) -> Driver:
-    """`auto` is the namespace driver. The fake one isolates nothing and must be asked for by name."""
+def load(settings: EngineSettings, data_dir: Path, outbound: Outbound | None = None) -> Driver:
+    """`auto` is the namespace driver. The fake one isolates nothing and must be asked for by name. Without `outbound` no
+    network policy may have rules."""
     if settings.driver in ("auto", "namespace"):
-        return _namespace(settings, data_dir)
+        return _namespace(settings, data_dir, outbound)
     if settings.driver == "fake":
         from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests ask for it
 
@@ -24,17 +27,22 @@ def load(settings: EngineSettings, data_dir: Path) -> Driver:
     raise InvalidInputError(f"There is no driver {settings.driver!r}: choose auto, {' or '.join(NAMES)}.")
 
 
-def _namespace(settings: EngineSettings, data_dir: Path) -> Driver:
+def _namespace(settings: EngineSettings, data_dir: Path, outbound: Outbound | None) -> Driver:
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
     from sandyard.engine.drivers.namespace.host import Options, is_root  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
 
-    network = NetworkSettings(lan=settings.lan, subnet=settings.subnet)
+    network = NetworkSettings(
+        lan=settings.lan,
+        subnet=settings.subnet,
+        resolv_conf=settings.resolv_conf,
+        egress_ca_file=settings.egress_ca_file,
+    )
     return NamespaceDriver(
         Options(
             data_dir,
-            layer_roots=(settings.templates_dir,),
+            layer_roots=(settings.templates_dir, data_dir / IMAGES),
             max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
-            network=(lambda instance, state: Network(instance, state, network)) if is_root() else None,
+            network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
         )
     )

@@ -1,7 +1,8 @@
-"""The engine's HTTP protocol: the bounded one with two things added.
+"""The engine's HTTP protocol: the bounded one with three things added.
 
 - Every kind of upgrade goes to the tunnel, not WebSockets only: what a server in a sandbox speaks is its own affair.
 - An application may cut its client's connection (`asgi.CLOSE`), because a reply that broke off must not look complete.
+- An engine that stops waits no longer than a moment for a client over TLS to say its farewell.
 """
 
 from __future__ import annotations
@@ -9,11 +10,18 @@ from __future__ import annotations
 from sandyard.engine.e2b.dataplane.asgi import CLOSE
 from sandyard.kit import server
 
+FAREWELL_SECONDS = 1.0
+
 
 class EngineProtocol(server.BoundedProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {CLOSE: {"close": self.transport.close}}
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.scheme == "https" and self.transport.is_closing():
+            self.loop.call_later(FAREWELL_SECONDS, self.transport.abort)
 
     def _should_upgrade(self) -> bool:
         # h2c is an offer, not a wish: a client that makes it (curl --http2) goes on in HTTP/1.1 when it is passed over

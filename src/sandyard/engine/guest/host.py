@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -18,6 +19,7 @@ from sandyard.engine.guest.wire.http1 import Exchange, HttpError
 _DIAL_PATIENCE = 5.0
 _IDENTITY_FOLDER = "/run/e2b"
 _IDENTITY = frozenset({"E2B_SANDBOX", "E2B_SANDBOX_ID", "E2B_TEMPLATE_ID"})
+_VARIABLES = "/dev/shm/.sandbox-envs.json"  # noqa: S108 (in memory: no snapshot and no template has it)
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -47,6 +49,7 @@ class Host:
         defaults = self._sandbox.defaults
         defaults.env.update(env)
         self._write_identity()
+        self._write_variables()
         defaults.user = user or defaults.user
         defaults.workdir = workdir or defaults.workdir
         await exchange.reply(204, headers=_NO_STORE)
@@ -65,6 +68,15 @@ class Host:
                         os.write(fd, value.encode())
                     finally:
                         os.close(fd)
+
+    def _write_variables(self) -> None:
+        """All variables, for root alone: what was started before they were known, such as a code interpreter in a sandbox
+        that was kept ready, looks them up there."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with contextlib.suppress(OSError):
+            fd = self._sandbox.open_file(self._sandbox.host(_VARIABLES), flags, 0o600)
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(self._sandbox.defaults.env, file)
 
     async def metrics(self, exchange: Exchange) -> None:
         config = self._sandbox.config

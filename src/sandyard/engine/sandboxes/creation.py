@@ -6,22 +6,23 @@ The row is written last: a crash before that leaves a sandbox without a record, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
-from sandyard.engine.sandboxes import guest
+from sandyard.engine.contract import Handle, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.sandboxes import guest, starting
 from sandyard.engine.sandboxes.calls import Calls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
 from sandyard.engine.sandboxes.metrics import Sampler
-from sandyard.engine.sandboxes.model import CreateSandbox, Forked, Sandbox, Snapshot, State, Template
+from sandyard.engine.sandboxes.model import CreateSandbox, Forked, Sandbox, Snapshot, State, Template, mounts_of
 from sandyard.engine.sandboxes.pool import Pool, new_sandbox_id
 from sandyard.engine.sandboxes.registry import Entry
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots, new_snapshot_id
+from sandyard.engine.sandboxes.trust import EgressTrust
 from sandyard.engine.sandboxes.undertaker import Undertaker
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import ConflictError, FullError, SandyardError
@@ -33,10 +34,11 @@ _DEFAULT_POLICY = NetworkPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A sandbox of the driver that has no record yet, and whether its agent already knows the template's settings."""
+    """A sandbox of the driver that has no record yet, and whether it was ready: its agent knows the template's settings,
+    and the start command runs."""
 
     handle: Handle
-    told: bool
+    ready: bool
 
 
 class Creation:
@@ -51,6 +53,7 @@ class Creation:
         lifecycle: Lifecycle,
         pool: Pool,
         snapshots: Snapshots,
+        trust: EgressTrust,
         settings: EngineSettings,
     ) -> None:
         self._ledger = ledger
@@ -61,6 +64,7 @@ class Creation:
         self._lifecycle = lifecycle
         self._pool = pool
         self._snapshots = snapshots
+        self._trust = trust
         self._settings = settings
         self._at_once = asyncio.Semaphore(settings.create_concurrency)
         self.under_way = 0
@@ -77,7 +81,7 @@ class Creation:
     def claim(self, request: CreateSandbox, template: Template) -> Sandbox | None:
         """A sandbox from the pool, when there is one that fits as it is. Nothing to wait for: one write, and it is the
         client's."""
-        if request.env or request.network.policy != _DEFAULT_POLICY:
+        if request.env or request.volume_mounts or request.network.policy != _DEFAULT_POLICY:
             return None
         own = self.limits_of(template)
         if request.limits is not None and request.limits != own:
@@ -95,10 +99,11 @@ class Creation:
         own = self.limits_of(template)
         limits = request.limits or own
         with self._room(template.snapshots):
-            made = await self._make(template, limits, request.network.policy, poolable=limits == own)
+            mounts = mounts_of(request.volume_mounts)
+            made = await self._make(template, limits, request.network.policy, mounts, poolable=limits == own)
             record = self._described_by(request, template, limits, made.handle)
-            told = made.told and not request.env
-            return await self._begin(record, "The sandbox was created", told=told, key=key)
+            told = made.ready and not request.env
+            return await self._begin(record, "The sandbox was created", told=told, started=made.ready, key=key)
 
     def _described_by(self, request: CreateSandbox, template: Template, limits: Limits, handle: Handle) -> Sandbox:
         now = self._ledger.clock.now()
@@ -120,6 +125,7 @@ class Creation:
             metadata=request.metadata,
             env={**template.env, **request.env},
             defaults=template.defaults,
+            start=template.start,
             secure=request.secure,
             access_token=random_secret() if request.secure else None,
             traffic_token=None if request.public_traffic else random_secret(),
@@ -190,6 +196,7 @@ class Creation:
             tag=tag,
             env=parent.env,
             defaults=parent.defaults,
+            start=parent.start,
             snapshots=parent.snapshots,
         )
 
@@ -197,18 +204,14 @@ class Creation:
         with self._room(parent.snapshots):
             child = self._child(parent, timeout_s)
             handle = await self._ask("fork", parent.id, lambda: self._calls.driver.fork(parent.handle, child.spec))
-            return await self._begin(
-                replace(child, handle=handle), f"The sandbox was forked from {parent.id}", told=False
-            )
+            return await self._begin(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
 
     async def _stand_on(self, parent: Sandbox, snapshot: Snapshot, timeout_s: float) -> Sandbox:
         used = (*snapshot.snapshots, snapshot.id)
         with self._room(used):
             child = replace(self._child(parent, timeout_s), layers=snapshot.layers, snapshots=used)
             handle = await self._ask("create", child.id, lambda: self._calls.driver.create(child.spec))
-            return await self._begin(
-                replace(child, handle=handle), f"The sandbox was forked from {parent.id}", told=False
-            )
+            return await self._begin(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
 
     def _child(self, parent: Sandbox, timeout_s: float) -> Sandbox:
         now = self._ledger.clock.now()
@@ -227,22 +230,30 @@ class Creation:
             intent=None,
         )
 
-    async def _make(self, template: Template, limits: Limits, policy: NetworkPolicy, *, poolable: bool) -> Made:
-        if poolable and policy == _DEFAULT_POLICY:
+    async def _make(
+        self,
+        template: Template,
+        limits: Limits,
+        policy: NetworkPolicy,
+        mounts: tuple[Mount, ...] = (),
+        *,
+        poolable: bool,
+    ) -> Made:
+        if poolable and policy == _DEFAULT_POLICY and not mounts:
             handle = self._pool.claim(template, limits)
             if handle is not None:
-                return Made(handle, told=True)
+                return Made(handle, ready=True)
 
         async def make() -> Handle:
-            spec = Spec(new_sandbox_id(), template.layers, limits, policy)
+            spec = Spec(new_sandbox_id(), template.layers, limits, policy, mounts)
             return await self._ask("create", spec.id, lambda: self._calls.driver.create(spec))
 
         try:
-            return Made(await self._pool.create(make), told=False)
+            return Made(await self._pool.create(make), ready=False)
         except FullError:
             if not await self._pool.give_back():
                 raise
-            return Made(await self._pool.create(make), told=False)  # what the ready ones took is free now
+            return Made(await self._pool.create(make), ready=False)  # what the ready ones took is free now
 
     async def _ask(self, verb: str, subject: str, call: Callable[[], Coroutine[Any, Any, Handle]]) -> Handle:
         async def discard(handle: Handle) -> None:
@@ -252,12 +263,22 @@ class Creation:
             return await self._calls.run(verb, subject, call(), if_late=discard)
 
     async def _begin(
-        self, record: Sandbox, event: str, *, told: bool, key: tuple[str, str, bytes] | None = None
+        self,
+        record: Sandbox,
+        event: str,
+        *,
+        told: bool = False,
+        started: bool = False,
+        key: tuple[str, str, bytes] | None = None,
     ) -> Sandbox:
-        """The last steps, common to all: settings into the agent, then the record."""
+        """The last steps, common to all: settings into the agent, the start command, then the record."""
         try:
             if not told:
-                await guest.initialise(self._calls, record.handle, record.template_id, record.env, record.defaults)
+                env = self._trust.env(record)
+                await guest.initialise(self._calls, record.handle, record.template_id, env, record.defaults)
+                await self._trust.install(record)
+                if record.start is not None and not started:
+                    await starting.start(self._calls, record.handle, record.start, self._settings.start_patience_s)
                 now = self._ledger.clock.now()
                 record = replace(record, created_at=now, started_at=now, ends_at=now + record.timeout_s)
         except BaseException:
@@ -276,6 +297,17 @@ class Creation:
         self._sampler.soon(entry)
         return entry.record
 
+    @asynccontextmanager
+    async def unlisted(self, template: Template, limits: Limits) -> AsyncIterator[Handle]:
+        """A running sandbox without a record, which ends with the context."""
+        with self._room(template.snapshots):
+            handle = (await self._make(template, limits, _DEFAULT_POLICY, poolable=False)).handle
+            try:
+                await guest.initialise(self._calls, handle, template.id, template.env, template.defaults)
+                yield handle
+            finally:
+                await asyncio.shield(asyncio.ensure_future(self._undertaker.end(handle)))
+
     async def _outcome(self, call: Coroutine[Any, Any, Sandbox]) -> Forked:
         try:
             return Forked(sandbox=await call)
@@ -293,21 +325,9 @@ class Creation:
         finally:
             self.under_way -= 1
 
-    @contextmanager
-    def _held(self, snapshots: tuple[str, ...]) -> Iterator[None]:
+    def _held(self, snapshots: tuple[str, ...]) -> AbstractContextManager[None]:
         """Keep these snapshots' files while something is being made of them that has no record yet."""
-        held = self._snapshots.held
-        for snapshot_id in snapshots:
-            held[snapshot_id] = held.get(snapshot_id, 0) + 1
-        try:
-            yield
-        finally:
-            for snapshot_id in snapshots:
-                held[snapshot_id] -= 1
-                if not held[snapshot_id]:
-                    del held[snapshot_id]
-            if snapshots:
-                self._snapshots.collect()
+        return self._snapshots.holding(snapshots)
 
 
 def _renewed(token: Secret | None) -> Secret | None:

@@ -20,6 +20,7 @@ from sandyard.engine.sandboxes.metrics import Sampler
 from sandyard.engine.sandboxes.model import Intent, Network, OnTimeout, PauseKind, Sandbox, State
 from sandyard.engine.sandboxes.reconcile import Reconciler
 from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.trust import EgressTrust
 from sandyard.engine.sandboxes.undertaker import Undertaker
 from sandyard.kit.errors import ConflictError, SandyardError, UnsupportedError
 from sandyard.kit.logging import get_logger
@@ -40,6 +41,7 @@ class Lifecycle:
         sampler: Sampler,
         undertaker: Undertaker,
         reconciler: Reconciler,
+        trust: EgressTrust,
     ) -> None:
         self._ledger = ledger
         self._calls = calls
@@ -47,6 +49,7 @@ class Lifecycle:
         self._sampler = sampler
         self._undertaker = undertaker
         self._reconciler = reconciler
+        self._trust = trust
         self._automatic = asyncio.Semaphore(AUTOMATIC_AT_ONCE)
 
     @property
@@ -189,6 +192,7 @@ class Lifecycle:
             if not entry.record.running:
                 raise ConflictError(f"Sandbox '{entry.id}' is paused; resume it to change its network")
             before = entry.record.network
+            await self._trust.extend(entry.record, network)
             self._ledger.change(entry, network=network, intent=Intent.NETWORK)
             call = self._driver.set_network(entry.record.handle, network.policy)
             try:

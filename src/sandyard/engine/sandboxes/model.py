@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
+from sandyard.engine.contract import Handle, Layers, Limits, Mount, NetworkPolicy, Spec
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.secret import Secret
 
@@ -65,6 +65,15 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """What runs in a sandbox from its first moment, as its default user: a shell command, and one that succeeds when
+    the first is ready. Clients are given the sandbox then."""
+
+    command: str
+    ready: str | None = None  # None: ready as soon as it was started
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """One sandbox as the database has it."""
 
@@ -87,13 +96,14 @@ class Sandbox:
     metadata: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Defaults = Defaults()
+    start: Start | None = None
     secure: bool = True
     access_token: Secret | None = None
     traffic_token: Secret | None = None  # set when public traffic is not allowed
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_pause_memory: bool = True
     auto_resume: bool = False
-    volume_mounts: tuple[Mapping[str, Any], ...] = ()
+    volume_mounts: tuple[Mapping[str, Any], ...] = ()  # each the `name` and `id` of a volume and a `path`
     extra: Mapping[str, Any] = field(
         default_factory=dict
     )  # what the protocol layer wants kept and shown back (mcp, iam …)
@@ -107,7 +117,11 @@ class Sandbox:
 
     @property
     def spec(self) -> Spec:
-        return Spec(id=self.id, layers=self.layers, limits=self.limits, network=self.network.policy)
+        return Spec(self.id, self.layers, self.limits, self.network.policy, mounts_of(self.volume_mounts))
+
+
+def mounts_of(volume_mounts: Sequence[Mapping[str, Any]]) -> tuple[Mount, ...]:
+    return tuple(Mount(mount["id"], mount["path"]) for mount in volume_mounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +188,7 @@ class Snapshot:
     tag: str = "default"
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Defaults = Defaults()
+    start: Start | None = None
     snapshots: tuple[str, ...] = ()  # the snapshots its own layers need, without itself
     seq: int = 0
 
@@ -203,9 +218,9 @@ class Template:
     aliases: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     defaults: Defaults = Defaults()
-    snapshots: tuple[
-        str, ...
-    ] = ()  # of a snapshot that serves as a template: the snapshots its layers need, with itself
+    start: Start | None = None
+    snapshots: tuple[str, ...] = ()  # that its layers need
+    lasting: bool = True  # False: a snapshot, of which no sandbox is made before it is asked for
     cpu_count: int | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None

@@ -20,7 +20,9 @@ from sandyard.engine.sandboxes.recovery import Recovery, read_boot_id
 from sandyard.engine.sandboxes.registry import Registry
 from sandyard.engine.sandboxes.repository import SandboxRepository
 from sandyard.engine.sandboxes.snapshots import Snapshots
+from sandyard.engine.sandboxes.trust import EgressTrust
 from sandyard.engine.sandboxes.undertaker import Undertaker
+from sandyard.engine.sandboxes.workshop import Workshop
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import Clock, SystemClock
@@ -44,6 +46,7 @@ class Parts:
         clock: Clock | None = None,
         disks: Sequence[Path] | None = None,
         boot_id: str | None = None,
+        egress_authority: bytes = b"",
     ) -> None:
         self.database = database
         self._settings = settings
@@ -55,6 +58,7 @@ class Parts:
         self.repository = SandboxRepository(database)
         self.logs = SandboxLogs(database, self._clock, kept=settings.logs_kept, retention_s=settings.logs_retention_s)
         self.calls = Calls(driver, settings.deadline)
+        trust = EgressTrust(self.calls, egress_authority)
         self.ledger = Ledger(
             database=database,
             repository=self.repository,
@@ -74,8 +78,17 @@ class Parts:
             interval_s=settings.metrics_interval_s,
             kept=settings.metrics_kept,
         )
-        self.snapshots = Snapshots(database, self.calls, self.background.spawn, self._users)
-        self.reconciler = Reconciler(self.ledger, self.calls, self.undertaker, self.background.spawn)
+        self.snapshots = Snapshots(
+            database, self.calls, self.background.spawn, self._users, lambda: self.pool.snapshots
+        )
+        self.reconciler = Reconciler(
+            self.ledger,
+            self.calls,
+            self.undertaker,
+            self.background.spawn,
+            trust,
+            start_patience_s=settings.start_patience_s,
+        )
         self.lifecycle = Lifecycle(
             ledger=self.ledger,
             calls=self.calls,
@@ -83,6 +96,7 @@ class Parts:
             sampler=self.sampler,
             undertaker=self.undertaker,
             reconciler=self.reconciler,
+            trust=trust,
         )
         self.pool = Pool(
             self.calls,
@@ -90,7 +104,9 @@ class Parts:
             self.capacity,
             self._clock,
             size=settings.pool_size,
+            started_size=settings.pool_started_size,
             idle_s=settings.pool_idle_s,
+            start_patience_s=settings.start_patience_s,
             taken=lambda: self.registry.running + self.creation.under_way + len(self.undertaker.dying),
             room=settings.max_sandboxes,
         )
@@ -103,7 +119,15 @@ class Parts:
             lifecycle=self.lifecycle,
             pool=self.pool,
             snapshots=self.snapshots,
+            trust=trust,
             settings=settings,
+        )
+        self.workshop = Workshop(
+            calls=self.calls,
+            capacity=self.capacity,
+            creation=self.creation,
+            snapshots=self.snapshots,
+            clock=self._clock,
         )
         self._recovery = Recovery(
             database=database,
@@ -156,8 +180,12 @@ class Parts:
         return any(layer in sandbox.layers for sandbox in self._users()) or self.snapshots.stands_on(layer)
 
     def _users(self) -> Iterable[Sandbox]:
+        return self.users(dying=True)
+
+    def users(self, *, dying: bool) -> Iterable[Sandbox]:
+        """All sandboxes with a record; with `dying`, also those the driver has not removed yet."""
         yield from (entry.record for entry in self.registry)
-        yield from self.undertaker.dying
+        yield from self.undertaker.dying if dying else ()
 
     def _late(self, sandbox_id: str) -> None:
         entry = self.registry.find(sandbox_id)
@@ -191,7 +219,7 @@ class Parts:
             log.warning("template_not_prewarmed", reason=error.message)
             return
         if template is not None:
-            self.pool.want(template, self.creation.limits_of(template))
+            self.pool.want(template, self.creation.limits_of(template), whole=True)
 
     def _tidy_up(self) -> None:
         """What may have become possible: rows that a full disk did not let go, snapshots that nothing needs any

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
-from sandyard.engine.sandboxes import guest
+from sandyard.engine.sandboxes import guest, starting
 from sandyard.engine.sandboxes.calls import Calls
 from sandyard.engine.sandboxes.capacity import Capacity
-from sandyard.engine.sandboxes.model import Template
+from sandyard.engine.sandboxes.model import Defaults, Start, Template
 from sandyard.engine.sandboxes.undertaker import Undertaker
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import SandyardError
@@ -25,6 +25,7 @@ log = get_logger(__name__)
 RETRY_S = 2.0
 QUIET_S = 0.1
 ENOUGH = 0.25  # of the pool: below it, refilling does not wait for a quiet moment
+A_FEW = 4
 MEMORY_MARGIN = 1.25  # the pool gives way before creates are refused
 
 
@@ -39,12 +40,14 @@ class Shelf:
     template: Template
     limits: Limits
     used_at: float
+    whole: bool = False  # as large as shelves get; else it grows with what is claimed
+    claims: int = 0
     claimed_at: float = float("-inf")
     ready: deque[Handle] = field(default_factory=deque)
     watches: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
 
-ShelfKey = tuple[str, Layers, Limits]
+ShelfKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, Start | None, Limits]
 
 
 class Pool:
@@ -58,7 +61,9 @@ class Pool:
         clock: Clock,
         *,
         size: int,
+        started_size: int,
         idle_s: float,
+        start_patience_s: float,
         taken: Callable[[], int],
         room: int,
     ) -> None:
@@ -67,7 +72,9 @@ class Pool:
         self._capacity = capacity
         self._clock = clock
         self._size = size
+        self._started_size = started_size  # of templates with a start command
         self._idle_s = idle_s
+        self._start_patience_s = start_patience_s
         self._taken = taken  # sandboxes that count already
         self._room = room  # how many may be there at the same time, with the ready ones
         self._shelves: dict[ShelfKey, Shelf] = {}
@@ -82,12 +89,18 @@ class Pool:
     def ready(self) -> int:
         return sum(len(shelf.ready) for shelf in self._shelves.values())
 
+    @property
+    def snapshots(self) -> set[str]:
+        """On which ready sandboxes stand."""
+        return {used for shelf in self._shelves.values() for used in shelf.template.snapshots}
+
     def claim(self, template: Template, limits: Limits) -> Handle | None:
         """A ready sandbox, the caller's from now on; None when there is none. Starts a shelf for a template that has
-        none, but not for a snapshot: it may be deleted at any time, and nothing ready should then stand on it."""
-        if self._size == 0 or template.snapshots:
+        none, but not for a client's snapshot: there may be any number, and each may be deleted at any time."""
+        if self._most(template) == 0 or not template.lasting:
             return None
         shelf = self.want(template, limits)
+        shelf.claims += 1
         self._wanted.set()
         if not shelf.ready:
             return None
@@ -96,14 +109,16 @@ class Pool:
         shelf.watches.pop(handle.id).cancel()
         return handle
 
-    def want(self, template: Template, limits: Limits) -> Shelf:
-        """Keep ready sandboxes of this template."""
-        key = (template.id, template.layers, limits)
+    def want(self, template: Template, limits: Limits, *, whole: bool = False) -> Shelf:
+        """Keep ready sandboxes of this template: a few for each that is claimed, or as many as shelves hold."""
+        known = frozenset(template.env.items())  # a new build of a template may differ in nothing else
+        key = (template.id, template.layers, known, template.defaults, template.start, limits)
         shelf = self._shelves.get(key)
         if shelf is None:
             shelf = self._shelves[key] = Shelf(template, limits, self._clock.now())
             self._wanted.set()
         shelf.used_at = self._clock.now()
+        shelf.whole = shelf.whole or whole
         return shelf
 
     async def create(self, make: Callable[[], Awaitable[Handle]]) -> Handle:
@@ -173,7 +188,8 @@ class Pool:
         """Wait for a moment in which making one is in nobody's way. While there are enough, that is a pause between
         clients' requests; then the first command of a sandbox just claimed does not wait for the next one's making."""
         await self._idle.wait()
-        while len(shelf.ready) >= self._size * ENOUGH and shelf.claimed_at > self._clock.now() - QUIET_S:
+        enough = self._wanted_of(shelf) * ENOUGH
+        while len(shelf.ready) >= enough and shelf.claimed_at > self._clock.now() - QUIET_S:
             await self._clock.sleep(QUIET_S)
         await self._idle.wait()
 
@@ -191,8 +207,9 @@ class Pool:
         self._shelves.clear()
 
     def _neediest(self) -> Shelf | None:
-        shelf = min(self._shelves.values(), key=lambda shelf: len(shelf.ready), default=None)
-        if shelf is None or len(shelf.ready) >= self._size:
+        lacking = [shelf for shelf in self._shelves.values() if len(shelf.ready) < self._wanted_of(shelf)]
+        shelf = min(lacking, key=lambda shelf: len(shelf.ready), default=None)
+        if shelf is None:
             return None
         if self._taken() + self.ready >= self._room or self._capacity.memory_low(MEMORY_MARGIN):
             return None
@@ -207,6 +224,8 @@ class Pool:
         handle = await self._calls.run("create", spec.id, self._calls.driver.create(spec), if_late=discard)
         try:
             await guest.initialise(self._calls, handle, shelf.template.id, shelf.template.env, shelf.template.defaults)
+            if shelf.template.start is not None:
+                await starting.start(self._calls, handle, shelf.template.start, self._start_patience_s)
         except BaseException:
             self._undertaker.discard(handle)
             raise
@@ -226,6 +245,13 @@ class Pool:
         shelf.watches.pop(handle.id, None)
         self._undertaker.discard(handle)
         self._wanted.set()
+
+    def _wanted_of(self, shelf: Shelf) -> int:
+        most = self._most(shelf.template)
+        return most if shelf.whole else min(most, A_FEW * shelf.claims)
+
+    def _most(self, template: Template) -> int:
+        return self._size if template.start is None else min(self._size, self._started_size)
 
     def _empty(self, shelf: Shelf) -> None:
         for watch in shelf.watches.values():

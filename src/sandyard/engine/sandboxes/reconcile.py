@@ -13,11 +13,12 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from sandyard.engine.contract import Condition, Driver, Handle
-from sandyard.engine.sandboxes import guest
+from sandyard.engine.sandboxes import guest, starting
 from sandyard.engine.sandboxes.calls import Calls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, LogLevel, OnTimeout, PauseKind, State
 from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.trust import EgressTrust
 from sandyard.engine.sandboxes.undertaker import Spawn, Undertaker
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
@@ -47,11 +48,22 @@ def needs_boot(entry: Entry, observed: Condition, now: float) -> bool:
 
 
 class Reconciler:
-    def __init__(self, ledger: Ledger, calls: Calls, undertaker: Undertaker, spawn: Spawn) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        calls: Calls,
+        undertaker: Undertaker,
+        spawn: Spawn,
+        trust: EgressTrust,
+        *,
+        start_patience_s: float,
+    ) -> None:
         self._ledger = ledger
         self._calls = calls
         self._undertaker = undertaker
         self._spawn = spawn
+        self._trust = trust
+        self._start_patience_s = start_patience_s
         self._doubted: dict[str, asyncio.Event] = {}
         self.on_boot: Callable[[Entry], None] = lambda entry: None
 
@@ -236,8 +248,14 @@ class Reconciler:
             "boot", entry.id, self._driver.boot(record.handle, record.spec), if_late=stop_late
         )
         try:
-            await guest.initialise(self._calls, handle, record.template_id, record.env, record.defaults)
+            env = self._trust.env(record)
+            await guest.initialise(self._calls, handle, record.template_id, env, record.defaults)
         except SandyardError:
             await self._calls.run("stop", entry.id, self._driver.stop(handle))
             raise
+        if record.start is not None:
+            try:
+                await starting.start(self._calls, handle, record.start, self._start_patience_s)
+            except SandyardError as error:  # its files are there, and its client can look why
+                self._ledger.logs.append(entry.id, LogLevel.WARN, f"After the boot: {error.message}")
         return handle

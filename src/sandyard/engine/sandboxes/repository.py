@@ -17,6 +17,7 @@ from sandyard.engine.sandboxes.model import (
     OnTimeout,
     PauseKind,
     Sandbox,
+    Start,
     State,
 )
 from sandyard.engine.store.database import Database, Row
@@ -91,6 +92,7 @@ def _spec(sandbox: Sandbox) -> dict[str, Any]:
         "metadata": dict(sandbox.metadata),
         "env": dict(sandbox.env),
         "defaults": defaults_dict(sandbox.defaults),
+        "start": start_dict(sandbox.start),
         "secure": sandbox.secure,
         "access_token": _revealed(sandbox.access_token),
         "traffic_token": _revealed(sandbox.traffic_token),
@@ -119,13 +121,8 @@ def _changing(sandbox: Sandbox) -> tuple[Any, ...]:
 
 
 def _network(network: Network) -> dict[str, Any]:
-    policy = network.policy
     return {
-        "policy": {
-            "allow_internet": policy.allow_internet,
-            "allow_out": policy.allow_out,
-            "deny_out": policy.deny_out,
-        },
+        "policy": network.policy.plain(),
         "config": None if network.config is None else dict(network.config),
         "allow_internet": network.allow_internet,
     }
@@ -147,13 +144,22 @@ def defaults_dict(defaults: Defaults) -> dict[str, str | None]:
     return {"user": defaults.user, "workdir": defaults.workdir}
 
 
+def start_dict(start: Start | None) -> dict[str, str | None] | None:
+    return None if start is None else {"command": start.command, "ready": start.ready}
+
+
+def read_start(spec: Mapping[str, Any]) -> Start | None:
+    """Of a row's JSON; older ones do not speak of it."""
+    start = spec.get("start")
+    return None if start is None else Start(**start)
+
+
 def _record(row: Row) -> Sandbox:
     seq, sandbox_id, template_id, created_at, spec_text, state, handle_text, network_text = row[:8]
     started_at, ends_at, timeout_s, on_timeout, pause_kind, paused_at, memory_lost, intent = row[8:]
     spec: Mapping[str, Any] = json.loads(spec_text)
     handle = json.loads(handle_text)
     network = json.loads(network_text)
-    policy = network["policy"]
     return Sandbox(
         id=sandbox_id,
         template_id=template_id,
@@ -162,7 +168,7 @@ def _record(row: Row) -> Sandbox:
         layers=tuple(spec["layers"]),
         limits=Limits(**spec["limits"]),
         network=Network(
-            policy=NetworkPolicy(policy["allow_internet"], tuple(policy["allow_out"]), tuple(policy["deny_out"])),
+            policy=NetworkPolicy.read(network["policy"]),
             config=network["config"],
             allow_internet=network["allow_internet"],
         ),
@@ -178,6 +184,7 @@ def _record(row: Row) -> Sandbox:
         metadata=spec["metadata"],
         env=spec["env"],
         defaults=Defaults(**spec["defaults"]),
+        start=read_start(spec),
         secure=spec["secure"],
         access_token=_secret(spec["access_token"]),
         traffic_token=_secret(spec["traffic_token"]),

@@ -63,12 +63,25 @@ class Sandboxes:
         clock: Clock | None = None,
         disks: Sequence[Path] | None = None,
         boot_id: str | None = None,
+        egress_authority: bytes = b"",
+        lacking: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         """`database` is open and stays its owner's. `disks` are the paths whose free space counts (the data
-        directory)."""
+        directory). `egress_authority` is the certificate (PEM) that sandboxes with network rules have to trust.
+        `lacking` says of a name that does not resolve what it lacks."""
         self._templates = templates
+        self._lacking = lacking
         self._settings = settings
-        self._parts = Parts(database, driver, settings, clock=clock, disks=disks, boot_id=boot_id)
+        self._parts = Parts(
+            database,
+            driver,
+            settings,
+            clock=clock,
+            disks=disks,
+            boot_id=boot_id,
+            egress_authority=egress_authority,
+        )
+        self.workshop = self._parts.workshop
         self._creating: dict[tuple[str, str], tuple[bytes, asyncio.Task[Sandbox]]] = {}
 
     async def open(self) -> None:
@@ -165,7 +178,7 @@ class Sandboxes:
     async def set_timeout(self, sandbox_id: str, timeout_s: float) -> Sandbox:
         """From now; may shorten. 0 or less expires at once. A paused sandbox: NotFoundError, as at E2B."""
         self._check_timeout(max(0.0, timeout_s))
-        entry = self._running(sandbox_id)
+        entry = await self._running(sandbox_id)
         record = self._parts.lifecycle.extend(entry, max(0.0, timeout_s), may_shorten=True)
         if timeout_s > 0:
             return record
@@ -175,7 +188,7 @@ class Sandboxes:
     async def refresh(self, sandbox_id: str, duration_s: float) -> Sandbox:
         """Like set_timeout, but never shortens."""
         self._check_timeout(duration_s)
-        return self._parts.lifecycle.extend(self._running(sandbox_id), duration_s)
+        return self._parts.lifecycle.extend(await self._running(sandbox_id), duration_s)
 
     async def fork(self, sandbox_id: str, count: int = 1, timeout_s: float = 15) -> Sequence[Forked]:
         """`count` new running sandboxes with the file system of this one at one instant; each succeeds or fails by
@@ -294,15 +307,24 @@ class Sandboxes:
         """A template or a snapshot, by id, alias or name, with or without `:tag`. NotFoundError."""
         found = self._templates.resolve(name) or self._parts.snapshots.resolve(name)
         if found is None:
-            raise NotFoundError(f"template '{name[:200]}' not found")
+            lacking = self._lacking(name)
+            raise NotFoundError(f"template '{name[:200]}' not found" + (f": {lacking}" if lacking else ""))
         return found
+
+    def who_mounts(self, volume_id: str, *, dying: bool = False) -> Sequence[str]:
+        """The sandboxes that have a volume mounted, paused ones too; with `dying`, also those that are being removed."""
+        return [
+            one.id for one in self._parts.users(dying=dying) if any(m["id"] == volume_id for m in one.volume_mounts)
+        ]
 
     def stands_on(self, layer: str) -> bool:
         """True when a sandbox or a snapshot needs this layer: whoever owns it must not remove it yet."""
         return self._parts.stands_on(layer)
 
-    def _running(self, sandbox_id: str) -> Entry:
+    async def _running(self, sandbox_id: str) -> Entry:
         entry = self._parts.registry.get(sandbox_id)
+        if entry.record.running:
+            await self._settled(entry)  # one that is just being paused would not live on, whatever its record says
         if not entry.record.running:
             raise NotFoundError(f"Sandbox '{sandbox_id}' is paused")
         return entry

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from sandyard.engine.contract import Limits
 from sandyard.engine.sandboxes.calls import Calls
 from sandyard.engine.sandboxes.model import Defaults, Page, Sandbox, Snapshot, SnapshotQuery, Template
 from sandyard.engine.sandboxes.registry import page_of, read_cursor
-from sandyard.engine.sandboxes.repository import defaults_dict, limits_dict
+from sandyard.engine.sandboxes.repository import defaults_dict, limits_dict, read_start, start_dict
 from sandyard.engine.sandboxes.undertaker import Spawn
 from sandyard.engine.store.database import Database, Row
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
@@ -44,17 +45,26 @@ def split_name(text: str) -> tuple[str, str | None]:
 class Snapshots:
     """All snapshots, in memory and in the database. A deleted one is gone for clients at once; the driver is told to
     remove its files when no sandbox and no other snapshot needs them any more. `users` gives the sandboxes that
-    exist."""
+    exist, `pooled` the snapshots on which ready ones stand."""
 
-    def __init__(self, database: Database, calls: Calls, spawn: Spawn, users: Callable[[], Iterable[Sandbox]]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        calls: Calls,
+        spawn: Spawn,
+        users: Callable[[], Iterable[Sandbox]],
+        pooled: Callable[[], Iterable[str]],
+    ) -> None:
         self._database = database
         self._calls = calls
         self._spawn = spawn
         self._users = users
+        self._pooled = pooled
         self._live: dict[str, Snapshot] = {}
         self._doomed: dict[str, Snapshot] = {}
         self._removing: set[str] = set()
         self._unrecorded: set[str] = set()
+        self.keepers: list[Callable[[], Iterable[str]]] = []  # each says which hidden ones it needs
         self.held: dict[str, int] = {}  # ids on which a sandbox is just being made
 
     def load(self) -> None:
@@ -124,7 +134,9 @@ class Snapshots:
             aliases=() if snapshot.name is None else (snapshot.name,),
             env=snapshot.env,
             defaults=snapshot.defaults,
+            start=snapshot.start,
             snapshots=(*snapshot.snapshots, snapshot.id),
+            lasting=False,
             cpu_count=limits.cpu_count,
             memory_mb=limits.memory_mb,
             disk_mb=limits.disk_mb,
@@ -149,6 +161,21 @@ class Snapshots:
             if snapshot_id not in self._removing:
                 self._removing.add(snapshot_id)
                 self._spawn(self._remove(snapshot_id))
+
+    @contextmanager
+    def holding(self, snapshots: tuple[str, ...]) -> Iterator[None]:
+        """Keep the files of these while the context lasts."""
+        for snapshot_id in snapshots:
+            self.held[snapshot_id] = self.held.get(snapshot_id, 0) + 1
+        try:
+            yield
+        finally:
+            for snapshot_id in snapshots:
+                self.held[snapshot_id] -= 1
+                if not self.held[snapshot_id]:
+                    del self.held[snapshot_id]
+            if snapshots:
+                self.collect()
 
     def stands_on(self, layer: str) -> bool:
         return any(layer in snapshot.layers for kept in (self._live, self._doomed) for snapshot in kept.values())
@@ -179,6 +206,7 @@ class Snapshots:
             return []
         needed = {used for sandbox in self._users() for used in sandbox.snapshots}
         needed |= {used for snapshot in self._live.values() for used in snapshot.snapshots}
+        needed.update(self._pooled(), *(keeper() for keeper in self.keepers))
         return [
             snapshot
             for snapshot in self._doomed.values()
@@ -204,6 +232,7 @@ def _spec(snapshot: Snapshot) -> dict[str, Any]:
         "limits": limits_dict(snapshot.limits),
         "env": dict(snapshot.env),
         "defaults": defaults_dict(snapshot.defaults),
+        "start": start_dict(snapshot.start),
         "snapshots": snapshot.snapshots,
     }
 
@@ -222,6 +251,7 @@ def _record(row: Row) -> Snapshot:
         tag=tag,
         env=spec["env"],
         defaults=Defaults(**spec["defaults"]),
+        start=read_start(spec),
         snapshots=tuple(spec["snapshots"]),
         seq=seq,
     )

@@ -69,6 +69,13 @@ class Undertaker:
                 entry.lock.release()
         self._buried(entry.record)
 
+    async def end(self, handle: Handle) -> None:
+        """Remove a sandbox that has no record, and return when it is gone; one that resists is removed later."""
+        try:
+            await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
+        except SandyardError:
+            self.discard(handle)
+
     def discard(self, handle: Handle) -> None:
         """Remove a sandbox that never got a record."""
 

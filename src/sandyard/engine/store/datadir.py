@@ -22,5 +22,29 @@ class DataDir(OwnedFolder):
         return self.path / "store"
 
     @property
+    def secrets_key(self) -> Path:
+        return self.path / "secrets.key"
+
+    @property
+    def egress(self) -> Path:
+        """The authority that sandboxes with network rules trust, and nobody else."""
+        return self.path / "ca" / "egress"
+
+    @property
     def run(self) -> Path:
         return self.path / "run"
+
+    @property
+    def tls(self) -> Path:
+        """The authorities that clients of this engine trust, one for each domain."""
+        return self.path / "tls"
+
+    @property
+    def images(self) -> Path:
+        """What images from elsewhere are made of."""
+        return self.path / "images"
+
+    @property
+    def uploads(self) -> Path:
+        """What clients sent for the COPY steps of builds."""
+        return self.path / "uploads"

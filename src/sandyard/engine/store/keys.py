@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import Clock, SystemClock
@@ -16,6 +16,7 @@ from sandyard.kit.secret import Secret
 
 RECHECK_S = 0.25
 PREFIX = "e2b_"  # the form official clients expect of a key
+SECRET_BYTES = 20
 MAX_LABEL = 100
 
 
@@ -47,14 +48,11 @@ class ApiKeys:
 
     def create(self, label: str) -> tuple[ApiKey, Secret]:
         """A new key; the secret is in no other place than this answer. ConflictError when the label is taken."""
-        label = label.strip()
-        if not label or len(label) > MAX_LABEL or not label.isprintable():
-            raise InvalidInputError(f"A key's label has 1 to {MAX_LABEL} printable characters.")
-        secret = random_secret(PREFIX, 20)
+        label = _label(label)
+        secret = random_secret(PREFIX, SECRET_BYTES)
         key = ApiKey(random_id("k", 12), label, _hint(secret), self._clock.now())
         with self._database.transaction():
-            if self._database.query("SELECT 1 FROM api_keys WHERE label = ?", (label,)):
-                raise ConflictError(f"There is already a key with the label {label!r}.")
+            self._require_free(label)
             self._database.execute(
                 "INSERT INTO api_keys (id, label, hash, hint, created_at) VALUES (?, ?, ?, ?, ?)",
                 (key.id, key.label, _hash(secret.reveal()), key.hint, key.created_at),
@@ -67,8 +65,21 @@ class ApiKeys:
         rows = self._database.query("SELECT id, label, hint, created_at FROM api_keys ORDER BY created_at, id")
         return [ApiKey(*row) for row in rows]
 
+    def rename(self, key_id: str, label: str) -> ApiKey:
+        """NotFoundError when there is none, ConflictError when another has the label."""
+        label = _label(label)
+        with self._database.transaction():
+            found = next((key for key in self.list() if key.id == key_id), None)
+            if found is None:
+                raise NotFoundError(f"There is no key {key_id!r}.")
+            if label != found.label:
+                self._require_free(label)
+                self._database.execute("UPDATE api_keys SET label = ? WHERE id = ?", (label, key_id))
+        self._reload()
+        return replace(found, label=label)
+
     def revoke(self, id_or_label: str) -> ApiKey:
-        """NotFoundError when there is none."""
+        """NotFoundError when there is none. The key that asks for it may be its own."""
         found = [key for key in self.list() if id_or_label in {key.id, key.label}]
         if not found:
             raise NotFoundError(f"There is no key {id_or_label!r}.")
@@ -89,6 +100,10 @@ class ApiKeys:
         found = self._fixed.get(digest[:_INDEXED]) or self._keys.get(digest[:_INDEXED])
         return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
 
+    def _require_free(self, label: str) -> None:
+        if self._database.query("SELECT 1 FROM api_keys WHERE label = ?", (label,)):
+            raise ConflictError(f"There is already a key with the label {label!r}.")
+
     def _reload(self) -> None:
         self._version = self._database.data_version()
         rows = self._database.query("SELECT hash, id, label, hint, created_at FROM api_keys")
@@ -100,6 +115,13 @@ _INDEXED = 8  # bytes of a hash by which it is looked up; the whole of it is the
 
 def _index(keys: Iterable[tuple[bytes, ApiKey]]) -> dict[bytes, tuple[bytes, ApiKey]]:
     return {digest[:_INDEXED]: (digest, key) for digest, key in keys}
+
+
+def _label(text: str) -> str:
+    label = text.strip()
+    if not label or len(label) > MAX_LABEL or not label.isprintable():
+        raise InvalidInputError(f"A key's label has 1 to {MAX_LABEL} printable characters.")
+    return label
 
 
 def _hash(secret: str) -> bytes:

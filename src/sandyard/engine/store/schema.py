@@ -73,4 +73,72 @@ STEPS: tuple[str, ...] = (
         GROUP BY sandbox_id;
     CREATE INDEX idempotency_by_time ON idempotency (created_at);
     """,
+    """
+    CREATE TABLE built_templates (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        public INTEGER NOT NULL,
+        created_at REAL NOT NULL,
+        updated_at REAL NOT NULL
+    ) WITHOUT ROWID;
+
+    CREATE TABLE builds (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        template_id TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ('waiting', 'building', 'ready', 'error')),
+        created_at REAL NOT NULL,
+        updated_at REAL NOT NULL,
+        finished_at REAL,
+        spec TEXT NOT NULL            -- JSON: size, tags, reason, what was made
+    );
+
+    CREATE TABLE template_tags (      -- every assignment; the latest of a tag counts
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        template_id TEXT NOT NULL,
+        tag TEXT NOT NULL,
+        build_id TEXT NOT NULL,
+        at REAL NOT NULL
+    );
+
+    CREATE TABLE build_logs (
+        build_id TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        at REAL NOT NULL,
+        level TEXT NOT NULL,
+        message TEXT NOT NULL,
+        step TEXT,
+        PRIMARY KEY (build_id, number)
+    ) WITHOUT ROWID;
+
+    CREATE TABLE build_layers (       -- cached: what the steps so far have made, under the hash of all of them
+        key TEXT PRIMARY KEY,
+        spec TEXT NOT NULL,           -- JSON: layers, snapshots, state
+        used_at REAL NOT NULL
+    ) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE secrets (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL UNIQUE,    -- in lower case
+        version INTEGER NOT NULL,
+        metadata TEXT NOT NULL,       -- JSON
+        created_at REAL NOT NULL,
+        updated_at REAL NOT NULL,
+        sealed BLOB NOT NULL          -- the current value, encrypted
+    );
+    """,
+    """
+    CREATE TABLE volumes (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        token TEXT NOT NULL,
+        size_mb INTEGER NOT NULL,
+        created_at REAL NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('making', 'live', 'doomed'))   -- the files of what is not live go
+    ) WITHOUT ROWID;
+    CREATE UNIQUE INDEX volumes_by_name ON volumes (name) WHERE state = 'live';
+    """,
 )

@@ -90,7 +90,7 @@ def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
         tree = node.fetch_node(work)
         _debootstrap(wanted, work, tree, report)
         remove_tree(tree)
-        details = {"release": wanted.release.name, "machine": wanted.machine, "size": _size(work / ROOTFS)}
+        details = {"release": wanted.release.name, "machine": wanted.machine, "size": size_of(work / ROOTFS)}
         report.update(0.99, "writing to disk")
         version = folder.new_version(
             NAME, wanted.digest, f"{wanted.release.name} with build tools, Python and Node", details
@@ -155,6 +155,6 @@ def _settle_sources(archives: list[sources.Source], root: Path) -> None:
             inside.write_bytes(Path(source.keyring).read_bytes())
 
 
-def _size(tree: Path) -> str:
+def size_of(tree: Path) -> str:
     done = subprocess.run(["du", "-sm", str(tree)], capture_output=True, text=True, check=True)
     return f"{done.stdout.split()[0]} MB"

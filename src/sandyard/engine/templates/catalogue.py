@@ -2,7 +2,8 @@
 
 `base` is what clients get when they name nothing. While it is not built, `host` stands in for it, so that an engine
 serves from its first second; the build runs in a process of its own, and names switch over when it is whole. Sandboxes
-that stand on the stand-in keep it.
+that stand on the stand-in keep it. In the same way `base` stands in for `code-interpreter`: sandboxes are had, only the
+code interpreter does not answer in them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sandyard.engine.contract import Layers
 from sandyard.engine.sandboxes.model import Template
-from sandyard.engine.templates import base, host
+from sandyard.engine.templates import base, host, interpreter, interpreter_program
 from sandyard.engine.templates.folder import ROOTFS, Folder, Version
 from sandyard.engine.templates.needs import missing_for_base
 from sandyard.engine.templates.trust import Trust, read_trust, write_layer
@@ -28,7 +30,8 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    base.NAME: (base.NAME, "code-interpreter-v1"),  # the second is the default of e2b_code_interpreter
+    base.NAME: (base.NAME,),
+    interpreter.NAME: interpreter.ALIASES,
     host.NAME: (host.NAME,),
 }
 PATIENCE = 15
@@ -72,6 +75,10 @@ class Catalogue:
             templates.append(self._template(base.NAME, built_host, trust, HOST_ENV))
         if built_host:
             templates.append(self._template(host.NAME, built_host, trust, HOST_ENV))
+        if built := interpreter.newest(self._folder):
+            templates.append(self._interpreter(built, trust))
+        elif templates:
+            templates[0] = replace(templates[0], aliases=(*templates[0].aliases, *interpreter.ALIASES))
         names = {name: template for template in templates for name in (template.id, *template.aliases)}
         self._standing_in = built_base is None
         self._names, self._templates = names, tuple(templates)
@@ -102,12 +109,18 @@ class Catalogue:
                 wanted.append(base.NAME)
             elif self._standing_in:
                 log.warning("template_standin", wanted=base.NAME, served=host.NAME, reason="; ".join(lacking))
-        for name in wanted:
+        for name in [*wanted, interpreter.NAME]:
+            if name == interpreter.NAME and not await self._wants_interpreter():
+                continue
             if name == base.NAME and self._standing_in:
                 log.info("template_standin", wanted=base.NAME, served=host.NAME, reason=f"{base.NAME} is being built")
             if await self._build(name):
                 await asyncio.to_thread(self.refresh)
                 log.info("template_ready", template=name)
+
+    async def _wants_interpreter(self) -> bool:
+        """Looked at when its turn comes: `base` may be a new one by then."""
+        return not missing_for_base() and await asyncio.to_thread(interpreter.is_stale, self._folder)
 
     def _stale_base(self) -> bool:
         with contextlib.suppress(SandyardError):
@@ -140,6 +153,19 @@ class Catalogue:
             layers = (str(self._trust_layer(trust, version).rootfs), *layers)
         return Template(id=template_id(name), layers=layers, aliases=ALIASES[name], env={**ENV, **env, **trust.env})
 
+    def _interpreter(self, version: Version, trust: Trust) -> Template:
+        below = interpreter.base_of(self._folder, version)
+        assert below is not None  # or it would not be the newest
+        program = interpreter_program.layer(self._folder, interpreter.python_of(below))
+        plain = self._template(interpreter.NAME, below, trust, BASE_ENV)
+        *above, bottom = plain.layers
+        return replace(
+            plain,
+            layers=(*above, str(program.rootfs), str(version.rootfs), bottom),
+            start=interpreter_program.START,
+            memory_mb=interpreter.MEMORY_MB,
+        )
+
     def _trust_layer(self, trust: Trust, version: Version) -> Version:
         """The layer that carries `trust` into this very version, made when there is none yet."""
         digest = hashlib.sha256(f"{trust.digest} {version.name} {version.version}".encode()).hexdigest()[:16]
@@ -160,7 +186,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()

@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 
 from sandyard.engine.settings import EngineSettings
-from sandyard.engine.templates import base, host
+from sandyard.engine.templates import base, host, interpreter
 from sandyard.engine.templates.folder import Folder
 from sandyard.engine.templates.needs import missing_for_base
 from sandyard.engine.templates.progress import report_to
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import InvalidInputError, SandyardError
 
 PR_SET_PDEATHSIG = 1
 
@@ -33,41 +33,66 @@ def template(context: click.Context, templates_dir: Path | None) -> None:
 
 
 @template.command()
-@click.argument("name", type=click.Choice([base.NAME, host.NAME]))
-@click.option("--force", is_flag=True, help="Build base anew from today's archives. Sandboxes keep the old one.")
-@click.option("--if-possible", is_flag=True, help="Where base cannot be built, say why and succeed.")
+@click.argument("name", type=click.Choice([base.NAME, host.NAME, interpreter.NAME]))
+@click.option("--force", is_flag=True, help="Build it anew from today's archives. Sandboxes keep the old one.")
+@click.option(
+    "--with",
+    "extras",
+    help=f"More languages for {interpreter.NAME}, separated by commas: {', '.join(interpreter.EXTRAS)}.",
+)
+@click.option("--if-possible", is_flag=True, help="Where it cannot be built, say why and succeed.")
 @click.option("--parent", type=int, hidden=True, help="End with this process.")
 @click.pass_obj
-def build(folder: Folder, name: str, force: bool, if_possible: bool, parent: int | None) -> None:
+def build(folder: Folder, name: str, *, force: bool, extras: str | None, if_possible: bool, parent: int | None) -> None:
     """Build a template now, with a progress bar. Quick when it is built already."""
     if parent is not None:
         _end_with(parent)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the directory under construction goes
     try:
+        if extras is not None and name != interpreter.NAME:
+            raise InvalidInputError(f"--with is for {interpreter.NAME} only.")
         if name == host.NAME:
             host.build(folder)
-            return
-        if not force and folder.find(base.NAME, base.recipe().digest):
-            return
-        if lacking := missing_for_base():
-            raise base.BuildError("Template base cannot be built here:\n  " + "\n  ".join(lacking))
-        report = report_to("template base")
-        version = base.build(folder, report, force=force)
-        report.done(f"{version.description}, {version.details['size']}")
+        elif name == base.NAME:
+            _build_base(folder, force=force)
+        else:
+            _build_interpreter(folder, extras, force=force)
     except SandyardError as error:
         click.echo(error.message, err=True)
         if not if_possible:
             sys.exit(1)
-        click.echo("The engine will serve the template host in its place: this machine's own programs.", err=True)
+        stand_in = {base.NAME: "host in its place: this machine's own programs", interpreter.NAME: "base in its place"}
+        click.echo(f"The engine will serve the template {stand_in.get(name, 'it has')}.", err=True)
+
+
+def _build_base(folder: Folder, *, force: bool) -> None:
+    if not force and folder.find(base.NAME, base.recipe().digest):
+        return
+    if lacking := missing_for_base():
+        raise base.BuildError("Template base cannot be built here:\n  " + "\n  ".join(lacking))
+    report = report_to("template base")
+    version = base.build(folder, report, force=force)
+    report.done(f"{version.description}, {version.details['size']}")
+
+
+def _build_interpreter(folder: Folder, extras: str | None, *, force: bool) -> None:
+    chosen = None if extras is None else interpreter.chosen(extras)
+    if not force and chosen is None and interpreter.newest(folder) and not interpreter.is_stale(folder):
+        return
+    if lacking := missing_for_base():
+        raise base.BuildError(f"Template {interpreter.NAME} cannot be built here:\n  " + "\n  ".join(lacking))
+    report = report_to(f"template {interpreter.NAME}")
+    version = interpreter.build(folder, report, chosen, force=force)
+    report.done(f"{version.description}, {version.details['size']}")
 
 
 @template.command("list")
 @click.pass_obj
 def list_versions(folder: Folder) -> None:
     """What is built on this machine, newest first."""
-    for name in (base.NAME, host.NAME):
+    for name in (base.NAME, interpreter.NAME, host.NAME):
         for version in folder.versions(name):
-            click.echo(f"{name:6} {version.version:28} {version.description}")
+            click.echo(f"{name:16} {version.version:28} {version.description}")
 
 
 def _end_with(parent: int) -> None:

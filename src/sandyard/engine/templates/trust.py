@@ -89,7 +89,7 @@ def read_trust(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) 
     proxies = [(name, value) for name in PROXY_VARIABLES for name, value in _either_case(environ, name)]
     env = dict(_filtered("environment", proxies, lambda _: True, left_out))
     if certificates:
-        env |= {"SSL_CERT_FILE": BUNDLE, "REQUESTS_CA_BUNDLE": BUNDLE, "NODE_EXTRA_CA_CERTS": BUNDLE}
+        env |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "DENO_CERT"), BUNDLE)
     if npm:  # npm looks below its prefix, which users move to their home
         env["NPM_CONFIG_GLOBALCONFIG"] = "/" + NPM_FILES[2]
     return Trust(certificates, apt, pip, npm, env, tuple(left_out))

@@ -110,6 +110,33 @@ async def test_a_signed_url_that_lost_its_sandbox(gate: Bench) -> None:
     assert (await gate.ask(b"GET /files?path=x HTTP/1.1\r\nHost: engine\r\n\r\n"))[2] == b"control"
 
 
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (bare("/health", port=49999), 200),
+        (bare("/execute", method="POST", port=49999), 401),
+        (bare("//execute/", method="POST", port=49999), 401),
+        (bare("/execute", "X-Access-Token: wrong", method="POST", port=49999), 401),
+        (bare("/execute", f"X-Access-Token: {TOKEN}", method="POST", port=49999), 200),
+        (bare("/execute", method="OPTIONS", port=49999), 200),
+        (bare("/anything", port=49999), 401),
+        (bare("/contexts", port=49999), 200),  # E2B's SDKs send no token there
+        (bare("/contexts", "X-Access-Token: wrong", port=49999), 401),
+    ],
+)
+async def test_the_code_interpreter(gate: Bench, raw: bytes, status: int) -> None:
+    await gate.sockets.listen(greet, port=49999)
+    assert (await gate.ask(raw))[0] == status
+    gate.sockets.records["iabc"] = sandbox(traffic_token=Secret("traffic"))
+    assert (await gate.ask(raw))[0] == (401 if status == 401 else 403), "private ones want the other token too"
+
+
+async def test_a_sandbox_without_a_code_interpreter_says_so(gate: Bench) -> None:
+    status, _, body = await gate.ask(bare("/execute", f"X-Access-Token: {TOKEN}", method="POST", port=49999))
+    assert status == 501
+    assert "sandyard template build code-interpreter" in json.loads(body)["message"]
+
+
 async def test_private_previews(gate: Bench) -> None:
     gate.sockets.records["iabc"] = sandbox(traffic_token=Secret("traffic"))
     await gate.sockets.listen(greet, port=8000)

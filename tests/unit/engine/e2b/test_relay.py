@@ -171,7 +171,7 @@ async def test_a_slow_client_slows_the_sandbox_down(gate: Bench) -> None:
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(request())
     before = -1
-    while written != before:
+    while not written or written != before:
         before = written
         await asyncio.sleep(0.1)
     assert 0 < written < 30_000_000, "the rest waits in the sandbox, not in the engine's memory"
@@ -338,17 +338,24 @@ async def test_what_is_not_http_is_a_bad_gateway(gate: Bench, junk: bytes) -> No
 
 
 async def test_data_nobody_asked_for_ends_the_connection(gate: Bench) -> None:
+    answered = asyncio.Event()
+
     async def chatty(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(reply(b"ok"))
-        await asyncio.sleep(0.05)
+        await answered.wait()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged")
         await reader.read()
         writer.close()
 
     await gate.sockets.listen(chatty)
     assert (await gate.ask(request()))[2] == b"ok"
-    await asyncio.sleep(0.1)
+    (kept,) = gate.gateway.pool._idle["iabc"]
+    answered.set()
+    async with asyncio.timeout(10):
+        while kept.usable:
+            await asyncio.sleep(0.01)
+    answered.clear()
     assert (await gate.ask(request()))[2] == b"ok"
     assert gate.sockets.dials == 2
 

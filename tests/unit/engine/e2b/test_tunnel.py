@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 
@@ -51,9 +52,9 @@ async def test_it_ends_when_either_side_does(gate: Bench) -> None:
         ended.set()
 
     await gate.sockets.listen(server, port=8000)
-    _, writer = await gate.connect()
+    reader, writer = await gate.connect()
     writer.write(upgrade())
-    await asyncio.sleep(0.05)
+    await reader.readuntil(b"welcome")
     writer.close()
     await asyncio.wait_for(ended.wait(), 5)
 
@@ -78,6 +79,25 @@ async def test_it_ends_with_its_sandbox(gate: Bench) -> None:
     gate.sockets.interrupt()
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await asyncio.wait_for(reader.readexactly(1), 5)
+
+
+async def test_a_sandbox_that_pauses_while_it_is_dialled(gate: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would cut the connection any more, and a frozen server never answers."""
+    dial = gate.sockets.dial
+
+    async def too_late(sandbox_id: str, port: int) -> socket.socket:
+        sock = await dial(sandbox_id, port)
+        gate.sockets.interrupt(reason="paused")
+        return sock
+
+    async def frozen(reader: Reader, writer: Writer) -> None:
+        await reader.read()
+
+    monkeypatch.setattr(gate.sockets, "dial", too_late)
+    await gate.sockets.listen(frozen, port=8000)
+    status, _, body = await asyncio.wait_for(gate.ask(upgrade()), 10)
+    assert (status, json.loads(body)["message"]) == (502, "The sandbox was not found")
+    assert gate.gateway.pool.sandboxes() == set()
 
 
 async def test_who_may_not_come_in(gate: Bench) -> None:

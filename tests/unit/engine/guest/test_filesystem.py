@@ -160,7 +160,7 @@ def test_long_work_holds_nobody_up(client: Client, agent: Agent, home: Path) -> 
         assert client.request("GET", "/health").status == 204
         slowest = max(slowest, time.monotonic() - begun)
     assert other.answer().status == 200
-    assert slowest < 1.0
+    assert slowest < 5.0
     other.close()
 
 

@@ -11,16 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from sandyard.engine.guest.config import GuestConfig
 from sandyard.engine.guest.files import encoding
 from sandyard.engine.guest.files.multipart import Part, boundary_of
-from sandyard.engine.guest.loop import Loop
+from sandyard.engine.guest.files.watch import Watch
+from sandyard.engine.guest.loop import Loop, Timer
 from sandyard.engine.guest.process import output
 from sandyard.engine.guest.process.output import Budget, End, Output
 from sandyard.engine.guest.process.process import describe
+from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.users import Accounts, UnknownUserError
 from sandyard.engine.guest.wire import protojson
+from sandyard.engine.guest.wire.connect import ServerStream
 from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
-from sandyard.engine.guest.wire.http1 import HttpError
+from sandyard.engine.guest.wire.http1 import Exchange, HttpError, read_request
 
 # the loop ------------------------------------------------------------------------------------------------------------
 
@@ -125,6 +129,78 @@ def test_reading_from_a_connection() -> None:
     loop.run(main())
     conn.close()
     loop.close()
+
+
+class Interrupted(Loop):
+    """Its process may lose the processor whenever it has set a timer."""
+
+    lost_s = 0.0
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object, context: object = None) -> Timer:
+        timer = super().call_at(when, callback, *args)
+        time.sleep(self.lost_s)
+        return timer
+
+
+def test_a_quiet_stream_begins_when_its_patience_is_over() -> None:
+    loop = Interrupted()
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(0)
+    conn = Connection(loop, ours)
+
+    async def main() -> None:
+        theirs.sendall(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        request = await read_request(conn)
+        assert request is not None
+        stream = ServerStream(Exchange(conn, request), b"{}", None)
+        loop.lost_s = 0.1
+        await stream.begin(b"first", 0.15)
+        loop.lost_s = 0.0
+        waiting = loop.create_task(stream.wait())
+        came: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(theirs.fileno(), lambda: came.done() or came.set_result(None))
+        async with asyncio.timeout(10):
+            await came
+        assert b"first" in theirs.recv(1000)
+        stream.wake()
+        await waiting
+        stream.release()
+
+    loop.run(main())
+    conn.close()
+    theirs.close()
+    loop.close()
+
+
+def test_a_file_that_goes_while_its_directory_is_looked_at_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    seen: list[str] = []
+    watch = Watch(
+        loop,
+        Sandbox(GuestConfig()),
+        str(tmp_path),
+        recursive=True,
+        include_entry=False,
+        on_event=lambda event: seen.append(event["name"]),
+        on_error=pytest.fail,
+    )
+    (tmp_path / "new/folder").mkdir(parents=True)
+    (tmp_path / "new/brief").write_text("x")
+    (tmp_path / "new/folder/deep").touch()
+    scan = os.scandir
+
+    def too_late(path: str) -> list[os.DirEntry[str]]:
+        found = list(scan(path))
+        (tmp_path / "new/brief").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(os, "scandir", too_late)
+    watch._read()
+    watch.close()
+    loop.close()
+    assert {"new", "new/folder", "new/folder/deep"} <= set(seen)
 
 
 # accounts ------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -104,6 +105,19 @@ def test_init_does_not_wait_for_what_a_tenant_has_put_in_its_way(dial: Dial, roo
     (folder / ".E2B_SANDBOX").unlink()
     assert client.request("POST", "/init", b"{}").status == 204
     assert (folder / ".E2B_SANDBOX_ID").read_text() == "abc"
+
+
+def test_init_leaves_the_variables_where_older_programs_find_them(dial: Dial, root: Path) -> None:
+    (root / "dev/shm").mkdir(parents=True, exist_ok=True)
+    client = dial()
+    assert client.request("POST", "/init", b'{"envVars": {"LEFT": "here"}}').status == 204
+    file = root / "dev/shm/.sandbox-envs.json"
+    assert json.loads(file.read_text())["LEFT"] == "here"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.unlink()
+    file.symlink_to(root / "elsewhere")
+    assert client.request("POST", "/init", b'{"envVars": {"LEFT": ""}}').status == 204
+    assert not (root / "elsewhere").exists()
 
 
 @pytest.mark.parametrize(("cwd", "expected"), [("sub", "sub"), ("~/sub", "sub"), ("~", ""), ("/home/user/sub", "sub")])
@@ -338,19 +352,19 @@ def test_the_group_can_be_signalled(dial: Dial) -> None:
 
 def test_the_deadline_kills_the_group_and_ends_the_stream(dial: Dial) -> None:
     begun = time.monotonic()
-    run = dial().start("/bin/sh", "-c", "sleep 60 & echo $!; wait", headers={"Connect-Timeout-Ms": "300"})
+    run = dial().start("/bin/sh", "-c", "sleep 60 & echo $!; wait", headers={"Connect-Timeout-Ms": "2000"})
     run.until("stdout", b"\n")
     child = int(run.stdout)
     with pytest.raises(RpcFailureError) as failure:
         run.finish()
     assert failure.value.code == "deadline_exceeded"
-    assert 0.25 <= time.monotonic() - begun < 10
+    assert 1.9 <= time.monotonic() - begun < 30
     eventually(lambda: not alive(child) and not alive(run.pid), "the deadline spared somebody")
 
 
 def test_the_deadline_counts_also_without_a_listener(dial: Dial) -> None:
     client = dial()
-    run = client.start("/bin/sleep", "60", headers={"Connect-Timeout-Ms": "600"})
+    run = client.start("/bin/sleep", "60", headers={"Connect-Timeout-Ms": "3000"})
     client.close()
     time.sleep(0.2)
     assert alive(run.pid), "the process went with its client"
@@ -373,13 +387,13 @@ def test_no_deadline_means_none(client: Client) -> None:
 
 def test_keepalives(client: Client) -> None:
     run = client.start("/bin/sleep", "1.5", headers={"Keepalive-Ping-Interval": "1"}).finish()
-    assert run.keepalives == 1
+    assert run.keepalives >= 1
 
 
 def test_left_behind_children_delay_the_end_but_a_moment(client: Client, dial: Dial) -> None:
     begun = time.monotonic()
     run = client.shell("(sleep 30; true) & echo $!")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 25
     assert run.end is not None
     child = int(run.stdout)
     assert alive(child), "the end of the command must not end what it left running"
@@ -387,13 +401,13 @@ def test_left_behind_children_delay_the_end_but_a_moment(client: Client, dial: D
 
 
 def test_what_left_behind_children_write_at_once_is_part_of_the_output(client: Client) -> None:
-    assert client.shell("(sleep 0.1; echo late) & echo early").stdout == "early\nlate\n"
+    """The child hears of the end at once: the pipe it reads from is closed by it."""
+    script = "rm -f pipe; mkfifo pipe; (read nothing < pipe; echo late) & exec 3> pipe; echo early"
+    assert client.shell(script).stdout == "early\nlate\n"
 
 
 def test_left_behind_children_are_not_ended_by_their_output(client: Client, home: Path) -> None:
-    run = client.shell(
-        "(sleep 0.6; for i in 1 2 3; do head -c 200000 /dev/zero; done; echo survived > after) & echo now"
-    )
+    run = client.shell("(sleep 2; for i in 1 2 3; do head -c 200000 /dev/zero; done; echo survived > after) & echo now")
     assert run.stdout == "now\n"
     eventually((home / "after").exists, "writing to a finished command's output killed or blocked the writer")
 

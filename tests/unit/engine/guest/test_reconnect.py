@@ -92,7 +92,7 @@ def test_what_is_kept_without_a_reader_is_bounded_and_does_not_block(dial: Dial,
 
 def test_the_deadline_of_a_follower_ends_only_its_stream(dial: Dial) -> None:
     run = dial().start("/bin/sleep", "60")
-    follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "200"})
+    follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "2000"})
     with pytest.raises(RpcFailureError) as failure:
         follower.finish()
     assert failure.value.code == "deadline_exceeded"
@@ -102,7 +102,7 @@ def test_the_deadline_of_a_follower_ends_only_its_stream(dial: Dial) -> None:
 
 def test_the_deadline_of_a_follower_holds_in_a_flood(dial: Dial) -> None:
     run = dial().start("/bin/sh", "-c", "while :; do echo x; done")
-    follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "300"})
+    follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "2000"})
     with pytest.raises(RpcFailureError) as failure:
         while True:
             run.step()

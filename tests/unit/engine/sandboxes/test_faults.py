@@ -9,13 +9,13 @@ import pytest
 
 from sandyard.engine.contract import Condition, NetworkPolicy
 from sandyard.engine.sandboxes.errors import StuckError
-from sandyard.engine.sandboxes.model import Network, PauseKind
+from sandyard.engine.sandboxes.model import Network, OnTimeout, PauseKind
 from sandyard.kit.errors import BusyError, FullError, NoSpaceError, NotFoundError, SandyardError
 from tests.unit.engine.sandboxes.yard import Yard
 
 
 async def finish(*tasks: asyncio.Task) -> list:
-    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
 
 
 VERBS = {
@@ -33,7 +33,7 @@ async def test_a_stuck_verb_says_so_and_the_sandbox_recovers(yard: Yard, verb: s
     sandbox = await yard.create()
     yard.driver.stuck(verb, when, deaf=deaf)
     with pytest.raises(StuckError, match=f"did not answer '{verb}'"):
-        await asyncio.wait_for(VERBS[verb](yard, sandbox.id), 5)
+        await asyncio.wait_for(VERBS[verb](yard, sandbox.id), 30)
     yard.driver.heal()
     await yard.settle()
     await yard.clock.advance(2)
@@ -74,6 +74,23 @@ async def test_while_its_condition_cannot_be_learned_a_sandbox_is_not_used(yard:
     yard.check()
 
 
+@pytest.mark.parametrize("verb", ["set_timeout", "refresh"])
+async def test_nobody_is_told_that_a_sandbox_lives_on_which_is_about_to_pause(yard: Yard, verb: str) -> None:
+    sandbox = await yard.create(timeout_s=30, on_timeout=OnTimeout.PAUSE)
+    yard.service._parts.calls._deadline = lambda verb: 60.0
+    reached = yard.driver.stuck("freeze")
+    await yard.clock.advance(31)
+    await reached.wait()
+    asking = asyncio.create_task(getattr(yard.service, verb)(sandbox.id, 300))
+    await yard.settle()
+    assert not asking.done()
+    yard.driver.heal()
+    (outcome,) = await finish(asking)
+    assert isinstance(outcome, NotFoundError)
+    assert "is paused" in outcome.message
+    yard.check()
+
+
 @pytest.mark.parametrize("verb", ["create", "fork"])
 async def test_what_a_stuck_verb_makes_in_the_end_is_removed(yard: Yard, verb: str) -> None:
     sandbox = await yard.create()
@@ -102,7 +119,7 @@ async def test_kill_does_not_wait_for_a_stuck_verb(tmp_path: Path, verb: str, de
     task = asyncio.create_task(run(yard, sandbox.id))
     await reached.wait()
     waiting = asyncio.create_task(yard.service.snapshot(sandbox.id))
-    await asyncio.wait_for(yard.service.kill(sandbox.id), 2)
+    await asyncio.wait_for(yard.service.kill(sandbox.id), 30)
     assert yard.host.machines == {} and yard.service.find(sandbox.id) is None
     yard.driver.heal()
     outcome, queued = await finish(task, waiting)

@@ -17,7 +17,7 @@ async def test_everything_is_there_after_a_crash(yard: Yard) -> None:
     network = Network(NetworkPolicy(True, ("1.1.1.1", "*.example.com"), ("0.0.0.0/0",)), {"allowOut": ["1.1.1.1"]})
     running = await yard.create(
         metadata={"ä": "ö"}, env={"A": "1"}, network=network, public_traffic=False, on_timeout=OnTimeout.PAUSE,
-        auto_resume=True, volume_mounts=({"name": "v", "path": "/v"},), extra={"mcp": {"x": 1}},
+        auto_resume=True, volume_mounts=({"name": "v", "path": "/v", "id": "v1"},), extra={"mcp": {"x": 1}},
     )  # fmt: skip
     paused = await yard.create()
     await yard.service.pause(paused.id)

@@ -260,3 +260,15 @@ def test_a_check_costs_microseconds(database: Database, monkeypatch: pytest.Monk
     for _ in range(100):
         assert keys.check(secret.reveal())
     assert seen == []  # the database is not asked for every request
+
+
+def test_keys_are_renamed(database: Database) -> None:
+    keys = ApiKeys(database)
+    key, secret = keys.create("laptop")
+    keys.create("desk")
+    assert keys.rename(key.id, " notebook ").label == "notebook"
+    assert keys.check(secret.reveal()) == keys.rename(key.id, "notebook"), "the same key under its new name"
+    with pytest.raises(ConflictError):
+        keys.rename(key.id, "desk")
+    with pytest.raises(NotFoundError):
+        keys.rename("kabsent", "x")

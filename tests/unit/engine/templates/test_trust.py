@@ -33,7 +33,7 @@ def test_added_authorities_are_carried_from_the_anchors_and_from_the_bundle(mach
     put(BUNDLE[1:], "\n".join([certificate("a"), certificate("corp"), certificate("only-in-bundle")]))
     trust = read_trust(machine, {})
     assert set(trust.certificates) == {certificate("corp"), certificate("only-in-bundle")}
-    assert trust.env["NODE_EXTRA_CA_CERTS"] == trust.env["SSL_CERT_FILE"] == BUNDLE
+    assert trust.env["NODE_EXTRA_CA_CERTS"] == trust.env["DENO_CERT"] == trust.env["SSL_CERT_FILE"] == BUNDLE
 
 
 def test_without_the_packaged_list_the_bundle_is_not_taken_for_added(machine: Path, put: Put) -> None:

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ class FakeDriver:
                 "isolation": "fake sandboxes are plain processes of the host",
                 "suspend": "fake sandboxes keep their memory in processes only",
                 "limits": "fake sandboxes have no limits",
+                "volumes": "a volume in a fake sandbox is a symbolic link, and never read-only",
             },
         )
         self._files = Files(data_dir)
@@ -86,6 +88,7 @@ class FakeDriver:
 
     async def create(self, spec: Spec) -> Handle:
         async with self._verb("create"):
+            _refuse_rules(spec.network)
             return await self._make(spec, [Path(layer) for layer in reversed(spec.layers)])
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
@@ -183,8 +186,20 @@ class FakeDriver:
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         async with self._verb("set_network"):
+            _refuse_rules(policy)
             spec = self._files.read_spec(handle.id)
-            self._files.write_spec(Spec(spec.id, spec.layers, spec.limits, policy))
+            self._files.write_spec(replace(spec, network=policy))
+
+    async def create_volume(self, volume_id: str, size_mb: int) -> None:
+        async with self._verb("create_volume"):
+            self.volume_path(volume_id).mkdir(exist_ok=True)
+
+    async def delete_volume(self, volume_id: str) -> None:
+        async with self._verb("delete_volume"):
+            await delete(self.volume_path(volume_id))
+
+    def volume_path(self, volume_id: str) -> Path:
+        return self._files.volumes / volume_id
 
     def policy(self, sandbox_id: str) -> NetworkPolicy:
         """What would be enforced if anything were."""
@@ -223,6 +238,8 @@ class FakeDriver:
 
     async def _start(self, spec: Spec) -> None:
         self._files.write_spec(spec)
+        for mount in spec.mounts:
+            self._files.mount(spec.id, mount)
         self._reasons.pop(spec.id, None)
         path = self._files.socket(spec.id)
         path.unlink(missing_ok=True)
@@ -303,3 +320,8 @@ async def _connected(kind: socket.AddressFamily, address: Any) -> socket.socket:
             raise UnreachableError(f"Nothing listens there: {os.strerror(error.errno or 0)}.") from error
         raise
     return connection
+
+
+def _refuse_rules(policy: NetworkPolicy) -> None:
+    if policy.rules:
+        raise UnsupportedError("Fake sandboxes share the host's network: nothing adds headers to what they send.")

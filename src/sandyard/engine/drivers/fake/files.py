@@ -11,8 +11,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from sandyard.engine.contract import Limits, NetworkPolicy, Spec
-from sandyard.kit.errors import NoSpaceError, NotFoundError, SandyardError
+from sandyard.engine.contract import Limits, Mount, NetworkPolicy, Spec
+from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
 
 class Files:
@@ -22,15 +22,31 @@ class Files:
         self.base = data_dir.absolute() / "fake"
         self.sandboxes = self.base / "sandboxes"
         self.snapshots = self.base / "snapshots"
+        self.volumes = self.base / "volumes"
         name = hashlib.sha256(str(self.base).encode()).hexdigest()[:12]
         self.sockets = Path(tempfile.gettempdir()) / f"sandyard-fake-{os.geteuid()}-{name}"
 
     def make(self) -> None:
-        for folder in (self.sandboxes, self.snapshots, self.sockets):
+        for folder in (self.sandboxes, self.snapshots, self.volumes, self.sockets):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def root(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "root"
+
+    def mount(self, sandbox_id: str, mount: Mount) -> None:
+        """A link is as near to a mount as it gets without privileges. NotFoundError, InvalidInputError."""
+        place, volume = self.root(sandbox_id) / mount.target.lstrip("/"), self.volumes / mount.volume
+        if not volume.is_dir():
+            raise NotFoundError(f"There is no volume {mount.volume}.")
+        if place.is_symlink():
+            place.unlink()
+        try:
+            if place.is_dir():
+                place.rmdir()  # what is in one that is not empty could not be hidden
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(volume)
+        except OSError:
+            raise InvalidInputError(f"There is something at {mount.target} already.") from None
 
     def spec(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "spec.json"
@@ -53,7 +69,8 @@ class Files:
             raise NotFoundError(f"There is no sandbox {sandbox_id}.") from None
         policy = plain["network"]
         network = NetworkPolicy(policy["allow_internet"], tuple(policy["allow_out"]), tuple(policy["deny_out"]))
-        return Spec(plain["id"], tuple(plain["layers"]), Limits(**plain["limits"]), network)
+        mounts = tuple(Mount(**mount) for mount in plain.get("mounts", ()))
+        return Spec(plain["id"], tuple(plain["layers"]), Limits(**plain["limits"]), network, mounts)
 
 
 async def copy(source: Path, target: Path) -> None:

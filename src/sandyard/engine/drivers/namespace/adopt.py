@@ -11,7 +11,7 @@ from sandyard.engine.contract import Condition, Handle
 from sandyard.engine.drivers.namespace import pause, policies, processes
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.lives import Lives, remove_run
-from sandyard.engine.drivers.namespace.record import Life, Record, parse
+from sandyard.engine.drivers.namespace.record import Life, Record, parse, resting
 from sandyard.engine.drivers.namespace.suspend import Suspender
 from sandyard.kit.errors import SandyardError
 
@@ -28,8 +28,8 @@ async def take_over(
     """Fill `records` with the sandboxes in `keep`, end and remove all others, and say what was found of each."""
     for handle in keep:
         if handle.id not in records:
-            layers, limits, life = parse(handle)
-            records[handle.id] = Record(handle.id, layers, limits)
+            _, _, life = parse(handle)
+            records[handle.id] = resting(handle)
             if life is not None:
                 _adopt(host, lives, records[handle.id], life)
     kept = {handle.id for handle in keep}

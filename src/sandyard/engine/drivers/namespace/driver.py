@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sandyard.engine.contract import (
@@ -27,8 +28,9 @@ from sandyard.engine.contract import (
 from sandyard.engine.drivers.namespace import adopt, dial, pause, policies, processes
 from sandyard.engine.drivers.namespace.host import Host, Options
 from sandyard.engine.drivers.namespace.lives import Lives, remove_run
-from sandyard.engine.drivers.namespace.record import DRIVER, Record, parse
+from sandyard.engine.drivers.namespace.record import DRIVER, Record, resting
 from sandyard.engine.drivers.namespace.starting import Starter
+from sandyard.engine.drivers.namespace.store.base import VOLUMES
 from sandyard.engine.drivers.namespace.suspend import Suspender
 from sandyard.kit.errors import (
     ConflictError,
@@ -36,6 +38,7 @@ from sandyard.kit.errors import (
     NotFoundError,
     SandyardError,
     UnreachableError,
+    UnsupportedError,
 )
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -113,7 +116,7 @@ class NamespaceDriver:
         async def fill() -> None:
             await self._here.store.create(spec.id, spec.limits.disk_mb)
 
-        record = Record(spec.id, spec.layers, spec.limits)
+        record = Record(spec.id, spec.layers, spec.limits, spec.mounts)
         return await self._whole(self._make(record, spec.network, fill), self.kill)
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
@@ -125,13 +128,14 @@ class NamespaceDriver:
         host = self._here
         if not host.store.has(handle.id):
             raise NotFoundError(f"The file system of the sandbox {handle.id} is gone.")
+        self._check_volumes(spec)
         host.memory.check()
 
         async def fill() -> None:
             await host.store.renew(record.id, spec.limits.disk_mb)
 
         async def work() -> Handle:
-            new = Record(record.id, record.layers, spec.limits)
+            new = Record(record.id, record.layers, spec.limits, spec.mounts)
             await self._starter.start(new, spec.network, fill)
             self._records[record.id] = new
             return new.handle()
@@ -146,17 +150,31 @@ class NamespaceDriver:
             async with self._still(original) as stopped:
                 await self._here.store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=stopped)
 
-        record = Record(spec.id, original.layers, spec.limits)
+        record = Record(spec.id, original.layers, spec.limits, spec.mounts)
         return await self._whole(self._make(record, spec.network, fill), self.kill)
 
     def _check_new(self, spec: Spec) -> None:
         host = self._here
+        self._check_rules(spec.network)
         if not _ID.fullmatch(spec.id):
             raise InvalidInputError(f"{spec.id!r} is no id for a sandbox.")
         if spec.id in self._records:
             raise ConflictError(f"There is a sandbox {spec.id} already.")
+        self._check_volumes(spec)
         host.memory.check()
         host.store.check_room()
+
+    def _check_volumes(self, spec: Spec) -> None:
+        for mount in spec.mounts:
+            if not self.volume_path(mount.volume).is_dir():
+                raise NotFoundError(f"There is no volume {mount.volume}.")
+
+    def _check_rules(self, policy: NetworkPolicy) -> None:
+        if policy.rules and self._here.network is None:
+            raise UnsupportedError(
+                "Network rules need the engine to run as root: without it sandboxes have no network that requests could "
+                "be filled in on. Leave out network.rules."
+            )
 
     async def _whole(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
         """A verb whose caller may go away runs on to its end, and is undone then: half of it is in other processes and threads,
@@ -196,10 +214,10 @@ class NamespaceDriver:
         known = self._records.get(handle.id)
         if known is not None:
             return known
-        layers, limits, _ = parse(handle)
+        found = resting(handle)
         if not self._here.store.has(handle.id):
             raise NotFoundError(f"There is no sandbox {handle.id}.")
-        return Record(handle.id, layers, limits)
+        return found
 
     async def condition(self, handle: Handle) -> Condition:
         record = self._records.get(handle.id)
@@ -303,7 +321,7 @@ class NamespaceDriver:
         record = self._record(handle)
         if record.alive or not self._suspender.has(handle.id):
             raise ConflictError(f"The sandbox {handle.id} is not suspended.")
-        new = Record(record.id, record.layers, record.limits)
+        new = record.afresh()
 
         async def work() -> Handle:
             restored = await self._suspender.restore(new)
@@ -324,7 +342,7 @@ class NamespaceDriver:
             await self._end(record, "stopped")
             self._lives.track(self._here.store.flush())  # its files are all that is left of it
         await self._suspender.forget(record.id)
-        return Record(record.id, record.layers, record.limits).handle()
+        return record.afresh().handle()
 
     async def kill(self, handle: Handle) -> None:
         record = self._records.get(handle.id)
@@ -344,12 +362,32 @@ class NamespaceDriver:
                 signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
         self._here.cgroups.kill(record.id)
         try:
-            await asyncio.wait_for(asyncio.shield(record.ended), _KILL_PATIENCE)
+            async with asyncio.timeout(_KILL_PATIENCE):
+                await asyncio.shield(record.ended)
         except TimeoutError:
             raise SandyardError(f"The processes of the sandbox {record.id} do not end.") from None
 
+    # Volumes ----------------------------------------------------------------------------------------------------------------------
+
+    async def create_volume(self, volume_id: str, size_mb: int) -> None:
+        self._here.store.check_room()
+        await self._here.store.create_volume(_checked(volume_id), size_mb)
+
+    async def delete_volume(self, volume_id: str) -> None:
+        await self._here.store.remove_volume(_checked(volume_id))
+
+    def volume_path(self, volume_id: str) -> Path:
+        return self._here.store.path / VOLUMES / _checked(volume_id)
+
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         record, host = self._alive(handle), self._here
+        self._check_rules(policy)
         if host.network is not None and record.life is not None:
             await host.network.set_policy(record.life.slot, policy)
         policies.save(host.run / record.id, policy)
+
+
+def _checked(volume_id: str) -> str:
+    if not _ID.fullmatch(volume_id):
+        raise InvalidInputError(f"{volume_id!r} is no id for a volume.")
+    return volume_id

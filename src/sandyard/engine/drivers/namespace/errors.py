@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
+from sandyard.kit.errors import FullError, InvalidInputError, NoSpaceError, SandyardError
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_PLACE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
 _EXHAUSTED = {
     errno.ENOMEM: "memory",
     errno.EAGAIN: "processes",
@@ -27,6 +28,8 @@ def from_errno(code: int | None, sentence: str) -> SandyardError:
 
 def from_child(answer: dict[str, Any]) -> SandyardError:
     """Of an `error` answer of the zygote or of a process it made."""
+    if "mount a volume on" in answer["error"] and answer.get("errno") in _NO_PLACE:
+        return InvalidInputError(f"The sandbox {answer['error']}. Choose a place that is a directory, or nothing yet.")
     return from_errno(
         answer.get("errno"), f"The sandbox {answer['error']}" if "could not" in answer["error"] else answer["error"]
     )

@@ -154,7 +154,8 @@ class Forker:
     async def _ask(self, op: str, fields: protocol.Message, timeout: float | None = _TIMEOUT) -> protocol.Message:  # noqa: ASYNC109
         number, pending = self._post(op, fields, ())
         try:
-            answer = await asyncio.wait_for(pending.future, timeout)
+            async with asyncio.timeout(timeout):
+                answer = await pending.future
         except TimeoutError:
             raise BusyError(f"The process that makes sandboxes did not answer in {timeout} s.") from None
         finally:
@@ -167,7 +168,8 @@ class Forker:
         number, pending = self._post(op, fields, fds)
         done = False
         try:
-            answer = await asyncio.wait_for(pending.future, _TIMEOUT)
+            async with asyncio.timeout(_TIMEOUT):
+                answer = await pending.future
             if "error" in answer:
                 raise from_child(answer)
             assert pending.started is not None

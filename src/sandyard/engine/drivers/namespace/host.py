@@ -22,7 +22,7 @@ from sandyard.engine.drivers.namespace.kernel import effective_capabilities
 from sandyard.engine.drivers.namespace.launch import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
 from sandyard.engine.drivers.namespace.store import btrfs, image
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, Store
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, VOLUMES, Store
 from sandyard.engine.drivers.namespace.store.cow import CowStore
 from sandyard.engine.drivers.namespace.store.plain import PlainStore
 from sandyard.kit.errors import SandyardError
@@ -251,4 +251,4 @@ def _inside_pid_namespace(pid: int) -> bool:
 
 
 def _holds_something(path: Path) -> bool:
-    return any((path / name).is_dir() and any((path / name).iterdir()) for name in (SANDBOXES, SNAPSHOTS))
+    return any((path / name).is_dir() and any((path / name).iterdir()) for name in (SANDBOXES, SNAPSHOTS, VOLUMES))

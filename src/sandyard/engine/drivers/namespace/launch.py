@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandyard.engine.contract import Layers, Limits
+from sandyard.engine.contract import Layers, Limits, Mount
 from sandyard.engine.drivers.namespace import base_layer, processes
 from sandyard.engine.drivers.namespace.cgroups import Cgroups
 from sandyard.engine.drivers.namespace.forker import Ask, Forker, Started, ZygoteDiedError
 from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT, Instance
 from sandyard.engine.drivers.namespace.record import Life
 from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES, Store
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, VOLUMES, Store
 from sandyard.kit.errors import NotFoundError, UnsupportedError
 
 Seats = list[
@@ -43,6 +43,7 @@ class Plan:
     layers: Layers
     limits: Limits
     net: NetSlot | None
+    mounts: tuple[Mount, ...] = ()
     hold: bool = False  # only hold the namespaces: no agent
 
 
@@ -134,6 +135,7 @@ class Launcher:
             "hostname": base_layer.HOSTNAME,
             "layers": [await self._place(layer) for layer in layers],
             "writable": f"/store/{SANDBOXES}/{plan.id}",
+            "volumes": [(f"/store/{VOLUMES}/{one.volume}", one.target, one.read_only) for one in plan.mounts],
             "show_cgroup": self._cgroups.shows_limits,
             "processes": None if "pids" in self._cgroups.limits else plan.limits.pids,
             "shm": plan.limits.memory_mb << 19,  # half

@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-_STATUS_PATIENCE = 0.2
+_STATUS_PATIENCE = 2.0  # the zygote knows at once, but on a busy machine it may not run at once
 _TAIL = 4096
 
 
@@ -87,7 +87,8 @@ class Lives:
         event = self._statuses.pop(life.pid, None)
         if event is not None and record.ending is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), _STATUS_PATIENCE)
+                async with asyncio.timeout(_STATUS_PATIENCE):
+                    await event.wait()
         reason = record.ending or self._reason(record)
         if record.ending is None:
             log.info("sandbox_ended", sandbox=record.id, reason=reason)

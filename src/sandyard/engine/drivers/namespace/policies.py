@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from sandyard.engine.contract import NetworkPolicy
@@ -28,15 +27,14 @@ def save(folder: Path, policy: NetworkPolicy) -> None:
         (folder / _FILE).unlink(missing_ok=True)
         return
     partial = folder / f".{_FILE}"
-    partial.write_text(json.dumps(asdict(policy)))
+    partial.write_text(json.dumps(policy.plain()))
     partial.rename(folder / _FILE)
 
 
 def load(folder: Path) -> NetworkPolicy:
     """What cannot be read allows nothing."""
     try:
-        raw = json.loads((folder / _FILE).read_text())
-        return NetworkPolicy(bool(raw["allow_internet"]), tuple(raw["allow_out"]), tuple(raw["deny_out"]))
+        return NetworkPolicy.read(json.loads((folder / _FILE).read_text()))
     except FileNotFoundError:
         return NetworkPolicy()
     except (OSError, ValueError, TypeError, KeyError):

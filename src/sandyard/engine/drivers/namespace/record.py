@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sandyard.engine.contract import Handle, Layers, Limits
+from sandyard.engine.contract import Handle, Layers, Limits, Mount
 from sandyard.engine.drivers.namespace.processes import boot_id
 from sandyard.kit.errors import InvalidInputError
 
@@ -34,6 +34,7 @@ class Record:
     id: str
     layers: Layers
     limits: Limits
+    mounts: tuple[Mount, ...] = ()
     life: Life | None = None
     pidfd: int = -1
     words: int = -1  # a descriptor of what its agent said when it crashed
@@ -46,9 +47,15 @@ class Record:
     def alive(self) -> bool:
         return self.life is not None and not self.ended.done()
 
+    def afresh(self) -> Record:
+        """The same sandbox, before another life."""
+        return Record(self.id, self.layers, self.limits, self.mounts)
+
     def handle(self) -> Handle:
         limits = {name: getattr(self.limits, name) for name in _LIMITS}
         data: dict[str, Any] = {"layers": list(self.layers), "limits": limits}
+        if self.mounts:
+            data["mounts"] = [asdict(mount) for mount in self.mounts]
         if self.alive and self.life is not None:
             data["life"] = self.life.data
         return Handle(self.id, DRIVER, data)
@@ -69,3 +76,13 @@ def parse(handle: Handle) -> tuple[Layers, Limits, Life | None]:
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInputError(f"The handle of the sandbox {handle.id} is not complete: {error}.") from error
     return layers, limits, life
+
+
+def resting(handle: Handle) -> Record:
+    """The record of a sandbox that a handle tells of, without a life. Raises like `parse`."""
+    layers, limits, _ = parse(handle)
+    try:
+        mounts = tuple(Mount(**mount) for mount in handle.data.get("mounts", ()))
+    except TypeError as error:
+        raise InvalidInputError(f"The handle of the sandbox {handle.id} is not complete: {error}.") from error
+    return Record(handle.id, layers, limits, mounts)

@@ -112,6 +112,8 @@ CHECKED: dict[str, Numbers] = {
 _NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _NEW_TIME = 0x80
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody else's terminal
+_CLONE_FILE = (0x4004_9409, 0x4020_940D, 0xC018_9436)  # FICLONE, FICLONERANGE, FIDEDUPERANGE: not btrfs's alone
+_BTRFS = 0x9400  # all others of its family: in a volume anybody could make subvolumes, which its quota does not count
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 _AF_NETLINK = 16
 _NETLINK_PROTOCOLS = (0, 4, 9, 15, 16)  # route, sock_diag, audit (PAM asks for it), uevent, generic
@@ -152,7 +154,14 @@ def _checks() -> dict[str, list[Instruction]]:
         _fail(errno.EAFNOSUPPORT),
     ]
     return {
-        "ioctl": [_arg(1), *_one_of(_TERMINAL_INPUT, deny), _PERMIT],
+        "ioctl": [
+            _arg(1),
+            *_one_of(_TERMINAL_INPUT, deny),
+            *_one_of(_CLONE_FILE, _PERMIT),
+            (_AND, 0, 0, 0xFF00),
+            *_one_of((_BTRFS,), _fail(errno.ENOTTY)),  # as on any other file system
+            _PERMIT,
+        ],
         "clone": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES), deny, _PERMIT],
         "unshare": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES | _NEW_TIME), deny, _PERMIT],
         "socket": socket,

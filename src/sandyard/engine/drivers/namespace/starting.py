@@ -47,7 +47,9 @@ class Starter:
                 host.launcher.reserve(record.id, record.limits, seats)
             finally:
                 net, _ = await together
-            life, pidfd = await self._launch(Plan(record.id, slot, record.layers, record.limits, net), seats)
+            life, pidfd = await self._launch(
+                Plan(record.id, slot, record.layers, record.limits, net, record.mounts), seats
+            )
             self._lives.begin(record, life, pidfd, _take(seats, "stderr"), ours=True)
         except BaseException as error:
             await self._clear(record.id, seats)
@@ -73,7 +75,7 @@ class Starter:
             policies.begin(host.run / record.id, policy)
             net, _ = await _all(self._join(slot, policy), host.store.renew(record.id, record.limits.disk_mb))
             host.launcher.reserve(record.id, record.limits, seats)
-            plan = Plan(record.id, slot, record.layers, record.limits, net, hold=True)
+            plan = Plan(record.id, slot, record.layers, record.limits, net, record.mounts, hold=True)
             life, pidfd = await self._launch(plan, seats)
             yield life.pid
         except OSError as error:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sandyard.engine.contract import Capabilities, Handle, NetworkPolicy
@@ -154,7 +154,8 @@ class Suspender:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         owner = scan.host_id(life.pid)
         os.chown(f"/proc/{life.pid}/fd/2", owner, owner)  # a file of memory that the host's root made can't come back
-        await criu.dump(Frozen(life.pid, self._freezer.root / record.id), images)
+        volumes = tuple(mount.volume for mount in record.mounts)
+        await criu.dump(Frozen(life.pid, self._freezer.root / record.id, volumes=volumes), images)
         try:
             await host.store.flush()  # or a crash would part its files from its memory
             await asyncio.to_thread(_save, images, policies.load(host.run / record.id))
@@ -165,7 +166,7 @@ class Suspender:
             raise
         while life.slot in host.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
             await asyncio.sleep(0.002)
-        handle = Record(record.id, record.layers, record.limits).handle()
+        handle = record.afresh().handle()
         return replace(handle, data={**handle.data, "suspended": True})
 
     async def _settle(self, record: Record, life: Life) -> None:
@@ -249,7 +250,7 @@ def _save(images: Path, policy: NetworkPolicy) -> None:
     """The last file: with it, the images are valid."""
     partial = images / f".{_POLICY}"
     with partial.open("w") as file:
-        json.dump(asdict(policy), file)
+        json.dump(policy.plain(), file)
         file.flush()
         os.fsync(file.fileno())
     partial.rename(images / _POLICY)
@@ -261,5 +262,4 @@ def _save(images: Path, policy: NetworkPolicy) -> None:
 
 
 def _load(images: Path) -> NetworkPolicy:
-    raw = json.loads((images / _POLICY).read_text())
-    return NetworkPolicy(bool(raw["allow_internet"]), tuple(raw["allow_out"]), tuple(raw["deny_out"]))
+    return NetworkPolicy.read(json.loads((images / _POLICY).read_text()))

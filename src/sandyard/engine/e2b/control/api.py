@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Response
 
-from sandyard.engine.e2b.control import errors, lifecycle, monitoring, sandboxes, templates, unavailable
+from sandyard.engine.e2b.control import (
+    builds,
+    errors,
+    lifecycle,
+    monitoring,
+    sandboxes,
+    secrets,
+    tags,
+    teams,
+    templates,
+    uploads,
+    volume_content,
+    volumes,
+)
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.guard import Guard
 from sandyard.engine.store.keys import ApiKeys
@@ -19,6 +32,15 @@ def build(context: Context, keys: ApiKeys) -> Guard:
     async def health() -> Response:
         return Response(status_code=204)
 
-    for module in (monitoring, sandboxes, lifecycle, unavailable, templates):
+    app.include_router(teams.routes(keys))
+    for module in (monitoring, sandboxes, lifecycle, secrets, volumes, tags, builds, templates):
         app.include_router(module.routes(context))
-    return Guard(app, keys, sandboxes.direct(context))
+    return Guard(
+        app,
+        keys,
+        sandboxes.direct(context),
+        {
+            uploads.PREFIX: uploads.app(context.builds),
+            volume_content.PREFIX: volume_content.app(context.volumes),
+        },
+    )

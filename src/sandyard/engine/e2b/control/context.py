@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sandyard.engine.building.service import Builds
 from sandyard.engine.contract import Limits
 from sandyard.engine.sandboxes.model import Templates
 from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.secrets.service import Secrets
+from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.errors import InvalidInputError
 
 PAGE = 100
@@ -18,6 +21,9 @@ class Context:
     templates: Templates
     defaults: Limits
     domain: str | None  # under which previews are reachable, as clients are told
+    secrets: Secrets
+    builds: Builds
+    volumes: Volumes
 
 
 def short_id(value: str) -> str:

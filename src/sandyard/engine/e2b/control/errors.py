@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from sandyard.kit.errors import SandyardError
 
+FAILED = "The engine failed to do this; its log says why. Try again, or report it."
 _RETRY_AFTER = {503: "1"}
 _KNOWN = {
     404: "There is no {method} {path} here. Check the address and the client's version.",
@@ -44,6 +45,10 @@ def install(app: FastAPI) -> None:
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         message = _KNOWN.get(error.status_code, str(error.detail))
         return error_response(error.status_code, message.format(method=request.method, path=request.url.path))
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return error_response(500, FAILED)  # it is raised again afterwards, and the guard logs it
 
 
 def describe(errors: Sequence[Any]) -> str:

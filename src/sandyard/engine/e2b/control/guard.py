@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from sandyard.engine.e2b.control.errors import FAILED
 from sandyard.engine.e2b.dataplane.asgi import App, Headers, Message, Receive, Scope, Send, discard_body, header
 from sandyard.engine.store.keys import ApiKeys
 from sandyard.kit.logging import get_logger
@@ -20,9 +21,6 @@ CORS: Headers = [
 ]
 
 
-FAILED = "The engine failed to do this; its log says why. Try again, or report it."
-
-
 class TooLargeError(Exception):
     """The body is larger than a control request may be."""
 
@@ -30,11 +28,19 @@ class TooLargeError(Exception):
 class Guard:
     """Wraps the control application. Sets `scope["state"]["key"]` to the ApiKey that was used."""
 
-    def __init__(self, app: App, keys: ApiKeys, direct: Mapping[tuple[str, str], App]) -> None:
-        """`direct` are the requests, by method and path, that need no more than the guard."""
+    def __init__(
+        self,
+        app: App,
+        keys: ApiKeys,
+        direct: Mapping[tuple[str, str], App],
+        tokened: Mapping[str, App] | None = None,
+    ) -> None:
+        """`direct` are the requests, by method and path, that need no more than the guard. `tokened`, by the start of
+        their path, are those that come with a token of their own, which is theirs to check; what they PUT has any size."""
         self._app = app
         self._keys = keys
         self._direct = direct
+        self._tokened = tokened or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,12 +50,14 @@ class Guard:
         if scope["method"] == "OPTIONS" and header(headers, b"access-control-request-method"):
             await self._preflight(headers, send)
             return
-        refusal = self._check(scope, headers)
+        own = next((app for start, app in self._tokened.items() if scope["path"].startswith(start)), None)
+        refusal = self._check(scope, headers) if own is None else None
         if refusal is not None:
             await discard_body(receive)
             await _answer(send, *refusal)
             return
-        body = _Body(receive)
+        # Whatever is not PUT is read whole, and before its token is looked at.
+        body = _Body(receive, None if own is not None and scope["method"] == "PUT" else BODY_LIMIT)
         answered = False
 
         async def reply(message: Message) -> None:
@@ -62,7 +70,7 @@ class Guard:
             await send(message)
 
         try:
-            app = self._direct.get((scope["method"], scope["path"]), self._app)
+            app = own or self._direct.get((scope["method"], scope["path"]), self._app)
             await app(scope, body.receive, reply)
         except TooLargeError:
             pass
@@ -76,12 +84,12 @@ class Guard:
     def _check(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         if scope["path"] in OPEN_PATHS:
             return None
-        key = self._keys.check(_credential(headers))
+        key = self._keys.check(credential(headers))
         if key is None:
-            given = _credential(headers)
+            given = credential(headers)
             if given is None:
                 return 401, "The API key is missing: send it in the header X-API-Key (SDKs take it from E2B_API_KEY)."
-            return 401, "The API key is not valid. `sandyard keys create` makes one."
+            return 401, "The API key is not valid. `sandyard keys create` makes one, on the engine's machine."
         scope.setdefault("state", {})["key"] = key
         length = header(headers, b"content-length")
         if length is not None and length.isdigit() and int(length) > BODY_LIMIT:
@@ -103,7 +111,8 @@ class Guard:
 _TOO_LARGE = (413, f"The request's body is too large: the limit is {BODY_LIMIT // 1024 // 1024} MiB.")
 
 
-def _credential(headers: Headers) -> str | None:
+def credential(headers: Headers) -> str | None:
+    """The key a request was sent with."""
     key = header(headers, b"x-api-key")
     if key is not None:
         return key.strip()
@@ -114,13 +123,14 @@ def _credential(headers: Headers) -> str | None:
 class _Body:
     """Counts a body as it comes: its announced length may be missing."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, limit: int | None) -> None:
         self._receive = receive
+        self._limit = limit
         self._seen = 0
 
     @property
     def too_large(self) -> bool:
-        return self._seen > BODY_LIMIT
+        return self._limit is not None and self._seen > self._limit
 
     async def receive(self) -> Message:
         message = await self._receive()

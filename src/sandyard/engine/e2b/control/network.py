@@ -6,14 +6,15 @@ import ipaddress
 import re
 from typing import Any
 
-from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.contract import AGENT_PORT, NetworkPolicy
+from sandyard.engine.e2b.control import rules
 from sandyard.engine.e2b.control.wire import Egress, NetworkConfig, NetworkUpdate
 from sandyard.engine.sandboxes.model import Network
 from sandyard.kit.errors import InvalidInputError
 
 ALL_TRAFFIC = "0.0.0.0/0"
 ALL_TRAFFIC_V6 = "::/0"
-INGRESS = ("allowPublicTraffic", "maskRequestHost")
+INGRESS = ("allowPublicTraffic", "maskRequestHost", "httpsPorts")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _DOMAIN = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
 _HOST = re.compile(rf"((?:{_LABEL}\.)*{_LABEL})(?::(?:\d{{1,5}}|\$\{{PORT\}}))?")
@@ -23,21 +24,25 @@ def for_new(config: NetworkConfig | None, allow_internet: bool | None) -> Networ
     """Of a new sandbox. Raises InvalidInputError."""
     if config is None:
         return Network(NetworkPolicy(allow_internet=allow_internet is not False), None, allow_internet)
-    if config.httpsPorts:
-        raise InvalidInputError("HTTPS ports are not available on this engine yet: leave out network.httpsPorts.")
+    if any(not 0 < port < 65536 or port == AGENT_PORT for port in config.httpsPorts or ()):
+        raise InvalidInputError(f"HTTPS ports are numbers from 1 to 65535, and not {AGENT_PORT}, which is envd's.")
     if config.maskRequestHost is not None and not _HOST.fullmatch(config.maskRequestHost):
         raise InvalidInputError(f"mask request host is not valid: {config.maskRequestHost}")
     policy = _policy(config, allow_internet)
-    shown: dict[str, Any] = config.model_dump(exclude_none=True, exclude={"rules", "egressProxy", "dnsServers"})
+    shown: dict[str, Any] = config.model_dump(exclude_none=True, exclude={"egressProxy", "rules"})
+    if config.rules is not None:
+        shown["rules"] = rules.shown(config.rules)
     return Network(policy, shown, allow_internet)
 
 
 def for_update(update: NetworkUpdate, before: Network) -> Network:
     """What is left out is cleared; who may come in stays as it was. Raises InvalidInputError."""
     shown = {key: value for key, value in (before.config or {}).items() if key in INGRESS}
-    for key in ("allowOut", "denyOut"):
+    for key in ("allowOut", "denyOut", "dnsServers"):
         if (entries := getattr(update, key)) is not None:
             shown[key] = entries
+    if update.rules is not None:
+        shown["rules"] = rules.shown(update.rules)
     return Network(_policy(update, update.allow_internet_access), shown or None, update.allow_internet_access)
 
 
@@ -56,19 +61,28 @@ def _policy(egress: Egress, allow_internet: bool | None) -> NetworkPolicy:
             "When specifying allowed domains in allow out, you must include 'ALL_TRAFFIC' in deny out "
             "to block all other traffic."
         )
+    for entry in egress.dnsServers or ():
+        if not _is_ipv4(entry):
+            raise InvalidInputError(f"invalid DNS server {entry[:100]}: use IPv4 addresses")
+    if domains:  # all traffic to them is allowed; the sandbox's own name server goes on answering
+        allow = [*allow, *(egress.dnsServers or ())]
+    added = rules.read(egress.rules or {})
     if allow_internet is False and allow:  # "behaves the same as specifying denyOut to 0.0.0.0/0"
-        return NetworkPolicy(allow_out=tuple(allow), deny_out=(*deny, ALL_TRAFFIC, ALL_TRAFFIC_V6))
-    return NetworkPolicy(allow_internet is not False, tuple(allow), tuple(deny))
+        return NetworkPolicy(allow_out=tuple(allow), deny_out=(*deny, ALL_TRAFFIC, ALL_TRAFFIC_V6), rules=added)
+    return NetworkPolicy(allow_internet is not False, tuple(allow), tuple(deny), added)
 
 
 def _refuse_unavailable(egress: Egress) -> None:
     """What would be a hole if it were ignored."""
-    if egress.rules:
-        raise InvalidInputError("Network transform rules are not available on this engine: leave out network.rules.")
     if egress.egressProxy:
         raise InvalidInputError("Egress proxies are not available on this engine: leave out network.egressProxy.")
-    if egress.dnsServers:
-        raise InvalidInputError("Own DNS servers are not available on this engine: leave out network.dnsServers.")
+
+
+def _is_ipv4(entry: str) -> bool:
+    try:
+        return not ipaddress.IPv4Address(entry).is_unspecified
+    except ValueError:
+        return False
 
 
 def _is_address(entry: str) -> bool:

@@ -82,7 +82,10 @@ def direct(context: Context) -> dict[tuple[str, str], App]:
                 if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
                     raise InvalidInputError("Idempotency-Key is not valid: use 1 to 255 of a-z, 0-9 and '-'.")
                 owner = scope["state"]["key"].id
-                sandbox = await context.sandboxes.create(replace(wanted, idempotency_key=key, owner=owner))
+                mounts = context.volumes.resolve([(one.name, one.path) for one in body.volumeMounts or ()])
+                wanted = replace(wanted, idempotency_key=key, owner=owner, volume_mounts=mounts)
+                with context.volumes.held(mounts):
+                    sandbox = await context.sandboxes.create(wanted)
                 response = JSONResponse(views.created(sandbox, context.domain), 201)
             except ValidationError as error:
                 response = errors.invalid(error.errors())
@@ -99,8 +102,6 @@ def parse_new(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSan
     """Raises InvalidInputError, in E2B's words where clients look for them."""
     if body.timeout == 0:
         raise InvalidInputError("Timeout must be greater than 0")
-    if body.volumeMounts:
-        raise InvalidInputError("Volume mounts are not available on this engine yet: leave out volumeMounts.")
     if body.iam and body.iam.get("tokens"):
         raise InvalidInputError("Workload identity is not available on this engine: leave out iam.")
     for name, value in (body.envVars or {}).items():

@@ -1,4 +1,4 @@
-"""Templates and snapshots, as far as looking at them and deleting snapshots goes; builds come later.
+"""Templates and snapshots, whoever made them: list, look at, publish, delete.
 
 Names may hold a slash and a colon, so their routes take the rest of the path.
 """
@@ -8,15 +8,23 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from sandyard.engine.e2b.control import views
+from sandyard.engine.e2b.control import template_views, views
 from sandyard.engine.e2b.control.context import Context, page_limit, short_id
+from sandyard.engine.e2b.control.wire import TemplateUpdate
 from sandyard.engine.sandboxes.model import SnapshotQuery
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
 
 
 def routes(context: Context) -> APIRouter:
     router = APIRouter()
-    service = context.sandboxes
+    service, builds = context.sandboxes, context.builds
+
+    def machine() -> list[views.View]:
+        return [{**views.template(one, context.defaults), "isDefault": True} for one in context.templates.list()]
+
+    def everything() -> list[views.View]:
+        built = [template_views.template(one, builds.builds(one), context.defaults) for one in builds.templates()]
+        return [*built, *machine()]
 
     @router.get("/snapshots")
     async def snapshots(
@@ -31,44 +39,67 @@ def routes(context: Context) -> APIRouter:
         return JSONResponse([views.snapshot(record) for record in page.items], headers=headers)
 
     @router.get("/templates")
-    @router.get("/default-templates")
     async def list_v1() -> JSONResponse:
-        return JSONResponse([views.template(record, context.defaults) for record in context.templates.list()])
+        return JSONResponse(everything())
+
+    @router.get("/default-templates")
+    async def defaults() -> JSONResponse:
+        return JSONResponse(machine())
 
     @router.get("/v2/templates")
     async def list_v2(limit: int | None = None, nextToken: str | None = None) -> JSONResponse:  # noqa: N803
-        records = sorted(context.templates.list(), key=lambda record: record.id)
+        shown = sorted(everything(), key=lambda one: str(one["templateID"]))
         if nextToken:
-            records = [record for record in records if record.id > nextToken]
+            shown = [one for one in shown if one["templateID"] > nextToken]
         size = page_limit(limit)
-        headers = {"X-Next-Token": records[size - 1].id} if len(records) > size else None
-        return JSONResponse([views.template(record, context.defaults) for record in records[:size]], headers=headers)
+        headers = {"X-Next-Token": shown[size - 1]["templateID"]} if len(shown) > size else None
+        return JSONResponse(shown[:size], headers=headers)
 
     @router.get("/templates/aliases/{alias:path}")
     async def alias(alias: str) -> JSONResponse:
-        return JSONResponse({"templateID": service.resolve_template(alias).id, "public": True})
-
-    @router.get("/templates/{name:path}/tags")
-    async def tags(name: str) -> JSONResponse:
-        wanted = name.partition(":")[0].lower()
-        found = [s for s in service.snapshots(SnapshotQuery(name=wanted)).items if wanted in (s.name, s.id)]
-        if not found:
-            template = service.resolve_template(name)
-            return JSONResponse([views.tag("default", template.id, views.UNKNOWN_TIME)])
-        return JSONResponse([views.tag(record.tag, record.id, record.created_at) for record in found])
+        built = builds.find(alias) if ":" not in alias else None  # also one that is not ready yet
+        if built is not None:
+            return JSONResponse({"templateID": built.id, "public": built.public})
+        found = service.resolve_template(alias)
+        record = builds.find(found.id)
+        return JSONResponse({"templateID": found.id, "public": record is None or record.public})
 
     @router.get("/templates/{name:path}")
-    async def get(name: str) -> JSONResponse:
-        record = service.resolve_template(name)
-        build = views.template_build(record, context.defaults)
-        return JSONResponse({**views.template(record, context.defaults), "builds": [build]})
+    async def get(name: str, limit: int | None = None, nextToken: str | None = None) -> JSONResponse:  # noqa: N803
+        template = builds.find(name)
+        if template is None:
+            record = service.resolve_template(name)
+            build = views.template_build(record, context.defaults)
+            return JSONResponse({**views.template(record, context.defaults), "builds": [build]})
+        every = builds.builds(template)
+        if nextToken and not nextToken.isdigit():
+            raise InvalidInputError("nextToken is not valid: use one that an answer gave.")
+        begin, size = int(nextToken or 0), page_limit(limit)
+        shown = [template_views.build(one, context.defaults) for one in every[begin : begin + size]]
+        headers = {"X-Next-Token": str(begin + size)} if len(every) > begin + size else None
+        view = template_views.template(template, every, context.defaults)
+        return JSONResponse({**view, "builds": shown}, headers=headers)
+
+    @router.patch("/templates/{name:path}")
+    async def update_v1(name: str, body: TemplateUpdate) -> JSONResponse:
+        if body.public is not None:
+            builds.publish(name, body.public)
+        return JSONResponse({})
+
+    @router.patch("/v2/templates/{name:path}")
+    async def update(name: str, body: TemplateUpdate) -> JSONResponse:
+        template = builds.get(name) if body.public is None else builds.publish(name, body.public)
+        return JSONResponse({"names": [template.name]})
 
     @router.delete("/templates/{name:path}")
     async def delete(name: str) -> Response:
-        if context.templates.resolve(name) is not None:
-            raise ForbiddenError(f"The template {name} belongs to the machine: it can't be deleted through the API.")
         if not name:
             raise InvalidInputError("The template's id is missing.")
+        if builds.find(name) is not None:
+            await builds.delete(name)
+            return Response(status_code=204)
+        if context.templates.resolve(name) is not None:
+            raise ForbiddenError(f"The template {name} belongs to the machine: it can't be deleted through the API.")
         await service.delete_snapshot(name)
         return Response(status_code=204)
 

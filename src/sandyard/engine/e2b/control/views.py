@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -72,7 +73,7 @@ def listed(sandbox: Sandbox) -> View:
     if name := alias(sandbox):
         view["alias"] = name
     if sandbox.volume_mounts:
-        view["volumeMounts"] = [dict(mount) for mount in sandbox.volume_mounts]
+        view["volumeMounts"] = [{key: mount[key] for key in ("name", "path")} for mount in sandbox.volume_mounts]
     return view
 
 
@@ -120,7 +121,9 @@ def log_entry(entry: LogEntry) -> View:
 
 
 def log_line(entry: LogEntry) -> View:
-    return {"timestamp": time(entry.timestamp), "line": entry.message}
+    """As the CLI reads it: each line is JSON and says its level and its logger."""
+    fields = {"level": entry.level.value, "logger": "engine", "message": entry.message}
+    return {"timestamp": time(entry.timestamp), "line": json.dumps({**entry.fields, **fields})}
 
 
 def build_id(template_id: str) -> str:

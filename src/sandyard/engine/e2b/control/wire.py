@@ -24,24 +24,37 @@ class AutoResume(Wire):
         return self.enabled if self.enabled is not None else self.policy == "any"
 
 
+class Transform(Wire):
+    headers: dict[str, str] | None = None
+
+
+class Rule(Wire):
+    transform: Transform | None = None
+
+
 class Egress(Wire):
     """Rules for traffic out of a sandbox, as in a new sandbox's `network` and in an update."""
 
     allowOut: Entries | None = None  # noqa: N815 - the wire's own names
     denyOut: Entries | None = None  # noqa: N815
-    dnsServers: list[str] | None = None  # noqa: N815
+    dnsServers: Annotated[list[str], Field(max_length=10)] | None = None  # noqa: N815
     egressProxy: dict[str, Any] | None = None  # noqa: N815
-    rules: dict[str, Any] | None = None
+    rules: dict[str, list[Rule]] | None = None
 
 
 class NetworkConfig(Egress):
     allowPublicTraffic: bool | None = None  # noqa: N815
     maskRequestHost: str | None = Field(default=None, max_length=255)  # noqa: N815
-    httpsPorts: list[int] | None = None  # noqa: N815
+    httpsPorts: Annotated[list[int], Field(max_length=1000)] | None = None  # noqa: N815
 
 
 class NetworkUpdate(Egress):
     allow_internet_access: bool | None = None
+
+
+class VolumeMount(Wire):
+    name: str
+    path: str
 
 
 class NewSandbox(Wire):
@@ -59,7 +72,7 @@ class NewSandbox(Wire):
     envVars: dict[str, str] | None = None  # noqa: N815
     mcp: dict[str, Any] | None = None
     iam: dict[str, Any] | None = None
-    volumeMounts: list[dict[str, Any]] | None = None  # noqa: N815
+    volumeMounts: list[VolumeMount] | None = None  # noqa: N815
 
 
 class Connect(Wire):
@@ -97,3 +110,74 @@ class Fork(Wire):
 
 class NewSnapshot(Wire):
     name: str | None = Field(default=None, max_length=256)
+
+
+class NewSecret(Wire):
+    name: str
+    value: str = Field(repr=False)
+    metadata: dict[str, str] | None = None
+
+
+class SecretUpdate(Wire):
+    value: str = Field(repr=False)
+    metadata: dict[str, str] | None = None
+
+
+class KeyName(Wire):
+    """Of a new key, or the new name of one; keys.py says what it may be."""
+
+    name: str
+
+
+class NewTemplate(Wire):
+    """Of `POST /v3/templates`, and of v2, which calls the name an alias. The older form with a Dockerfile has neither."""
+
+    name: str | None = Field(default=None, max_length=256)
+    alias: str | None = Field(default=None, max_length=256)
+    tags: Annotated[list[str], Field(max_length=1000)] | None = None
+    cpuCount: Annotated[int, Field(le=INT32)] | None = None  # noqa: N815
+    memoryMB: Annotated[int, Field(le=INT32)] | None = None  # noqa: N815
+    minFreeDiskMB: Annotated[int, Field(ge=0, le=INT32)] | None = None  # noqa: N815
+
+
+class TemplateStep(Wire):
+    type: str = Field(max_length=32)
+    args: list[str] | None = None
+    filesHash: str | None = Field(default=None, max_length=128)  # noqa: N815
+    force: bool | None = None
+
+
+class StartBuild(Wire):
+    fromImage: str | None = Field(default=None, max_length=1000)  # noqa: N815
+    fromTemplate: str | None = Field(default=None, max_length=256)  # noqa: N815
+    fromImageRegistry: dict[str, Any] | None = None  # noqa: N815
+    force: bool | None = None
+    steps: list[TemplateStep] | None = None
+    startCmd: str | None = None  # noqa: N815
+    readyCmd: str | None = None  # noqa: N815
+
+
+class TemplateUpdate(Wire):
+    public: bool | None = None
+
+
+class AssignTags(Wire):
+    target: str = Field(min_length=1, max_length=256)
+    tags: Annotated[list[str], Field(max_length=100)]
+
+
+class RemoveTags(Wire):
+    name: str = Field(min_length=1, max_length=256)
+    tags: Annotated[list[str], Field(max_length=100)]
+
+
+class NewVolume(Wire):
+    name: str
+
+
+class EntryMetadata(Wire):
+    """Of a file or directory in a volume; what is left out stays."""
+
+    uid: Annotated[int, Field(ge=0, le=65535)] | None = None
+    gid: Annotated[int, Field(ge=0, le=65535)] | None = None
+    mode: Annotated[int, Field(ge=0, le=0o7777)] | None = None

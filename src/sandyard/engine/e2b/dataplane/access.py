@@ -1,13 +1,15 @@
 """Who may talk to a sandbox. The agent trusts its socket, so every check is made here, before anything is sent on.
 
 - To the agent: `X-Access-Token`, except for `/health` and for `/files` with a signature in its URL.
-- To any other port: nothing, unless the sandbox is private; then `e2b-traffic-access-token`.
+- To the code interpreter: the same token to run code. Its contexts may be asked for without: E2B's SDKs send none there.
+  A token that is sent must be the right one.
+- To any other port: nothing, unless the sandbox is private; then `e2b-traffic-access-token`, for the interpreter as well.
 - Nobody from outside reaches what the engine alone may ask of the agent: `/init` and everything below `/_sandyard`.
 """
 
 from __future__ import annotations
 
-from sandyard.engine.contract import AGENT_PORT
+from sandyard.engine.contract import AGENT_PORT, INTERPRETER_PORT
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.asgi import Scope, header
 from sandyard.engine.e2b.dataplane.pages import Page
@@ -26,12 +28,26 @@ def refuse(scope: Scope, target: Target, sandbox: Sandbox) -> Page | None:
     """The answer to a request that may not pass, None for one that may."""
     if target.port == AGENT_PORT:
         return _refuse_agent(scope, sandbox)
+    if target.port == INTERPRETER_PORT and _is_stranger(scope, sandbox.access_token):
+        return pages.plain(401, UNAUTHORIZED)
     if sandbox.traffic_token is None:
         return None
     given = header(scope["headers"], TRAFFIC_TOKEN)
     if given is None:
         return pages.missing_traffic_token(target)
     return None if sandbox.traffic_token.matches(given) else pages.wrong_traffic_token(target)
+
+
+def _is_stranger(scope: Scope, token: Secret | None) -> bool:
+    """Whether a request to the code interpreter comes from somebody without its token. A browser that only asks whether
+    it may ask is none."""
+    path: str = scope["path"].strip("/")
+    if token is None or path == "health" or scope["method"] == "OPTIONS":
+        return False
+    given = header(scope["headers"], ACCESS_TOKEN)
+    if given is None and path.partition("/")[0] == "contexts":
+        return False
+    return not token.matches(given)
 
 
 def _refuse_agent(scope: Scope, sandbox: Sandbox) -> Page | None:

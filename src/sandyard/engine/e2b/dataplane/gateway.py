@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 from sandyard.engine.contract import AGENT_PORT
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, refuse
 from sandyard.engine.e2b.dataplane.asgi import App, Headers, Receive, Scope, Send, discard_body, header
+from sandyard.engine.e2b.dataplane.forwarding import REPLACED, forwarded, secure_name
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.pool import Pool
 from sandyard.engine.e2b.dataplane.relay import ClientGoneError, Exchange, StaleConnectionError, build_request
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, UpstreamError
 from sandyard.engine.e2b.dataplane.signature import SignatureIndex
 from sandyard.engine.e2b.dataplane.target import Target, find_target, signed_file
-from sandyard.engine.e2b.dataplane.tunnel import Tunnel
+from sandyard.engine.e2b.dataplane.tunnel import Opened, Tunnel
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 from sandyard.engine.sandboxes.model import Sandbox, SandboxQuery
 from sandyard.engine.sandboxes.service import Sandboxes
@@ -68,8 +68,8 @@ class Gateway:
             return pages.not_found(target)  # asking for its health wakes nobody
         return sandbox
 
-    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> tuple[Target, socket.socket, Headers] | Page:
-        """For a WebSocket: the connection it may have, with the headers to send, else the answer to give."""
+    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> Opened | Page:
+        """For a WebSocket: the connection it may have, else the answer to give."""
         target = find_target(scope)
         if target is None:
             return pages.plain(404, "There is no WebSocket here: name a sandbox and a port.")
@@ -80,9 +80,13 @@ class Gateway:
             sock = await self._sandboxes.dial(target.sandbox_id, target.port)
         except UnreachableError:
             return self._why(target)
+        if self._left(target):
+            sock.close()
+            return self._why(target)
         self.pool.enter(target.sandbox_id, tunnel)
         kept = [pair for pair in scope["headers"] if pair[0] not in _KEPT_FROM_USERS]
-        return target, sock, kept + _masked(target, admitted, scope)
+        headers = kept + forwarded(target, admitted, scope)
+        return Opened(target, sock, secure_name(target, admitted, scope), headers)
 
     def end_tunnel(self, target: Target, tunnel: Tunnel) -> None:
         self.pool.leave(target.sandbox_id, tunnel)
@@ -132,8 +136,9 @@ class Gateway:
 
     async def _exchange(self, target: Target, sandbox: Sandbox, scope: Scope, exchange: Exchange) -> None:
         if target.port != AGENT_PORT:
-            upstream = await self._dial(target)
-            request = build_request(scope, keep_alive=False, drop=_KEPT_FROM_USERS, add=_masked(target, sandbox, scope))
+            upstream = await self._dial(target, secure_name(target, sandbox, scope))
+            told = forwarded(target, sandbox, scope)
+            request = build_request(scope, keep_alive=False, drop=_KEPT_FROM_USERS, add=told)
             with self.pool.busy(target.sandbox_id, upstream):
                 await exchange.run(request, upstream)
             return
@@ -149,14 +154,18 @@ class Gateway:
         if usable:
             self.pool.give(target.sandbox_id, upstream)
 
-    async def _dial(self, target: Target) -> Upstream:
+    async def _dial(self, target: Target, secure: str | None = None) -> Upstream:
         sock = await self._sandboxes.dial(target.sandbox_id, target.port)
-        upstream = await Upstream.open(sock)
-        sandbox = self._sandboxes.find(target.sandbox_id)
-        if sandbox is None or not sandbox.running:  # paused or ended meanwhile
+        upstream = await Upstream.open(sock, secure)
+        if self._left(target):
             upstream.abort()
             raise UnreachableError("The sandbox was not found")
         return upstream
+
+    def _left(self, target: Target) -> bool:
+        """It was paused, or ended, while it was dialled: nobody will cut what was opened."""
+        sandbox = self._sandboxes.find(target.sandbox_id)
+        return sandbox is None or not sandbox.running
 
     def _interrupted(self, sandbox_id: str, reason: str) -> None:
         self.pool.drop(sandbox_id)
@@ -170,17 +179,7 @@ class Gateway:
 
 
 _KEPT_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN))
-_KEPT_FROM_USERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, b"x-api-key", b"host"))
-
-
-def _masked(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:
-    """The Host header a user's server gets: the client's, or the one its owner asked for."""
-    host = header(scope["headers"], b"host") or f"localhost:{target.port}"
-    mask = (sandbox.network.config or {}).get("maskRequestHost")
-    if not isinstance(mask, str) or not mask:
-        return [(b"host", host.encode("latin-1"))]
-    masked = mask.replace("${PORT}", str(target.port))
-    return [(b"host", masked.encode("latin-1")), (b"x-forwarded-host", host.encode("latin-1"))]
+_KEPT_FROM_USERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, b"x-api-key", *REPLACED))
 
 
 async def _preflight(scope: Scope, send: Send) -> None:

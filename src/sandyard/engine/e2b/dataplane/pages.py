@@ -10,10 +10,15 @@ import json
 import re
 from dataclasses import dataclass
 
+from sandyard.engine.contract import INTERPRETER_PORT
 from sandyard.engine.e2b.dataplane.asgi import Headers, Scope, Send, header
 from sandyard.engine.e2b.dataplane.target import Target
 
 CORS: Headers = [(b"access-control-allow-origin", b"*")]
+NO_INTERPRETER = (
+    "No code interpreter runs in this sandbox. It runs in sandboxes of the template code-interpreter-v1, once that is built "
+    "(`sandyard template build code-interpreter`), and of templates made from it."
+)
 _BROWSER = re.compile(r"mozilla|chrome|safari|firefox|edge|opera|msie", re.IGNORECASE)
 
 
@@ -40,6 +45,8 @@ def not_found(target: Target) -> Page:
 
 
 def port_closed(target: Target) -> Page:
+    if target.port == INTERPRETER_PORT:
+        return plain(501, NO_INTERPRETER, target)
     return Page(
         502,
         "The sandbox is running but port is not open",
@@ -55,7 +62,8 @@ def missing_traffic_token(target: Target) -> Page:
         403,
         "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing",
         "Missing Traffic Access Token",
-        f"The sandbox {target.sandbox_id} is private: send its token in the header 'e2b-traffic-access-token'.",
+        f"The sandbox {target.sandbox_id} is private: its previews are for programs that send its token in the header "
+        "'e2b-traffic-access-token'. To look at it in a browser, open it from Sandyard, or have its owner allow public traffic.",
         target.sandbox_id,
     )
 

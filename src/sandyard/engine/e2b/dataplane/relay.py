@@ -15,21 +15,9 @@ from dataclasses import dataclass
 from sandyard.engine.e2b.dataplane.asgi import CLOSE, Headers, Message, Receive, Scope, Send
 from sandyard.engine.e2b.dataplane.reply import Head, UpstreamError
 from sandyard.engine.e2b.dataplane.upstream import Upstream
+from sandyard.kit.headers import HOP_BY_HOP
 
-HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"expect",  # the server itself says "100 Continue"
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
+NOT_PASSED_ON = HOP_BY_HOP | {b"expect"}  # the server itself says "100 Continue"
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
 
@@ -53,7 +41,7 @@ class Request:
 
 def end_to_end(headers: Headers) -> Headers:
     """Without the headers that are about one connection only."""
-    kept = [pair for pair in headers if pair[0] not in HOP_BY_HOP]
+    kept = [pair for pair in headers if pair[0] not in NOT_PASSED_ON]
     if len(kept) == len(headers):
         return kept
     named = {

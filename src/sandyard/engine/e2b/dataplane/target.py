@@ -12,6 +12,8 @@ from sandyard.kit.errors import InvalidInputError
 
 SANDBOX_ID = b"e2b-sandbox-id"
 SANDBOX_PORT = b"e2b-sandbox-port"
+CONTROL = "/sandboxes/"
+"""Where an agent has nothing: SDKs from before 2.27 send the routing headers with `connect` too, a control call."""
 _HOST = re.compile(rb"(\d{1,5})-([A-Za-z0-9]+)(?:-[A-Za-z0-9]+)?\.")
 
 
@@ -38,7 +40,7 @@ def short_id(value: str) -> str:
 
 
 def find_target(scope: Scope) -> Target | None:
-    """By the routing headers, else by a host name `{port}-{id}.…`; None when the request is not for a sandbox.
+    """By the routing headers, else by a host name `{port}-{id}.…`; None when the request is for the control API.
     Raises InvalidInputError on a port that is none."""
     headers: Headers = scope["headers"]
     sandbox_id = port = host = None
@@ -54,6 +56,8 @@ def find_target(scope: Scope) -> Target | None:
         if match is None:
             return None
         port, sandbox_id = match.group(1), match.group(2)
+    elif scope["path"].startswith(CONTROL) and _port(port) == AGENT_PORT:
+        return None
     return Target(short_id(sandbox_id.decode("latin-1").strip()), _port(port))
 
 

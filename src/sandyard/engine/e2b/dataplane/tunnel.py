@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote
 
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.asgi import Headers, Scope
+from sandyard.engine.e2b.dataplane.entering import enter
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.relay import end_to_end
-from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Reply
+from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Reply, UpstreamError
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.kit.errors import SandyardError
 
@@ -26,13 +28,24 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 BUFFER = 256 * 1024
+FAREWELL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A socket into the sandbox, the name to ask for where the server there speaks TLS, and the headers to send."""
+
+    target: Target
+    sock: socket.socket
+    secure: str | None
+    headers: Headers
 
 
 class Door(Protocol):
     """What the tunnel needs of the gateway."""
 
-    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> tuple[Target, socket.socket, Headers] | Page:
-        """The connection this request may have, with the headers to send, else the answer to give."""
+    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> Opened | Page:
+        """The connection this request may have, else the answer to give."""
         ...
 
     def end_tunnel(self, target: Target, tunnel: Tunnel) -> None: ...
@@ -88,8 +101,10 @@ class Tunnel(asyncio.Protocol):
             self._inside.go_on()
 
     def shutdown(self) -> None:
-        """The server stops."""
+        """The server stops. Over TLS the client is to say its farewell too, and may not."""
         self.close()
+        if self._transport is not None:
+            asyncio.get_running_loop().call_later(FAREWELL_SECONDS, self._transport.abort)
 
     def abort(self, reason: str = "") -> None:
         """The sandbox paused or ended."""
@@ -134,18 +149,16 @@ class Tunnel(asyncio.Protocol):
         if isinstance(opened, Page):
             self.refuse(opened, scope["headers"])
             return
-        self._target, sock, headers = opened
-        loop = asyncio.get_running_loop()
+        self._target = opened.target
         try:
-            if sock.family == socket.AF_UNIX:
-                _, self._inside = await loop.create_unix_connection(lambda: Inside(self), sock=sock)
-            else:
-                _, self._inside = await loop.create_connection(lambda: Inside(self), sock=sock)
-        except OSError:
-            sock.close()
+            self._inside = await enter(lambda: Inside(self), opened.sock, opened.secure)
+        except BadReplyError as error:
+            self.refuse(pages.plain(502, str(error), self._target), scope["headers"])
+            return
+        except UpstreamError:
             self.refuse(pages.port_closed(self._target), scope["headers"])
             return
-        lines = [request.partition(b"\r\n")[0], *(b"%b: %b" % pair for pair in headers), b"", b""]
+        lines = [request.partition(b"\r\n")[0], *(b"%b: %b" % pair for pair in opened.headers), b"", b""]
         self._inside.write(b"\r\n".join(lines))
 
 
@@ -241,6 +254,7 @@ def _scope(request: bytes, transport: asyncio.Transport | None) -> Scope:
     peer = transport.get_extra_info("peername") if transport is not None else None
     return {
         "type": "http",
+        "scheme": "https" if transport is not None and transport.get_extra_info("sslcontext") else "http",
         "method": method.decode("latin-1"),
         "path": unquote(raw_path.decode("latin-1")),
         "raw_path": raw_path,

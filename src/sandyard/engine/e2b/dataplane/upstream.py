@@ -9,6 +9,7 @@ import asyncio
 import socket
 from typing import cast
 
+from sandyard.engine.e2b.dataplane.entering import enter
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, BrokenUpstreamError, Head, Reply, UpstreamError
 
 READ_AHEAD = 256 * 1024
@@ -33,18 +34,10 @@ class Upstream(asyncio.Protocol):
         self.idle_since = 0.0
 
     @classmethod
-    async def open(cls, sock: socket.socket) -> Upstream:
-        """Take over a connected socket. The socket is closed when this fails."""
+    async def open(cls, sock: socket.socket, secure: str | None = None) -> Upstream:
+        """Take over a connected socket, as `enter` does."""
         loop = asyncio.get_running_loop()
-        try:
-            if sock.family == socket.AF_UNIX:
-                _, upstream = await loop.create_unix_connection(lambda: cls(loop), sock=sock)
-            else:
-                _, upstream = await loop.create_connection(lambda: cls(loop), sock=sock)
-        except OSError as error:
-            sock.close()
-            raise BrokenUpstreamError(str(error)) from error
-        return upstream
+        return await enter(lambda: cls(loop), sock, secure)
 
     # the exchange
 

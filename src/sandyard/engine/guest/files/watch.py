@@ -94,7 +94,7 @@ class Watch:
                 self._tell(child, "EVENT_TYPE_CREATE")
             if entry.is_dir(follow_symlinks=False):
                 self._add_quietly(child, tell=tell)
-            elif tell and entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size:
+            elif tell and _has_content(entry):
                 self._tell(child, "EVENT_TYPE_WRITE")
 
     def _add_quietly(self, below: str, *, tell: bool) -> None:
@@ -169,6 +169,13 @@ class Watch:
     def _fail(self, reason: str) -> None:
         self.close()
         self._on_error(reason)
+
+
+def _has_content(entry: os.DirEntry[str]) -> bool:
+    """Not any more, of one that is gone again: its end is told by a record of its own."""
+    with contextlib.suppress(FileNotFoundError):
+        return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size > 0
+    return False
 
 
 def is_directory(path: str) -> bool:

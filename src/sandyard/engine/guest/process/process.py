@@ -23,6 +23,7 @@ _PIPE_CAPACITY = 64 << 10
 # the output; then the end is told. They may go on writing, to nobody, without being stopped by a closed pipe.
 LINGER_QUIET = 0.25
 LINGER_LONGEST = 2.0
+SHORTEST_PART, LONGEST_PART, PARTS = 1.0, 15.0, 60  # of a deadline, in seconds
 _DISCARD_PAUSE = 0.01
 
 
@@ -63,8 +64,11 @@ class Process:
         self._loop.add_reader(fd, partial(self._read, fd, kind))
 
     def expire_after(self, seconds: float) -> None:
-        """Kill the process and its group if it is still there after that time, whether or not anybody listens."""
-        self._deadline = self._loop.call_later(seconds, self._expire)
+        """Kill the process and its group if it is still there after that time, whether or not anybody listens. Time in which
+        the sandbox was paused does not count: nobody here can tell how long that was, but of what is counted in parts no
+        more than one can pass in it."""
+        part = min(seconds, max(SHORTEST_PART, min(LONGEST_PART, seconds / PARTS)))
+        self._deadline = self._loop.call_later(part, self._count_down, seconds - part)
 
     # verbs -----------------------------------------------------------------------------------------------------------
 
@@ -134,7 +138,10 @@ class Process:
         del self._pumps[fd]
         os.close(fd)
 
-    def _expire(self) -> None:
+    def _count_down(self, left: float) -> None:
+        if left > 0:
+            self.expire_after(left)
+            return
         with contextlib.suppress(ProcessLookupError):
             self.send_signal(signal.SIGKILL, group=True)
 

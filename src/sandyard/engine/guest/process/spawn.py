@@ -22,7 +22,7 @@ from sandyard.engine.guest.users import User
 
 _EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
 _NOT_A_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
-_SHELL = "/bin/sh"
+_SHELL, _BASH = "/bin/sh", "/bin/bash"
 _AGENT_FILES = 1 << 16
 
 
@@ -137,6 +137,9 @@ class Spawner:
                 except OSError as error:
                     if error.errno not in _NOT_A_PROGRAM:
                         raise
+            if program.argv[0] == _BASH:  # an image without it has a shell that knows -l, -i and -c as well
+                argv: tuple[str, ...] = (_SHELL, *program.argv[1:])
+                return self._posix_spawn(_SHELL, argv, program.env, actions)
             # As envd has it: the process starts, a shell says what is wrong on stderr and exits with 126 or 127. A
             # script without a first line is run by the shell.
             argv = (_SHELL, "-c", 'exec "$@"', _SHELL, *program.argv)

@@ -168,8 +168,9 @@ class ServerStream:
         self._exchange.conn.watch(self._hang_up)
         self._opening = envelope(first)
         if patience:
-            self._loop.call_later(patience, self._stir)
+            # one moment for both: a timer that came before its time, by however little, would not come again
             self._patient_until = self._loop.time() + patience
+            self._loop.call_at(self._patient_until, self._stir)
         else:
             await self.send(b"")
 
@@ -210,7 +211,7 @@ class ServerStream:
         """Sleep until `wake`, or until `check` has something to raise."""
         while True:
             self.check()
-            if self._opening and self._loop.time() >= self._patient_until - 0.001:
+            if self._opening and self._loop.time() >= self._patient_until:
                 await self.send(b"")
             if self._due:
                 self._due = False

@@ -167,12 +167,12 @@ async def test_the_end_is_noticed(driver: FakeDriver) -> None:
     waiting = asyncio.create_task(driver.exited(handle))
     await asyncio.sleep(0)
     os.kill(driver._agents["ione"], signal.SIGKILL)
-    assert "exit code -9" in await asyncio.wait_for(waiting, 5)
+    assert "exit code -9" in await asyncio.wait_for(waiting, 30)
     assert await driver.condition(handle) is Condition.STOPPED
     waiting = asyncio.create_task(driver.exited(await driver.create(spec("two"))))
     await asyncio.sleep(0)
     await driver.vanish("itwo")
-    assert await asyncio.wait_for(waiting, 5) == "It vanished"
+    assert await asyncio.wait_for(waiting, 30) == "It vanished"
     assert await driver.condition(Handle("itwo", "fake")) is Condition.ABSENT
 
 
@@ -206,7 +206,7 @@ async def test_another_driver_object_goes_on(driver: FakeDriver, tmp_path: Path)
     ended = asyncio.create_task(other.exited(handles["run"]))
     await asyncio.sleep(0)
     os.kill(other._agents["irun"], signal.SIGKILL)
-    assert "ended" in await asyncio.wait_for(ended, 5)
+    assert "ended" in await asyncio.wait_for(ended, 30)
 
 
 async def test_ports(driver: FakeDriver) -> None:
@@ -251,10 +251,10 @@ async def test_faults(driver: FakeDriver) -> None:
     driver.faults.heal()
     driver.faults.stuck("freeze")
     stuck = asyncio.create_task(driver.freeze(handle))
-    await asyncio.wait_for(driver.faults.met("freeze"), 5)
+    await asyncio.wait_for(driver.faults.met("freeze"), 30)
     assert await driver.condition(handle) is Condition.RUNNING and not stuck.done()
     driver.faults.heal()
-    await asyncio.wait_for(stuck, 5)
+    await asyncio.wait_for(stuck, 30)
     assert await driver.condition(handle) is Condition.FROZEN
     driver.faults.slow("thaw", 0.01)
     await driver.thaw(handle)

@@ -124,6 +124,24 @@ def test_nobody_types_into_a_terminal(machine: str) -> None:
 
 
 @Machine
+def test_files_are_cloned_and_subvolumes_are_not_made(machine: str) -> None:
+    ioctl = number(machine, "ioctl")
+    for request in (0x4004_9409, 0x4020_940D, 0xC018_9436):
+        assert judge(machine, ioctl, 0, request) == ALLOW
+    for request in (
+        0x5000_940E,
+        0x5000_9418,
+        0x5000_9417,
+        0x5000_940F,
+        0x4008_941A,
+        0xD000_9411,
+        0x5000_940E | 1 << 32,
+    ):
+        assert judge(machine, ioctl, 0, request) == 0x0005_0000 | errno.ENOTTY
+    assert judge(machine, ioctl, 0, 0x8008_6602) == ALLOW  # FS_IOC_SETFLAGS
+
+
+@Machine
 def test_socket_families(machine: str) -> None:
     unsupported, no_protocol = 0x0005_0000 | errno.EAFNOSUPPORT, 0x0005_0000 | errno.EPROTONOSUPPORT
     socket = number(machine, "socket")

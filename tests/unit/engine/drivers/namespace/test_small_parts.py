@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.contract import NetworkPolicy
-from sandyard.engine.drivers.namespace import base_layer, policies
+from sandyard.engine.contract import HostRule, NetworkPolicy
+from sandyard.engine.drivers.namespace import base_layer, policies, suspend
 from sandyard.engine.drivers.namespace.capacity import Memory
 from sandyard.engine.drivers.namespace.errors import from_child, from_errno
 from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
@@ -62,3 +62,10 @@ def test_errors_say_what_is_full() -> None:
     error = from_child({"error": "could not join its network: Invalid argument", "errno": errno.EINVAL})
     assert type(error) is SandyardError
     assert error.message == "The sandbox could not join its network: Invalid argument."
+
+
+def test_memory_on_disk_keeps_its_whole_policy(tmp_path: Path) -> None:
+    rules = (HostRule("api.test", (("authorization", "Bearer ${{ TOKEN }}"),)),)
+    for policy in (NetworkPolicy(), NetworkPolicy(False, ("web.test",), ("10.0.0.0/8",), rules)):
+        suspend._save(tmp_path, policy)
+        assert suspend._load(tmp_path) == policy

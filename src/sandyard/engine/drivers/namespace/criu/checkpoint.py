@@ -56,6 +56,7 @@ class Frozen:
     pid: int  # of its agent, on the host
     freezer: Path  # the cgroup directory that is frozen: of cgroup2, or of v1's freezer
     files: tuple[Path, ...] = ()  # on the host, that the agent has open for writing
+    volumes: tuple[str, ...] = ()  # that are mounted in it: the last part of their place on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class Criu:
     async def _dump(self, sandbox: Frozen, images: Path, partial: Path, library: Path) -> None:
         request: dict[str, Any] = {"verb": "dump", "pid": sandbox.pid, "freezer": str(sandbox.freezer)}
         request["files"] = [str(path) for path in sandbox.files]
+        request["volumes"] = sandbox.volumes
         try:
             await asyncio.to_thread(_prepare, partial, library)
             await self._child({**request, "images": str(partial), "library": str(library)}, "be dumped")

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.criu import scan
+from sandyard.engine.drivers.namespace.criu import scan, volumes
 
 FORMAT = 2
 USED = "used"  # a file beside the images, from the moment the processes run again
@@ -75,6 +75,7 @@ def dump(request: dict[str, Any]) -> NoReturn:
     freezer = Path(request["freezer"])
     pids = scan.processes(freezer)
     scan.check(pids, root)
+    volumes.check(pids, root, request["volumes"])
     mounts = scan.mounts(root)
     files = []
     for file, handle in scan.host_files(pids, root, [Path(path) for path in request["files"]]):

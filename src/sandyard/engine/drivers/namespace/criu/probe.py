@@ -40,7 +40,8 @@ async def find_working() -> Criu:
     criu = await Criu.find()
     if criu.command not in _known:
         try:
-            await asyncio.wait_for(_try(criu), _PATIENCE * 3)
+            async with asyncio.timeout(_PATIENCE * 3):
+                await _try(criu)
             _known[criu.command] = criu
         except (SandyardError, OSError, TimeoutError) as error:
             version = ".".join(str(part) for part in criu.version)
@@ -147,11 +148,12 @@ def _until(reached: Callable[[], bool]) -> None:
 
 
 async def ask(place: Path) -> bytes:
-    reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(place), _PATIENCE)
-    try:
-        return await asyncio.wait_for(reader.read(), _PATIENCE)
-    finally:
-        writer.close()
+    async with asyncio.timeout(_PATIENCE):
+        reader, writer = await asyncio.open_unix_connection(place)
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
 
 
 async def start(folder: Path, verb: str, freezer: Path, entry: str = f"from {__name__} import main; main()") -> int:

@@ -70,14 +70,15 @@ def check(pids: list[int], root: int) -> None:
             except (FileNotFoundError, ProcessLookupError):
                 continue  # a zombie has left its namespaces
             if own != inode:
-                raise NotDumpableError(f"process {_name(pid)} lives in a {kind} namespace of its own")
+                raise NotDumpableError(f"process {describe(pid)} lives in a {kind} namespace of its own")
         if any(_target(handle) == "anon_inode:[io_uring]" for handle, _ in _descriptors(pid)):
-            raise NotDumpableError(f"process {_name(pid)} uses io_uring")
+            raise NotDumpableError(f"process {describe(pid)} uses io_uring")
     if count := len(connections(root)):
         raise NotDumpableError(f"{count} connections to its agent are still open")
 
 
-def _name(pid: int) -> str:
+def describe(pid: int) -> str:
+    """A process as its owner knows it."""
     inside = re.search(r"^NSpid:.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return f"{inside[1] if inside else pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
 
@@ -155,17 +156,33 @@ def host_files(pids: list[int], root: int, known: list[Path]) -> Iterator[tuple[
             path = _target(handle)
             if not path.startswith("/") or path.startswith(_KERNEL_FILES):
                 continue
-            descriptor = os.open(handle, os.O_PATH | os.O_CLOEXEC)
-            try:
-                mount = _field(Path(f"/proc/self/fdinfo/{descriptor}"), "mnt_id", 10)
-                status = os.fstat(descriptor)
-            finally:
-                os.close(descriptor)
+            mount, status = _looked_at(handle)
             key = f"file[{mount:x}:{status.st_ino:x}]"
             if mount not in inside and key not in seen:
                 seen.add(key)
                 place = places.get((status.st_dev, status.st_ino), path)
                 yield _host_file(key, place, flags, status), handle
+
+
+def handles(pid: int) -> Iterator[Path]:
+    """All that a process has open or mapped, as links of /proc that are files."""
+    for handle, _ in (*_mappings(pid), *_descriptors(pid)):
+        path = _target(handle)
+        if path.startswith("/") and not path.startswith(_KERNEL_FILES):
+            yield handle
+
+
+def mount_of(handle: Path) -> int:
+    """The id of the mount on which such a file is."""
+    return _looked_at(handle)[0]
+
+
+def _looked_at(handle: Path) -> tuple[int, os.stat_result]:
+    descriptor = os.open(handle, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return _field(Path(f"/proc/self/fdinfo/{descriptor}"), "mnt_id", 10), os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _host_file(key: str, path: str, flags: int, status: os.stat_result) -> HostFile:

@@ -7,6 +7,7 @@ agent.
 What it can reach, packet by packet, in both directions and also on connections that exist when a policy changes:
 - the internet, as its policy says (see `policy`), through NAT;
 - its name server, on port 53 of the gateway, as its policy says (see `forwarder`);
+- with rules for its requests: web servers through the engine's proxy, which adds headers and opens nothing (see `proxy`);
 - private ranges and the networks the host is connected to, only if the operator says `lan = "allow"` or the policy's
   `allow_out` names addresses inside one of them;
 - never the host, on any address; never a sandbox, of this engine or another; never link-local, metadata, loopback,
@@ -20,11 +21,11 @@ forwarding away.
 
 What it does not protect from:
 - A name is allowed by the addresses it resolves to. Other names at the same address (a CDN's) are reachable as well.
-  E2B looks into TLS and HTTP instead; per-host request rules, `mask_request_host` and `allow_public_traffic` are not
-  here.
+  E2B looks into TLS and HTTP instead. `mask_request_host` and `allow_public_traffic` are not here.
 - Who flushes all rules of the host (`nft flush ruleset`, a restart of nftables.service) removes the table. A running
   engine puts it back at once; without one, sandboxes reach the host until the next start.
-- While no engine runs, names do not resolve. Addresses resolved before stay open for their time.
+- While no engine runs, names do not resolve, and web connections of sandboxes with rules are refused. Addresses resolved
+  before stay open for their time.
 """
 
 from sandyard.engine.drivers.namespace.net.network import NetSlot, Network

@@ -166,12 +166,12 @@ class Firewall:
 
     def _wanted(self, egress: Egress) -> Written:
         private = self._private or ()
-        allow = egress.open_ranges(private)
+        allow, ruled = egress.open_ranges(private), bool(egress.rules)
         if egress.closed:
-            return Written(_CLOSED, _mark(egress.domains), allow)
+            return Written(_CLOSED, _mark(egress.domains), allow, ruled=ruled)
         if egress.deny or any(ranges.subtract((item,), private) != (item,) for item in allow):
-            return Written(_LISTED, "", allow, egress.deny)
-        return Written()
+            return Written(_LISTED, "", allow, egress.deny, ruled)
+        return Written(ruled=ruled)
 
 
 def _mark(domains: Domains) -> str:

@@ -20,6 +20,7 @@ class Written:
     mark: str = ""
     allow: Ranges = ()
     deny: Ranges = ()
+    ruled: bool = False  # its web connections go through the proxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class KernelSets:
             if after.verdict:
                 comment = f' comment "{after.mark}"' if after.mark else ""
                 lines.append(self.add("verdicts", f"{address}{comment} : {after.verdict}"))
+        if before.ruled != after.ruled:
+            lines.append((self.add if after.ruled else self.delete)("ruled", str(address)))
         return lines
 
     def set_pair(self, address: IPv4Address, to: IPv4Address, seconds: int, name: str) -> list[str]:
@@ -90,13 +93,15 @@ class KernelSets:
             kind, target = next(iter(verdict.items()))
             verdicts[IPv4Address(element["val"])] = (f"{kind} {target['target']}", element.get("comment", ""))
         allow, deny = (self._read_ranges(name) for name in ("allow", "deny"))
+        ruled = {IPv4Address(item) for item in self._elements("set", "ruled")}
         return {
             address: Written(
                 *verdicts.get(address, ("", "")),
                 allow=tuple(sorted(allow.get(address, ()))),
                 deny=tuple(sorted(deny.get(address, ()))),
+                ruled=address in ruled,
             )
-            for address in {*verdicts, *allow, *deny}
+            for address in {*verdicts, *allow, *deny, *ruled}
         }
 
     def read_pairs(self, name: str) -> Iterator[Pair]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.contract import NetworkPolicy, Outbound
 from sandyard.engine.drivers.namespace.net.namespaces import Cable, Namespaces
 from sandyard.engine.drivers.namespace.net.naming import Names
 from sandyard.engine.drivers.namespace.net.nft import NftError
@@ -47,8 +47,16 @@ class _Held:
 class Network:
     """All verbs belong to one event loop and none blocks it. Verbs on one slot must not overlap."""
 
-    def __init__(self, instance: str, state_dir: Path, settings: NetworkSettings | None = None) -> None:
+    def __init__(
+        self,
+        instance: str,
+        state_dir: Path,
+        settings: NetworkSettings | None = None,
+        outbound: Outbound | None = None,
+    ) -> None:
+        """Without `outbound` no policy may have rules."""
         self._settings = settings or NetworkSettings()
+        self._outbound = outbound
         self._state = state_dir
         self._names = Names.of(instance)
         self._namespaces = Namespaces(state_dir / "netns", self._names)
@@ -89,7 +97,7 @@ class Network:
             return
         kept = await self._do(self._find, keep_slots)
         swept = await self._do(self._sweep, set(kept.values()))
-        self._uplink = Uplink(self._names, self._state, self._settings)
+        self._uplink = Uplink(self._names, self._state, self._settings, self._namespaces.pin, self._outbound)
         await self._uplink.open(set(kept.values()), swept)
         cabled = await self._do(self._namespaces.connected)
         for slot, index in kept.items():
@@ -154,6 +162,8 @@ class Network:
     async def set_policy(self, slot: int, policy: NetworkPolicy) -> None:
         """Replace the slot's policy, also for connections that exist. Raises InvalidInputError and changes nothing."""
         egress = read_policy(policy)
+        if egress.rules and self._outbound is None:
+            raise UnsupportedError("network rules need an engine that fills them in")
         held = self._held.get(slot)
         if held is None or self._uplink is None:
             raise NotFoundError(f"there is no network slot {slot}")

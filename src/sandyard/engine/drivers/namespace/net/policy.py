@@ -21,7 +21,7 @@ from ipaddress import AddressValueError, IPv4Network, IPv6Network, NetmaskValueE
 import dns.exception
 import dns.name
 
-from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.contract import HostRule, NetworkPolicy
 from sandyard.engine.drivers.namespace.net import ranges
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 from sandyard.kit.errors import InvalidInputError
@@ -41,6 +41,7 @@ NEVER: Ranges = ranges.of(
 PRIVATE: Ranges = ranges.of(("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16"))
 
 _ENTRIES = 1000
+_RULES = 100
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 NAMES_NEED_DENY_ALL = (
     "When specifying allowed domains in allow out, "
@@ -73,17 +74,28 @@ class Domains:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What a policy comes to. `closed`: nothing but `allow` and `domains`. `deny` matters only otherwise."""
+    """What a policy comes to. `closed`: nothing but `allow` and `domains`. `deny` matters only otherwise. `rules` open
+    nothing; their hosts are in lower case."""
 
     closed: bool = False
     allow: tuple[IPv4Network, ...] = ()
     deny: Ranges = ()
     domains: Domains = Domains()
+    rules: tuple[HostRule, ...] = ()
 
     @property
     def answers(self) -> bool:
         """Whether names are resolved at all. Not when there is nowhere to go by name: questions can carry data out."""
         return not self.closed or bool(self.domains)
+
+    def rule_for(self, name: str) -> HostRule | None:
+        """The one for this very name, else the one for the nearest name above. `name` as in `Domains.match`."""
+        by_host = {rule.host: rule for rule in self.rules}
+        found = by_host.get(name)
+        while found is None and "." in name:
+            name = name.partition(".")[2]
+            found = by_host.get(f"*.{name}")
+        return found
 
     def open_ranges(self, private: Ranges) -> Ranges:
         """The allowed addresses: entries inside a private range entirely, others without what is private in them."""
@@ -125,7 +137,19 @@ def read_policy(policy: NetworkPolicy) -> Egress:
     domains = Domains(frozenset(exact), frozenset(below), everything)
     if domains and not closed:
         raise InvalidInputError(NAMES_NEED_DENY_ALL)
-    return Egress(closed, tuple(allow), () if closed else denied, domains)
+    return Egress(closed, tuple(allow), () if closed else denied, domains, _rules(policy))
+
+
+def _rules(policy: NetworkPolicy) -> tuple[HostRule, ...]:
+    if len(policy.rules) > _RULES:
+        raise InvalidInputError(f"a network policy has rules for at most {_RULES} hosts")
+    read = []
+    for rule in policy.rules:
+        star, dot, name = rule.host.rpartition("*.")
+        if star:
+            raise InvalidInputError(f"invalid host {rule.host} in network rules")
+        read.append(HostRule(f"{dot}{_domain(name, rule.host)}", rule.headers))
+    return tuple(read)
 
 
 def _network(entry: str) -> IPv4Network | IPv6Network | None:

@@ -5,6 +5,8 @@
 - `out` and `back` see each forwarded packet in both directions, those of established connections too: a changed policy
   holds for what is under way. The policy's questions are asked of the connection's original addresses.
 - A sandbox whose policy is the default is in no map, and costs nothing.
+- Web connections of a sandbox with rules for its requests are redirected to the proxy; `proxied` asks of them what `out`
+  asks of others, about where they were going. What the proxy opens comes out of the sandbox's cable again, marked.
 
 Refused TCP gets a reset and the rest an ICMP answer, so that programs inside fail at once.
 """
@@ -18,6 +20,8 @@ from ipaddress import IPv4Address, IPv4Network
 from sandyard.engine.drivers.namespace.net import ranges
 from sandyard.engine.drivers.namespace.net.naming import ANY_CABLE, Names
 from sandyard.engine.drivers.namespace.net.policy import NEVER
+from sandyard.engine.drivers.namespace.net.proxy.dialling import MARK
+from sandyard.engine.drivers.namespace.net.proxy.listener import HTTP, HTTPS
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 
 _LIVELY = (
@@ -25,6 +29,8 @@ _LIVELY = (
 )
 
 _QUESTIONS = 500  # DNS packets a second from one sandbox; more are dropped before they cost the engine anything
+
+_DIALS = 50  # web connections a second that one sandbox may begin through the proxy
 
 _PAIR = "ct original ip saddr . ct original ip daddr"
 
@@ -36,6 +42,8 @@ _SETS = {
     "names": "type ipv4_addr . ipv4_addr; flags timeout; size 262144;",
     "lively": "type ipv4_addr . ipv4_addr; flags dynamic, timeout; size 262144;",
     "connections": "type ipv4_addr; flags dynamic; size 65536;",
+    "ruled": "type ipv4_addr;",
+    "dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
     "questions": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
 }
 _CHAINS = {
@@ -46,6 +54,7 @@ _CHAINS = {
     "out": "",
     "back": "",
     "asking": "",
+    "proxied": "",
     "early": "type filter hook prerouting priority raw; policy accept;",
     "redirected": "type nat hook prerouting priority dstnat; policy accept;",
     "incoming": "type filter hook input priority filter; policy accept;",
@@ -56,13 +65,14 @@ _CHAINS = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the rules depend on. `dns_port` is 53 unless another server of the host has taken it."""
+    """What the rules depend on. `dns_port` is 53 unless another server of the host has taken it. `proxy_port` 0: none."""
 
     names: Names
     subnet: IPv4Network
     gateway: IPv4Address
     dns_port: int
     connections: int  # 0: no limit
+    proxy_port: int = 0
 
 
 def transaction(layout: Layout) -> str:
@@ -102,6 +112,12 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     if port != 53:
         for protocol in ("udp", "tcp"):
             yield "redirected", f"iifname {ours} ip daddr {gateway} {protocol} dport 53 dnat ip to {gateway}:{port}"
+    if layout.proxy_port:
+        proxy = f"{gateway}:{layout.proxy_port}"
+        web = f"ip saddr @ruled ip dscp != {MARK} tcp dport {{ {HTTP}, {HTTPS} }}"
+        yield "redirected", f"iifname {ours} {web} dnat ip to {proxy}"
+        yield "incoming", f"iifname {ours} ct status dnat tcp dport {layout.proxy_port} goto proxied"
+        yield from _proxied(layout)
     yield "incoming", f"iifname {ours} goto asking"
     yield "incoming", f'ip daddr {gateway} iifname != "lo" drop'
     yield (
@@ -117,8 +133,9 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "out", "ct state invalid,untracked drop"
     yield "out", f'oifname "{ANY_CABLE}*" goto refuse'
     yield "out", "ip daddr @never goto refuse"
+    yield "out", f"ip dscp {MARK} ip dscp set cs0"
     if layout.connections:
-        yield "out", f"ct state new add @connections {{ ip saddr ct count over {layout.connections} }} goto refuse"
+        yield "out", _counted(layout)
     yield "out", "ip saddr vmap @verdicts"
     yield "out", "ct original ip daddr @private goto refuse"
     yield "out", "accept"
@@ -141,3 +158,18 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "refuse", "reject with icmpx type admin-prohibited"
 
     yield "leaving", f'ip saddr {layout.subnet} oifname != "{ANY_CABLE}*" masquerade'
+
+
+def _proxied(layout: Layout) -> Iterable[tuple[str, str]]:
+    yield "proxied", "ct state invalid,untracked drop"
+    limit = f"limit rate over {_DIALS}/second burst {4 * _DIALS} packets"
+    yield "proxied", f"ct state new update @dials {{ ip saddr {limit} }} goto refuse"
+    if layout.connections:
+        yield "proxied", _counted(layout)
+    yield "proxied", "ip saddr vmap @verdicts"
+    yield "proxied", "ct original ip daddr @private goto refuse"
+    yield "proxied", "accept"
+
+
+def _counted(layout: Layout) -> str:
+    return f"ct state new add @connections {{ ip saddr ct count over {layout.connections} }} goto refuse"

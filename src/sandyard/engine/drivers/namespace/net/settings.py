@@ -23,3 +23,6 @@ class NetworkSettings:
 
     resolv_conf: Path = Path("/etc/resolv.conf")
     """Where the servers are listed which the sandboxes' questions are passed to."""
+
+    egress_ca_file: Path | None = None
+    """Certificate authorities that are trusted, besides the machine's, for the hosts that rules add headers for."""

@@ -16,6 +16,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TypeVar
 
+from sandyard.engine.contract import Outbound
 from sandyard.engine.drivers.namespace.net import host_firewall, links, ranges
 from sandyard.engine.drivers.namespace.net import subnet as subnets
 from sandyard.engine.drivers.namespace.net.conntrack import Conntrack
@@ -25,6 +26,9 @@ from sandyard.engine.drivers.namespace.net.naming import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft, NftError, NftUnavailableError
 from sandyard.engine.drivers.namespace.net.policy import PRIVATE, Egress
+from sandyard.engine.drivers.namespace.net.proxy.apart import ProxyThread
+from sandyard.engine.drivers.namespace.net.proxy.dialling import Dialler
+from sandyard.engine.drivers.namespace.net.proxy.listener import Proxy
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 from sandyard.engine.drivers.namespace.net.ruleset import Layout
 from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
@@ -41,18 +45,29 @@ _SELF_TEST = 0.25
 
 
 class Uplink:
-    """Namespaces are known here by their index. All verbs belong to one event loop and none blocks it."""
+    """Namespaces are known here by their index, and found at their `pin`. Without `outbound` no policy may have rules. All
+    verbs belong to one event loop and none blocks it."""
 
-    def __init__(self, names: Names, state: Path, settings: NetworkSettings) -> None:
+    def __init__(
+        self,
+        names: Names,
+        state: Path,
+        settings: NetworkSettings,
+        pin: Callable[[int], Path],
+        outbound: Outbound | None = None,
+    ) -> None:
         self._names = names
         self._state = state
         self._settings = settings
+        self._pin = pin
+        self._outbound = outbound
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="sandyard-nft")
         self._nft: Nft | None = None
         self._netlink: Netlink | None = None
         self._conntrack: Conntrack | None = None
         self._firewall: Firewall | None = None
         self._forwarder: Forwarder | None = None
+        self._proxy: ProxyThread | None = None
         self._watches: list[Watch] = []
         self.subnet: Subnet | None = None
         self.mtu = 1500
@@ -83,7 +98,14 @@ class Uplink:
         self.mtu = await self._do(_uplink_mtu, self._netlink)
         self._forwarder = Forwarder(Upstream(self._settings.resolv_conf), self._admit)
         await self._forwarder.open(subnet.gateway)
-        layout = Layout(self._names, subnet.network, subnet.gateway, self._forwarder.port, self._settings.connections)
+        layout = Layout(
+            self._names,
+            subnet.network,
+            subnet.gateway,
+            self._forwarder.port,
+            self._settings.connections,
+            await self._open_proxy(subnet.gateway),
+        )
         self._firewall = Firewall(self._nft, layout)
         kept = [subnet.address(index) for index in keep]
         await self._do(self._firewall.open, kept, await self._do(self._private))
@@ -91,6 +113,23 @@ class Uplink:
         self.missing.update(await self._do(host_firewall.complaints, self._nft))
         self._watches = [Watch(ADDRESS_CHANGED, self._readdress), Watch(RULES_CHANGED, self._restore)]
         self.subnet = subnet
+
+    async def _open_proxy(self, gateway: IPv4Address) -> int:
+        """Its port; 0 when there is none."""
+        outbound, settings = self._outbound, self._settings
+        if outbound is None:
+            return 0
+
+        async def socket_in(index: int) -> socket.socket:
+            return await self._do(_socket_in, self._pin(index), socket.SOCK_STREAM)
+
+        def make() -> Proxy:
+            dialler = Dialler(socket_in, Upstream(settings.resolv_conf), self._admit, settings.egress_ca_file)
+            return Proxy(outbound, dialler)
+
+        self._proxy = ProxyThread(make)
+        await self._proxy.open(gateway)
+        return self._proxy.port
 
     async def close(self, remove: bool) -> None:
         if remove and self.subnet is not None:
@@ -112,7 +151,10 @@ class Uplink:
     async def apply(self, index: int, egress: Egress) -> None:
         if self._firewall is None or self.subnet is None:
             return  # without a way out every policy holds
-        await self._do(self._firewall.apply, self.subnet.address(index), egress)
+        address = self.subnet.address(index)
+        if self._proxy is not None:  # before the first connection is redirected to it
+            await self._proxy.serve(index, address, egress)
+        await self._do(self._firewall.apply, address, egress)
         self.serve(index, egress)
 
     async def forget(self, index: int) -> None:
@@ -120,6 +162,8 @@ class Uplink:
             return
         address = self.subnet.address(index)
         self._forwarder.forget(address)
+        if self._proxy is not None:
+            await self._proxy.forget(address)
         await self._do(self._firewall.clear, address)
         await self._do(self._forget_connections, [index])
 
@@ -128,7 +172,7 @@ class Uplink:
         if self._forwarder is None or self.subnet is None:
             return
         self.serve(index, Egress(closed=True))
-        question = await self._do(_socket_in, pin)
+        question = await self._do(_socket_in, pin, socket.SOCK_DGRAM)
         loop = asyncio.get_running_loop()
         try:
             question.connect((str(self.subnet.gateway), 53))
@@ -190,10 +234,12 @@ class Uplink:
         await self._end_watches()
         if self._forwarder is not None:
             await self._forwarder.close()
+        if self._proxy is not None:
+            await self._proxy.close()
         for part in (self._nft, self._netlink, self._conntrack):
             if part is not None:
                 part.close()
-        self._nft = self._netlink = self._conntrack = self._firewall = self._forwarder = None
+        self._nft = self._netlink = self._conntrack = self._firewall = self._forwarder = self._proxy = None
 
 
 class _NoForwardingError(Exception):
@@ -232,14 +278,14 @@ async def _asked_and_answered(loop: asyncio.AbstractEventLoop, question: socket.
             return
 
 
-def _socket_in(pin: Path) -> socket.socket:
-    """A UDP socket in another namespace."""
+def _socket_in(pin: Path, kind: socket.SocketKind) -> socket.socket:
+    """A socket in another namespace."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     there = os.open(pin, os.O_RDONLY | os.O_CLOEXEC)
     try:
         enter_network_namespace(there)
         try:
-            return socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            return socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         finally:
             enter_network_namespace(home)
     finally:

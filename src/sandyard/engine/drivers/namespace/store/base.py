@@ -1,15 +1,17 @@
-"""What a store is. Names in it: `sandboxes/<id>/{upper,work}`, `snapshots/<id>/upper`."""
+"""What a store is. Names in it: `sandboxes/<id>/{upper,work}`, `snapshots/<id>/upper`, `volumes/<id>`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from sandyard.engine.contract import Layers
 
-SANDBOXES, SNAPSHOTS = "sandboxes", "snapshots"
+SANDBOXES, SNAPSHOTS, VOLUMES = "sandboxes", "snapshots", "volumes"
 UPPER, WORK = "upper", "work"
+VOLUME_OWNER, VOLUME_MODE = 1000, 0o777  # the default user's, and everybody in a sandbox may write there
 
 
 class Store(Protocol):
@@ -67,6 +69,19 @@ class Store(Protocol):
 
     async def remove_snapshot(self, snapshot: str) -> None: ...
 
+    async def create_volume(self, volume: str, size_mb: int) -> None:
+        """Idempotent."""
+        ...
+
+    async def remove_volume(self, volume: str) -> None: ...
+
     async def usage(self, sandbox: str) -> int:
         """Bytes."""
         ...
+
+
+def open_up(volume: Path) -> None:
+    """Make a new volume's directory one that sandboxes can use. Without root it belongs to who all sandboxes' root is."""
+    if os.geteuid() == 0:
+        os.chown(volume, VOLUME_OWNER, VOLUME_OWNER)
+    volume.chmod(VOLUME_MODE)

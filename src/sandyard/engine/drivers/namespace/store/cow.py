@@ -16,7 +16,7 @@ from sandyard.engine.contract import Layers
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.errors import from_os
 from sandyard.engine.drivers.namespace.store import btrfs
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, WORK
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, open_up
 from sandyard.engine.drivers.namespace.store.guard import Guard
 from sandyard.kit.errors import SandyardError
 
@@ -52,7 +52,7 @@ class CowStore:
         self._guard.start(self._threads)
 
     def _open(self) -> str | None:
-        for name in (SANDBOXES, SNAPSHOTS):
+        for name in (SANDBOXES, SNAPSHOTS, VOLUMES):
             (self.path / name).mkdir(exist_ok=True)
         kind = btrfs.quota_kind(self.path)
         if kind is None and self._image is not None:
@@ -145,6 +145,19 @@ class CowStore:
 
     async def remove_snapshot(self, snapshot: str) -> None:
         await self._call(lambda: _delete(self.path / SNAPSHOTS / snapshot), "remove the snapshot")
+
+    async def create_volume(self, volume: str, size_mb: int) -> None:
+        path = self.path / VOLUMES / volume
+
+        def work() -> None:
+            group = btrfs.subvolume_id(path) if path.is_dir() else btrfs.create(path, self._group)
+            self._limit(group, size_mb)
+            open_up(path)
+
+        await self._call(work, "make a volume")
+
+    async def remove_volume(self, volume: str) -> None:
+        await self._call(lambda: _delete(self.path / VOLUMES / volume), "remove the volume")
 
     async def usage(self, sandbox: str) -> int:
         path = self.path / SANDBOXES / sandbox

@@ -21,7 +21,7 @@ from typing import Any
 from sandyard.engine.contract import Layers
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.errors import from_os
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, WORK
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, open_up
 from sandyard.engine.drivers.namespace.store.guard import measure
 from sandyard.kit.errors import FullError
 
@@ -40,14 +40,14 @@ class PlainStore:
         """`ask` sends `copy` or `remove` to the zygote; `why` says what keeps this machine from having the better store."""
         self.path = path
         self.missing: Mapping[str, str] = {
-            "disk": f"no disk limit per sandbox, and a running one is copied instead of shared: {why}",
+            "disk": f"no disk limit per sandbox or volume, and a running one is copied instead of shared: {why}",
         }
         self._ask = ask
         self._removals: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         try:
-            for name in (SANDBOXES, SNAPSHOTS, SHARED, TRASH):
+            for name in (SANDBOXES, SNAPSHOTS, VOLUMES, SHARED, TRASH):
                 (self.path / name).mkdir(exist_ok=True, mode=0o755)
         except OSError as error:
             raise from_os(error, "The store could not be made") from error
@@ -162,6 +162,17 @@ class PlainStore:
     async def remove_snapshot(self, snapshot: str) -> None:
         self._discard(SNAPSHOTS, snapshot)
         self._collect()
+
+    async def create_volume(self, volume: str, size_mb: int) -> None:
+        path = self.path / VOLUMES / volume
+        try:
+            path.mkdir(exist_ok=True)
+            open_up(path)
+        except OSError as error:
+            raise from_os(error, "The store could not make a volume") from error
+
+    async def remove_volume(self, volume: str) -> None:
+        self._discard(VOLUMES, volume)
 
     def _discard(self, folder: str, name: str) -> None:
         trash = f"{name}-{uuid.uuid4().hex[:8]}"

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.kernel import libc
-from sandyard.engine.drivers.namespace.zygote import confine, protocol, rootfs, script
+from sandyard.engine.drivers.namespace.zygote import confine, protocol, rootfs, script, volumes
 
 LISTEN_FD, STDERR_FD = 3, 2
 FIRST_FREE_FD = 4
@@ -70,6 +70,7 @@ class Maker:
             hostname,
             processes,
             shows,
+            *map(tuple, request["volumes"]),
         )
         steps = self._known.get(key)
         if steps is None:
@@ -81,7 +82,11 @@ class Maker:
                 *rootfs.mount_boot_id(request["slot"]),
                 (libc.unshare, (kernel.CLONE_NEWCGROUP,), "hide its place in the cgroups"),
                 *([rootfs.show_cgroup()] if shows else []),
+                *volumes.open_all(request["volumes"], userns_fd, rootless=self.root.rootless),
                 *self._entering,
+                *volumes.attach_all(
+                    request["volumes"], request["uid"], self.root.capabilities, rootless=self.root.rootless
+                ),
                 (libc.sethostname, (name, len(name)), "set its host name"),
                 *([confine.limit_processes(processes)] if processes else []),
                 *confine.enter_userns(userns_fd, request["ids"]),

@@ -47,7 +47,7 @@ class RootFs:
     def __init__(self, home: Home, *, attach: bool) -> None:
         self.rootless = home.rootless
         self._attach = attach and not home.rootless
-        self._capabilities = kernel.capset_arguments(kernel.effective_capabilities())
+        self.capabilities = kernel.capset_arguments(kernel.effective_capabilities())
         self._devices = [*_devices(home)]
         self._system = [*_system(home)]
 
@@ -99,7 +99,7 @@ class RootFs:
             steps += [
                 (libc.setfsgid, (uid,), _MAKE),
                 (libc.setfsuid, (uid,), _MAKE),
-                (libc.capset, self._capabilities, _MAKE),
+                (libc.capset, self.capabilities, _MAKE),
             ]
         steps.append((libc.mount, (b"sandyard", ROOT, b"overlay", kernel.MS_NODEV, data.encode()), _MAKE))
         return [*steps, CLOSE_LAYERS]

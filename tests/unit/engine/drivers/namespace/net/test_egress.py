@@ -184,7 +184,7 @@ async def test_a_network_the_host_joins_later_is_private_too(world: World, netwo
         netlink.request(links.add_address(10, IPv4Address("198.51.100.1"), 24))
     with within(world.outside), Netlink() as netlink:
         netlink.request(links.route_to(IPv4Address("198.51.100.1"), 10))
-    for _ in range(100):
+    for _ in range(1000):
         if await tcp(slot, WEB) == REFUSED:
             break
         await asyncio.sleep(0.02)
@@ -357,7 +357,7 @@ async def test_a_flushed_firewall_is_put_back(world: World, network: Network) ->
     await network.set_policy(1, NetworkPolicy(deny_out=(WEB,)))
     nft = Nft()
     nft.run("flush ruleset")
-    for _ in range(200):
+    for _ in range(2000):
         if nft.query("list tables"):
             break
         await asyncio.sleep(0.01)

@@ -100,7 +100,7 @@ async def test_taking_from_the_pool_is_quick_and_the_pool_fills_again(world: Wor
     network = make(world, pool=20)
     await network.open(())
     try:
-        for _ in range(500):
+        for _ in range(3000):
             if len(world.interfaces()) == 20:
                 break
             await asyncio.sleep(0.01)
@@ -109,8 +109,8 @@ async def test_taking_from_the_pool_is_quick_and_the_pool_fills_again(world: Wor
             start = time.perf_counter()
             await network.acquire(number)
             taken.append(time.perf_counter() - start)
-        assert sorted(taken)[10] < 0.001, "a place in the pool costs next to nothing"
-        for _ in range(500):
+        assert sorted(taken)[10] < 0.005, "a place in the pool costs next to nothing"
+        for _ in range(3000):
             if len(world.interfaces()) == 40:
                 break
             await asyncio.sleep(0.01)

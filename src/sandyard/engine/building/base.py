@@ -1,0 +1,51 @@
+"""What a build starts from: a template of this engine, a snapshot, or an image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sandyard.engine.building.cache import base_key
+from sandyard.engine.building.model import Layer, Recipe, State
+from sandyard.engine.images.model import Report
+from sandyard.engine.images.service import Images
+from sandyard.engine.sandboxes.model import Start, Template
+
+OWN_IMAGES = {"e2bdev/base": "base", "e2bdev/code-interpreter": "code-interpreter-v1"}
+"""Images of E2B's whose place templates of this engine take: the SDKs build on the first when they are told nothing."""
+_HUB = re.compile(r"^(?:docker://)?(?:(?:index\.)?docker\.io/)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    layer: Layer
+    start: Start | None = None  # which a build inherits that has none of its own
+
+
+class Bases:
+    def __init__(self, resolve: Callable[[str], Template], images: Images) -> None:
+        self._resolve = resolve
+        self._images = images
+
+    async def find(self, recipe: Recipe, report: Report) -> Base:
+        """NotFoundError and what `Images.resolve` raises, each with a sentence."""
+        name = recipe.template or own_image(recipe.image or "")
+        if name is not None:
+            return _of_template(self._resolve(name))
+        assert recipe.image is not None
+        image = await self._images.resolve(recipe.image, recipe.registry, report)
+        # as at E2B a template's user is `user`, whoever the image was for
+        state = State(env=image.env)
+        return Base(Layer(base_key(image.layers, state, image.digest), image.layers, (), state))
+
+
+def own_image(reference: str) -> str | None:
+    """The template that stands for this image, if one does."""
+    plain = _HUB.sub("", reference.strip()).partition("@")[0].partition(":")[0]
+    return OWN_IMAGES.get(plain)
+
+
+def _of_template(template: Template) -> Base:
+    state = State(template.env, template.defaults.user, template.defaults.workdir)
+    return Base(Layer(base_key(template.layers, state), template.layers, template.snapshots, state), template.start)

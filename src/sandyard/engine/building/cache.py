@@ -1,0 +1,85 @@
+"""Layers that earlier builds left, found by what they were made of.
+
+A key covers the base and every step up to there, files included, so a build may start from the longest prefix that is
+cached. A layer nobody has used for long goes first; the files of one that a template, a sandbox, a snapshot or a build
+still needs stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+
+from sandyard.engine.building.model import Layer, State, Step
+from sandyard.engine.building.repository import BuildRepository
+from sandyard.engine.contract import Layers
+from sandyard.kit.clock import Clock
+
+KEY_LENGTH = 64
+
+
+def base_key(layers: Layers, state: State, identity: str = "") -> str:
+    """Of a base: its layers are never changed, so their names stand for what is in them."""
+    return _hash("base", identity, list(layers), dict(state.env), state.user, state.workdir)
+
+
+def step_key(before: str, step: Step) -> str:
+    return _hash(before, step.kind.value, list(step.args), step.files)
+
+
+def start_key(before: str, start: str | None, ready: str | None) -> str:
+    """Of a start command that was seen to become ready."""
+    return _hash(before, "start", start, ready)
+
+
+class LayerCache:
+    """In memory and in the database; `kept` layers at the most."""
+
+    def __init__(self, repository: BuildRepository, clock: Clock, kept: int) -> None:
+        self._repository = repository
+        self._clock = clock
+        self._kept = kept
+        self._layers: dict[str, Layer] = {}  # longest unused first
+
+    def load(self) -> None:
+        self._layers = {layer.key: layer for layer, _ in self._repository.layers()}
+
+    def find(self, key: str) -> Layer | None:
+        return self._layers.get(key)
+
+    def put(self, layer: Layer) -> None:
+        self._repository.put_layer(layer, self._clock.now())
+        self._layers.pop(layer.key, None)
+        self._layers[layer.key] = layer
+
+    def use(self, keys: Iterable[str]) -> None:
+        """They were of use just now."""
+        used = [key for key in keys if key in self._layers]
+        with self._repository.database.transaction():
+            self._repository.use_layers(used, self._clock.now())
+        for key in used:
+            self._layers[key] = self._layers.pop(key)
+
+    def drop(self, key: str) -> None:
+        if self._layers.pop(key, None) is not None:
+            self._repository.delete_layer(key)
+
+    def shrink(self, kept: int | None = None) -> int:
+        """Forget the longest unused ones beyond what is kept. How many."""
+        room = self._kept if kept is None else kept
+        spare = list(self._layers)[: max(0, len(self._layers) - room)]
+        for key in spare:
+            self.drop(key)
+        return len(spare)
+
+    def snapshots(self) -> set[str]:
+        """On which cached layers stand."""
+        return {used for layer in self._layers.values() for used in layer.snapshots}
+
+    def stands_on(self, name: str) -> bool:
+        return any(name in layer.layers for layer in self._layers.values())
+
+
+def _hash(*parts: str | list[str] | Mapping[str, str] | None) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]

@@ -1,0 +1,89 @@
+"""What runs in the sandbox of a build, as root, for steps that are no commands of the user's. Any POSIX shell will do."""
+
+from __future__ import annotations
+
+_HOME = """
+home_of() {{
+    (getent passwd "$1" 2>/dev/null || grep "^$1:" /etc/passwd || echo "::::::/:") | head -n 1 | cut -d: -f6
+}}
+# a directory and those above it; what is new belongs to the user
+new=
+make() {{
+    [ -d "$1" ] && return 0
+    new=$1; above=$(dirname "$1")
+    while [ ! -e "$above" ]; do new=$above; above=$(dirname "$above"); done
+    mkdir -p "$1" && chown -R "$2" "$new"
+}}
+"""
+
+MAKE_DIRECTORY = (
+    "set -eo pipefail"
+    + _HOME
+    + """
+user={user} workdir={workdir} path={path}
+[ -n "$workdir" ] || workdir=$(home_of "$user")
+case $path in /*) ;; *) path=$workdir/$path ;; esac
+make "$path" "$user:"
+cd "$path" && pwd
+[ -z "$new" ] || echo new
+"""
+)
+"""Says the absolute path, and in a second line whether it is new."""
+
+ADD_USER = """
+set -e
+user={user}
+if id -u "$user" >/dev/null 2>&1; then exit 0; fi
+case $user in *[!0-9]*) ;; *) echo "there is no user with the number $user" >&2; exit 1 ;; esac
+if command -v useradd >/dev/null; then
+    useradd --create-home --shell /bin/bash "$user"
+else
+    adduser -D -g "" -s /bin/bash "$user"
+fi >&2
+echo new
+"""
+"""Says whether the user is new."""
+
+PATH_FILE = """
+set -e
+mkdir -p /etc/profile.d
+printf '%s\\n' {line} > /etc/profile.d/00-template-path.sh
+"""
+
+COPY = (
+    "set -eo pipefail"
+    + _HOME
+    + """
+work={work} source={source} target={target} owner={owner} mode={mode} user={user} workdir={workdir}
+trap 'rm -rf "$work"' EXIT
+[ -n "$workdir" ] || workdir=$(home_of "$user")
+case $owner in *:* | [0-9]*) ;; *) owner=$owner: ;; esac
+into=
+case $target in . | .. | */ | */. | */..) into=yes ;; esac
+case $target in /*) ;; *) target=$workdir/$target ;; esac
+mkdir "$work/files"
+tar -xf "$work/archive" -C "$work/files"
+rm "$work/archive"
+entry=$work/files/$source
+[ -e "$entry" ] || [ -L "$entry" ] || {{ echo "nothing was uploaded that matches $source" >&2; exit 1; }}
+chown -hR "$owner" "$entry"
+if [ -d "$entry" ] && [ ! -L "$entry" ]; then
+    [ -z "$mode" ] || chmod -R "$mode" "$entry"
+    make "$target" "$owner"
+    # as Docker does it: directories that are there are filled, also through links; files are replaced, never written through
+    careful=
+    if tar --version 2>/dev/null | grep -q GNU; then careful="--keep-directory-symlink --no-overwrite-dir"; fi
+    (cd "$entry" && tar -cf - .) | tar -xpf - -C "$target" $careful
+else
+    [ -z "$mode" ] || [ -L "$entry" ] || chmod "$mode" "$entry"
+    if [ -n "$into" ] || [ -d "$target" ]; then
+        make "$target" "$owner"
+        target=$target/$(basename "$entry")
+    else
+        make "$(dirname "$target")" "$owner"
+    fi
+    [ -L "$target" ] && rm "$target"
+    mv -f "$entry" "$target"
+fi
+"""
+)

@@ -1,0 +1,244 @@
+"""Every verb of building that a protocol may call. What happens to a build after it was started is in `queue.py`."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+
+from sandyard.engine.building.base import Bases
+from sandyard.engine.building.cache import LayerCache
+from sandyard.engine.building.files import Archives, checked_hash
+from sandyard.engine.building.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, LogLine, Recipe, Size, Status
+from sandyard.engine.building.queue import Queue
+from sandyard.engine.building.registry import BuiltTemplates
+from sandyard.engine.building.repository import BuildRepository
+from sandyard.engine.images.service import Images
+from sandyard.engine.sandboxes.model import SnapshotQuery, Templates
+from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.sandboxes.snapshots import split_name
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.clock import Clock, SystemClock
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.ids import random_id
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+MOST_CPUS, LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 128, 1 << 20
+MOST_TAGS, MOST_STEPS = 100, 1000
+_TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
+
+
+class Builds:
+    """`machine` are the templates that came with the machine: their names are taken. Make it before `sandboxes` is
+    opened, so that no layer is swept; `open` it afterwards."""
+
+    def __init__(
+        self,
+        *,
+        repository: BuildRepository,
+        built: BuiltTemplates,
+        sandboxes: Sandboxes,
+        machine: Templates,
+        images: Images,
+        settings: EngineSettings,
+        folder: Path,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._built = built
+        self._sandboxes = sandboxes
+        self._machine = machine
+        self._archives = Archives(
+            folder,
+            repository.database,
+            limit_mb=settings.build_upload_mb,
+            kept_mb=settings.build_files_kept_mb,
+            reserve_mb=settings.disk_reserve_mb,
+        )
+        self._cache = LayerCache(repository, self._clock, settings.build_layers_kept)
+        self._cache.load()
+        self._queue = Queue(
+            repository=repository,
+            built=built,
+            cache=self._cache,
+            archives=self._archives,
+            bases=Bases(sandboxes.resolve_template, images),
+            workshop=sandboxes.workshop,
+            settings=settings,
+            clock=self._clock,
+        )
+        sandboxes.workshop.keeps(lambda: built.snapshots() | self._cache.snapshots())
+
+    async def open(self) -> None:
+        """Say of builds that the last engine did not finish that it did not."""
+        self._archives.open()
+        self._queue.open()
+
+    async def close(self) -> None:
+        """End the builds that are under way. Idempotent."""
+        await self._queue.close()
+
+    def stands_on(self, layer: str) -> bool:
+        """True when a built template or a cached layer needs this one: whoever owns it must not remove it yet."""
+        return self._built.stands_on(layer) or self._cache.stands_on(layer)
+
+    # Templates -------------------------------------------------------------------------------------------------------
+
+    def templates(self) -> Sequence[BuiltTemplate]:
+        return self._built.all()
+
+    def find(self, name: str) -> BuiltTemplate | None:
+        """By id or name, with or without a tag."""
+        return self._built.find(name)
+
+    def get(self, name: str) -> BuiltTemplate:
+        """NotFoundError; ForbiddenError for one of the machine's own."""
+        found = self._built.find(name)
+        if found is not None:
+            return found
+        if self._machine.resolve(name) is not None:
+            raise ForbiddenError(f"The template {name} belongs to the machine: it can't be changed through the API.")
+        raise NotFoundError(f"template '{name[:200]}' not found")
+
+    def publish(self, name: str, public: bool) -> BuiltTemplate:
+        return self._built.change(self.get(name), public=public)
+
+    async def delete(self, name: str) -> None:
+        """With all its tags. A build that is under way ends; sandboxes that stand on it live on."""
+        template = self.get(name)
+        if ":" in name and name.partition(":")[2] != DEFAULT_TAG:
+            raise InvalidInputError("A template is deleted as a whole: leave out the tag, or remove just the tag.")
+        builds = self._built.builds(template.id)
+        self._built.remove(template)
+        log.info("template_deleted", template=template.id, name=template.name)
+        await self._queue.cancel(builds, "The template was deleted.")
+
+    # Builds ----------------------------------------------------------------------------------------------------------
+
+    def request(self, name: str, tags: Iterable[str], size: Size) -> tuple[BuiltTemplate, Build]:
+        """A new build of a new template or one that is there; it waits for its recipe. `name` may carry a tag."""
+        _check_size(size)
+        plain, tag = split_name(name)
+        wanted = tuple(dict.fromkeys([*([tag] if tag else []), *(checked_tag(one, plain) for one in tags)]))
+        if len(wanted) > MOST_TAGS:
+            raise InvalidInputError(f"A build can have {MOST_TAGS} tags.")
+        template = self._built.find(plain) or self._new_template(plain)
+        now = self._clock.now()
+        build = Build(str(uuid.uuid4()), template.id, Status.WAITING, now, now, size, wanted or (DEFAULT_TAG,))
+        return template, self._built.add_build(build)
+
+    async def start(self, name: str, build_id: str, recipe: Recipe) -> None:
+        """ConflictError when it was started before. An earlier build for one of the same tags is cancelled."""
+        template, build = self.build(name, build_id)
+        if build.started:
+            raise ConflictError(f"The build '{build_id}' was started already. Ask for a new one.")
+        if (recipe.image is None) == (recipe.template is None):
+            raise InvalidInputError("A build starts from fromImage or fromTemplate: give exactly one of them.")
+        if len(recipe.steps) > MOST_STEPS:
+            raise InvalidInputError(f"A build can have {MOST_STEPS} steps.")
+        await self._queue.start(template, build, recipe)
+
+    def builds(self, template: BuiltTemplate) -> Sequence[Build]:
+        """Newest first."""
+        return self._built.builds(template.id)
+
+    def build(self, name: str, build_id: str) -> tuple[BuiltTemplate, Build]:
+        """NotFoundError."""
+        template = self._built.find(name)
+        build = None if template is None else self._built.build(template.id, build_id)
+        if template is None or build is None:
+            raise NotFoundError(f"There is no build '{build_id[:100]}' of the template '{name[:200]}'.")
+        return template, build
+
+    def log(self, build: Build) -> Sequence[LogLine]:
+        return self._queue.log(build.id)
+
+    async def cancel(self, name: str, build_id: str) -> None:
+        """ConflictError when it has ended."""
+        _, build = self.build(name, build_id)
+        if build.status.final:
+            raise ConflictError(f"The build '{build_id}' has ended: {build.status.value}.")
+        await self._queue.cancel([build], "The build was cancelled.")
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    def upload_token(self, name: str, files: str) -> tuple[bool, str]:
+        """Whether these files are here already, and a token with which they may be uploaded. NotFoundError."""
+        if self._built.find(name) is None:
+            raise NotFoundError(f"template '{name[:200]}' not found")
+        return self._archives.has(checked_hash(files)), self._archives.token(files)
+
+    async def upload(self, files: str, token: str, body: AsyncIterator[bytes], announced: int | None) -> None:
+        self._archives.check(checked_hash(files), token)
+        await self._archives.receive(files, body, announced)
+
+    # Tags ------------------------------------------------------------------------------------------------------------
+
+    def tags(self, template: BuiltTemplate) -> dict[str, list[Assignment]]:
+        """The assignments of each, oldest first."""
+        return self._built.tags(template.id)
+
+    def assign(self, target: str, tags: Iterable[str]) -> tuple[Build, Sequence[str]]:
+        """Give more tags to the build that `name[:tag]` means; they leave the builds they had."""
+        template = self.get(target)
+        wanted = [checked_tag(tag, template.name) for tag in tags]
+        if not wanted:
+            raise InvalidInputError("tags is empty: name at least one.")
+        tag = target.strip().lower().partition(":")[2] or DEFAULT_TAG
+        build = self._built.tagged(template.id, tag)
+        if build is None:
+            raise NotFoundError(f"The template '{template.name}' has no tag '{tag[:100]}'.")
+        self._built.assign(build, wanted)
+        return build, wanted
+
+    def remove_tags(self, name: str, tags: Iterable[str]) -> None:
+        """NotFoundError when one of them is not there; then none is removed."""
+        template = self.get(name)
+        wanted = [checked_tag(tag, template.name) for tag in tags]
+        if not wanted:
+            raise InvalidInputError("tags is empty: name at least one.")
+        if DEFAULT_TAG in wanted:
+            raise InvalidInputError(f"The tag '{DEFAULT_TAG}' can't be removed. Delete the template instead.")
+        there = self._built.tags(template.id)
+        for tag in wanted:
+            if tag not in there:
+                raise NotFoundError(f"The template '{template.name}' has no tag '{tag}'.")
+        self._built.remove_tags(template.id, wanted)
+
+    def _new_template(self, name: str) -> BuiltTemplate:
+        if self._machine.resolve(name) is not None:
+            raise ForbiddenError(f"The template {name} belongs to the machine. Choose another name for yours.")
+        if self._sandboxes.snapshots(SnapshotQuery(name=name, limit=1)).items:
+            raise ConflictError(f"There is a snapshot with the name {name!r}. Choose another one, or delete it.")
+        now = self._clock.now()
+        template = BuiltTemplate(random_id("", 20), name, public=False, created_at=now, updated_at=now)
+        self._built.add(template)
+        log.info("template_registered", template=template.id, name=name)
+        return template
+
+
+def checked_tag(text: str, name: str) -> str:
+    """A tag as clients write it: `tag`, or `name:tag` with the template's own name."""
+    before, colon, after = text.strip().lower().rpartition(":")
+    if (colon and before != name) or not _TAG.fullmatch(after):
+        raise InvalidInputError(
+            f"Invalid tag: {text[:200]!r}. A tag has lowercase letters, digits, '-', '_' and '.', 128 at the most."
+        )
+    return after
+
+
+def _check_size(size: Size) -> None:
+    if size.cpu_count is not None and size.cpu_count < 1:
+        raise InvalidInputError("CPU count must be at least 1")
+    if size.cpu_count is not None and size.cpu_count > MOST_CPUS:
+        raise InvalidInputError(f"CPU count can't be higher than {MOST_CPUS}")
+    memory = size.memory_mb
+    if memory is not None and memory < LEAST_MEMORY_MB:
+        raise InvalidInputError(f"Memory must be at least {LEAST_MEMORY_MB} MiB")
+    if memory is not None and memory >= MOST_MEMORY_MB:
+        raise InvalidInputError(f"Memory can't be higher than {MOST_MEMORY_MB} MiB")
+    if memory is not None and memory % 2:
+        raise InvalidInputError("Memory must be divisible by 2")

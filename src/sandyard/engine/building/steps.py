@@ -1,0 +1,238 @@
+"""What each kind of step does in the sandbox of a build, and what it hands to the next one."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from shlex import quote
+
+from sandyard.engine.building.files import Archives, checked_hash
+from sandyard.engine.building.logs import BuildLog, Lines
+from sandyard.engine.building.model import BuildFailedError, Kind, State, Step
+from sandyard.engine.building.scripts import ADD_USER, COPY, MAKE_DIRECTORY, PATH_FILE
+from sandyard.engine.sandboxes.workshop import Bench
+from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
+from sandyard.kit.ids import random_id
+
+VALUE_LIMIT = 64 << 10
+ANSWER_LINES = 1000
+ROOT = "root"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}")
+_GLOB = re.compile(r"[*?\[{]")
+
+
+def check(step: Step) -> None:
+    """InvalidInputError when its arguments make no sense, whatever the sandbox."""
+    kind, args = step.kind, step.args
+    least = {Kind.COPY: 2, Kind.ENV: 2}.get(kind, 1)
+    if len(args) < least:
+        raise InvalidInputError(f"{kind.value} needs {least} argument{'s' if least > 1 else ''} at least.")
+    if any("\0" in arg for arg in args):
+        raise InvalidInputError(f"An argument of {kind.value} holds a NUL character.")
+    if kind is Kind.ENV:
+        if len(args) % 2:
+            raise InvalidInputError("ENV needs a value for each name.")
+        for name in args[::2]:
+            if not _VARIABLE.fullmatch(name):
+                raise InvalidInputError(f"ENV: {name[:100]!r} is not a valid name for a variable.")
+    if kind is Kind.COPY:
+        if not step.files:
+            raise InvalidInputError("COPY needs the hash of the files (filesHash).")
+        checked_hash(step.files)
+
+
+def needs_sandbox(step: Step) -> bool:
+    """False for one that is done without running anything."""
+    return step.kind is not Kind.ENV or any("$" in value for value in step.args[1::2]) or "PATH" in step.args[::2]
+
+
+def plain(step: Step, state: State) -> State:
+    """The state after a step that needs no sandbox."""
+    return replace(state, env={**state.env, **dict(zip(step.args[::2], step.args[1::2], strict=True))})
+
+
+class Executor:
+    """Of one build. `said` is the step's number, `prefix` what its output starts with."""
+
+    def __init__(self, archives: Archives, log: BuildLog) -> None:
+        self._archives = archives
+        self.log = log
+
+    async def do(self, bench: Bench, step: Step, state: State, prefix: str, number: str) -> tuple[State, bool]:
+        """The state after it, and whether files may have changed. BuildFailedError, without a step, when it did not
+        succeed."""
+        match step.kind:
+            case Kind.RUN:
+                user = step.args[1] if len(step.args) > 1 and step.args[1] else state.user
+                await self.run(bench, step.args[0], state, prefix, number, user=user)
+                return state, True
+            case Kind.ENV:
+                return await self._env(bench, step, state), "PATH" in step.args[::2]
+            case Kind.WORKDIR:
+                return await self._workdir(bench, step.args[0], state, prefix, number)
+            case Kind.USER:
+                return await self._user(bench, step.args[0], state, prefix, number)
+            case Kind.COPY:
+                await self._copy(bench, step, state, prefix, number)
+                return state, True
+
+    async def run(
+        self, bench: Bench, command: str, state: State, prefix: str, number: str, *, user: str | None = None
+    ) -> None:
+        """A command as the recipe has it."""
+        try:
+            code = await self.shell(bench, command, state, prefix, number, user=user or state.user, cwd=state.workdir)
+        except SandyardError as error:
+            raise BuildFailedError(f"failed to run command '{command}': {command_failed(error.message)}") from error
+        if code != 0:
+            raise BuildFailedError(f"failed to run command '{command}': {exit_status(code, bench)}")
+
+    async def shell(
+        self,
+        bench: Bench,
+        command: str,
+        state: State,
+        prefix: str,
+        number: str,
+        *,
+        user: str = ROOT,
+        cwd: str | None = "/",
+    ) -> int:
+        """Run it and log what it writes."""
+        streams = {"stdout": Lines(), "stderr": Lines()}
+
+        def output(stream: str, data: bytes) -> None:
+            for line in streams[stream].feed(data):
+                self.log.output(prefix, stream, line, number)
+
+        try:
+            return await bench.agent.run(command, user=user, cwd=cwd, env=state.env, output=output)
+        finally:
+            for stream, lines in streams.items():
+                for line in lines.end():
+                    self.log.output(prefix, stream, line, number)
+
+    async def _env(self, bench: Bench, step: Step, state: State) -> State:
+        env: dict[str, str] = dict(state.env)
+        for name, value in zip(step.args[::2], step.args[1::2], strict=True):
+            env[name] = await self._expanded(bench, value, env)
+        if "PATH" in step.args[::2]:
+            # a login shell sets PATH anew before it comes to what a template says
+            script = PATH_FILE.format(line=quote(f"export PATH={quote(env['PATH'])}"))
+            if await bench.agent.run(script, user=ROOT, cwd="/") != 0:
+                raise BuildFailedError("PATH could not be written to /etc/profile.d.")
+        return replace(state, env=env)
+
+    async def _expanded(self, bench: Bench, value: str, env: Mapping[str, str]) -> str:
+        """With `$NAME` and `${NAME}` replaced as a shell in the sandbox does it, and nothing run."""
+        if "$" not in value:
+            return value
+        escaped = re.sub(r'([\\"`]|\$\()', r"\\\1", value)
+        taken = bytearray()
+
+        def output(stream: str, data: bytes) -> None:
+            if stream == "stdout" and len(taken) <= VALUE_LIMIT:
+                taken.extend(data)
+
+        code = await bench.agent.run(f'printf %s "{escaped}"', user=ROOT, cwd="/", env=env, output=output)
+        if code != 0 or len(taken) > VALUE_LIMIT:
+            raise BuildFailedError(f"{value[:200]!r} could not be expanded.")
+        return taken.decode(errors="replace")
+
+    async def _workdir(self, bench: Bench, path: str, state: State, prefix: str, number: str) -> tuple[State, bool]:
+        path = await self._expanded(bench, path, state.env)
+        script = MAKE_DIRECTORY.format(path=quote(path), workdir=quote(state.workdir or ""), user=quote(state.user))
+        code, said = await self._ask(bench, script, state, prefix, number)
+        if code != 0 or not said:
+            raise BuildFailedError(f"failed to create workdir '{path}'")
+        return replace(state, workdir=posixpath.normpath(said[0])), "new" in said[1:]
+
+    async def _user(self, bench: Bench, name: str, state: State, prefix: str, number: str) -> tuple[State, bool]:
+        name = (await self._expanded(bench, name, state.env)).partition(":")[0]
+        if not _USER.fullmatch(name):
+            raise BuildFailedError(f"failed to create user: {name[:100]!r} is not a valid name for a user")
+        code, said = await self._ask(bench, ADD_USER.format(user=quote(name)), state, prefix, number)
+        if code != 0:
+            raise BuildFailedError(f"failed to create user '{name}'")
+        return replace(state, user=name), "new" in said
+
+    async def _ask(self, bench: Bench, script: str, state: State, prefix: str, number: str) -> tuple[int, list[str]]:
+        """Run a script of our own; the lines it answers. What it complains about is logged."""
+        answers, complaints = Lines(), Lines()
+        said: list[str] = []
+
+        def output(stream: str, data: bytes) -> None:
+            if stream == "stdout":
+                if len(said) < ANSWER_LINES:  # its shell and its profile are the image's own, and may never be silent
+                    said.extend(answers.feed(data))
+            else:
+                for line in complaints.feed(data):
+                    self.log.output(prefix, stream, line, number)
+
+        code = await bench.agent.run(script, user=ROOT, cwd="/", env=state.env, output=output)
+        return code, [*said, *answers.end()]
+
+    async def _copy(self, bench: Bench, step: Step, state: State, prefix: str, number: str) -> None:
+        source, target = _source(step.args[0]), await self._expanded(bench, step.args[1], state.env)
+        owner = step.args[2] if len(step.args) > 2 and step.args[2] else state.user
+        mode = step.args[3] if len(step.args) > 3 else ""
+        work = f"/tmp/.copy-{random_id('', 12)}"  # noqa: S108 - in the sandbox
+        assert step.files is not None
+        if not self._archives.has(step.files):
+            raise BuildFailedError(f"The files for COPY {step.args[0]} were not uploaded. Build again.")
+        try:
+            await bench.agent.write(f"{work}/archive", self._archives.read(step.files), user=ROOT)
+        except SandyardError as error:
+            raise await self._not_taken(bench, step, error) from error
+        script = COPY.format(
+            work=quote(work),
+            source=quote(source),
+            target=quote(target),
+            owner=quote(owner),
+            mode=quote(mode),
+            user=quote(state.user),
+            workdir=quote(state.workdir or ""),
+        )
+        code = await self.shell(bench, script, state, prefix, number)
+        if code != 0:
+            raise BuildFailedError(f"failed to copy '{step.args[0]}' to '{target}': {exit_status(code, bench)}")
+
+    async def _not_taken(self, bench: Bench, step: Step, error: SandyardError) -> BuildFailedError:
+        """Why an archive did not arrive: an agent whose disk is full hangs up before it is asked for the reason."""
+        full = isinstance(error, NoSpaceError)
+        if not full:
+            size, probe = self._archives.size(step.files or ""), f"/tmp/.probe-{random_id('', 12)}"  # noqa: S108
+            attempt = f"head -c {size} /dev/zero > {probe}; code=$?; rm -f {probe}; exit $code"
+            full = await bench.agent.run(attempt, user=ROOT, cwd="/") != 0
+        if full:
+            return BuildFailedError(f"There is no space left for COPY {step.args[0]}: the disk of the build is full.")
+        return BuildFailedError(error.message)
+
+
+def exit_status(code: int, bench: Bench) -> str:
+    if code in {-1, 137}:
+        memory = bench.limits.memory_mb
+        return f"it was killed, perhaps because it needed more than {memory} MiB of memory (memory_mb of the build)"
+    return f"exit status {code}"
+
+
+def command_failed(message: str) -> str:
+    """Why a command could not even be started, in the words clients know."""
+    said = message.removeprefix("The sandbox could not run a command: ")
+    if said == message:
+        return message
+    return f"command failed: unauthenticated: {said}" if "invalid username" in said else f"command failed: {said}"
+
+
+def _source(path: str) -> str:
+    """Of `src/**/*.py` the part before the first pattern: clients have chosen the files already."""
+    parts = posixpath.normpath(path.replace("\\", "/")).split("/")
+    plain = [part for part in parts if part]
+    for index, part in enumerate(plain):
+        if _GLOB.search(part):
+            plain = plain[:index]
+            break
+    return "/".join(plain) or "."

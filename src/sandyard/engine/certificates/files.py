@@ -1,0 +1,123 @@
+"""An authority's two files: its key and its certificate.
+
+The key is written first, and each file appears whole or not at all. After a crash there is therefore nothing, a key alone,
+from which its certificate is made again, or both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sandyard.kit.errors import SandyardError
+
+Key = ec.EllipticCurvePrivateKey
+KEY, CERTIFICATE = "key.pem", "ca.pem"
+
+
+class CertificateError(SandyardError):
+    """A certificate or its key cannot be used."""
+
+    code = "certificate"
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make the folder, for its owner alone, and keep other processes from changing what is in it meanwhile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CertificateError(f"The folder {folder} for certificates cannot be made: {error.strerror}.") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def read_key(folder: Path) -> Key | None:
+    """None when there is none. A key that cannot be read is never replaced: who trusts it would be cut off without a word."""
+    path = folder / KEY
+    data = _read(path)
+    if data is None:
+        return None
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise CertificateError(_unreadable(path, "no key")) from error
+    if not isinstance(key, Key):
+        raise CertificateError(_unreadable(path, "a key of another kind"))
+    if path.stat().st_mode & 0o077:
+        raise CertificateError(f"Others can read the key {path}: make it `chmod 600`, or delete it for a new one.")
+    return key
+
+
+def read_certificate(folder: Path, key: Key) -> x509.Certificate | None:
+    """The certificate of this very key; None when there is none yet."""
+    path = folder / CERTIFICATE
+    data = _read(path)
+    if data is None:
+        return None
+    try:
+        certificate = x509.load_pem_x509_certificate(data)
+    except ValueError as error:
+        raise CertificateError(_unreadable(path, "no certificate")) from error
+    return certificate if certificate.public_key() == key.public_key() else None
+
+
+def make_key(folder: Path) -> Key:
+    key = ec.generate_private_key(ec.SECP256R1())
+    write(folder / KEY, key_pem(key), 0o600)
+    return key
+
+
+def key_pem(key: Key) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def write(path: Path, data: bytes, mode: int) -> None:
+    """Atomic, and on the disk when it returns."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        new.replace(path)
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise CertificateError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CertificateError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _unreadable(path: Path, what: str) -> str:
+    return (
+        f"{path} holds {what}. Restore it from a backup, or delete it for a new authority that has to be trusted anew."
+    )

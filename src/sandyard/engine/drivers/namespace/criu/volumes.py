@@ -1,0 +1,54 @@
+"""Volumes of a sandbox that is to go to disk. The mounts themselves come back, but not what was open on them: others go on
+writing there, and memory that knows a file as it was could not be given another one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sandyard.engine.drivers.namespace.criu.scan import NotDumpableError, describe, handles, mount_of
+
+
+def check(pids: Sequence[int], root: int, volumes: Sequence[str]) -> None:
+    """Raise NotDumpableError when a process uses a file of one of these volumes: has it open, mapped or watched, or works
+    in a directory there."""
+    if not volumes:
+        return
+    mounts, devices = _mounted(root, volumes)
+    for pid in pids:
+        for handle in _uses(pid):
+            if mount_of(handle) in mounts:
+                raise NotDumpableError(f"process {describe(pid)} uses a file of a volume ({handle.readlink()})")
+        if devices & set(_watched(pid)):
+            raise NotDumpableError(f"process {describe(pid)} watches a file of a volume")
+
+
+def _mounted(root: int, volumes: Sequence[str]) -> tuple[set[int], set[int]]:
+    """The ids of their mounts in the sandbox, and the devices they are on."""
+    mounts, devices = set(), set()
+    for line in Path(f"/proc/{root}/mountinfo").read_text().splitlines():
+        number, _, device, part, *_ = line.split()
+        if part.rpartition("/")[2] in volumes:
+            mounts.add(int(number))
+            major, minor = (int(text) for text in device.split(":"))
+            devices.add(major << 20 | minor)
+    return mounts, devices
+
+
+def _uses(pid: int) -> Iterator[Path]:
+    yield from handles(pid)
+    for name in ("cwd", "root", "exe"):
+        if os.path.lexists(f"/proc/{pid}/{name}"):
+            yield Path(f"/proc/{pid}/{name}")
+
+
+def _watched(pid: int) -> Iterator[int]:
+    """Devices of which a process watches something."""
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        if str(handle.readlink()) == "anon_inode:inotify":
+            text = Path(f"/proc/{pid}/fdinfo/{handle.name}").read_text()
+            yield from (
+                int(number, 16) for number in re.findall(r"^inotify wd:\S+ ino:\S+ sdev:(\S+)", text, re.MULTILINE)
+            )

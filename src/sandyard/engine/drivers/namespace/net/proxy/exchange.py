@@ -1,0 +1,249 @@
+"""A connection for a rule's host: request by request, streamed both ways, over one connection to the real one.
+
+The two belong together: either side's end is the other's. A reply that is not whole never looks whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import h11
+
+from sandyard.engine.contract import HostRule, Outbound
+from sandyard.engine.drivers.namespace.net.proxy import rewriting
+from sandyard.engine.drivers.namespace.net.proxy.dialling import RefusedError
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+_HEAD = 64 << 10
+_READ = 64 << 10
+_FIRST, _NEXT = 30.0, 120.0  # seconds for the first request's head, and between requests
+_LAST_WORDS = 2.0
+_FAREWELL = 10.0
+_STALLED = 120.0  # seconds in which a peer takes nothing of what it is sent
+_AHEAD = 64 << 10  # bytes a client may send beyond the request that is being answered
+
+
+class GoneError(Exception):
+    """A peer ended where it may not."""
+
+
+@dataclass(slots=True)
+class _Side:
+    """One of the two connections: its bytes, and what they mean."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    http: h11.Connection
+
+    async def event(self) -> object:
+        """The next one; `PAUSED` when nothing more is due now. GoneError when the peer speaks something else."""
+        while True:
+            try:
+                event = self.http.next_event()
+            except h11.RemoteProtocolError as error:
+                raise GoneError(str(error)) from error
+            if event is not h11.NEED_DATA:
+                return event
+            self.http.receive_data(await self.reader.read(_READ))
+
+    async def send(self, event: h11.Event) -> None:
+        data = self.http.send(event)
+        if data:
+            self.writer.write(data)
+            async with asyncio.timeout(_STALLED):
+                await self.writer.drain()
+
+
+class Exchange:
+    """`rule` gives what is to be done at this moment, None when that host has no rule any more. `dial` gives the connection
+    to the host; raises RefusedError."""
+
+    def __init__(
+        self,
+        client: Streams,
+        host: str,
+        *,
+        secure: bool,
+        rule: Callable[[], HostRule | None],
+        outbound: Outbound,
+        dial: Callable[[], Awaitable[Streams]],
+    ) -> None:
+        self._client = _Side(*client, h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD))
+        self._host = host
+        self._secure = secure
+        self._rule = rule
+        self._outbound = outbound
+        self._dial = dial
+        self._server: _Side | None = None
+
+    async def run(self) -> None:
+        """Until the connection ends. What goes wrong is told the client where it can still be told."""
+        try:
+            patience = _FIRST
+            while await self._one(patience):
+                patience = _NEXT
+        except RefusedError as refused:
+            await self._tell(refused.status, refused.sentence)
+        except (GoneError, h11.LocalProtocolError, OSError):  # TimeoutError is one
+            await self._tell(502, f"{self._host} did not answer as a web server does, or broke off.")
+        finally:
+            if self._server is not None:
+                self._server.writer.transport.abort()
+            await self._close()
+
+    async def _one(self, patience: float) -> bool:
+        """One request and its answer; whether there may be another."""
+        request = await self._request(patience)
+        if request is None:
+            return False
+        rule = self._rule()
+        if rule is None:
+            return False
+        head = await rewriting.outgoing(request, self._host, rule, self._outbound, secure=self._secure)
+        if self._server is None:
+            self._server = _Side(*await self._dial(), h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD))
+        await self._server.send(head)
+        if await self._relayed(self._server):
+            await self._pass_on(self._server)
+            return False
+        for side in (self._client, self._server):
+            if side.http.our_state is not h11.DONE or side.http.their_state is not h11.DONE:
+                return False
+            side.http.start_next_cycle()
+        return True
+
+    async def _request(self, patience: float) -> h11.Request | None:
+        """None when the client has ended, or says nothing for too long; when the server has ended, too."""
+        asking = asyncio.ensure_future(self._client.event())
+        watched: set[asyncio.Future[object]] = {asking}
+        if self._server is not None:  # when it ends, or says something nobody asked for
+            watched.add(asyncio.ensure_future(self._server.reader.read(1)))
+        try:
+            done, _ = await asyncio.wait(watched, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if done != {asking}:
+                return None
+            event = asking.result()
+        except GoneError as error:
+            raise RefusedError(400, f"This is no request that can be passed on: {error}.") from error
+        finally:
+            for task in watched:
+                task.cancel()
+            await asyncio.gather(*watched, return_exceptions=True)
+        return event if isinstance(event, h11.Request) else None
+
+    async def _relayed(self, server: _Side) -> bool:
+        """The body there, and the answer back; whether both speak another protocol from now on."""
+        sending = asyncio.ensure_future(self._send_body(server))
+        answering = asyncio.ensure_future(self._answer(server))
+        try:
+            await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and isinstance(sending.exception(), OSError):
+                # a server that does not want the body may have said why
+                await asyncio.wait({answering}, timeout=_LAST_WORDS)
+            if not answering.done():
+                sending.result()
+            return await answering
+        finally:
+            for task in (sending, answering):
+                task.cancel()
+            await asyncio.gather(sending, answering, return_exceptions=True)
+
+    async def _send_body(self, server: _Side) -> None:
+        client = self._client
+        while True:
+            if client.http.they_are_waiting_for_100_continue:
+                await client.send(h11.InformationalResponse(status_code=100, headers=[]))
+            event = await client.event()
+            if not isinstance(event, h11.Data):
+                break
+            await server.send(event)
+        if not isinstance(event, h11.EndOfMessage):
+            raise GoneError("the client has gone")
+        await server.send(h11.EndOfMessage())
+        ahead = 0
+        while ahead < _AHEAD:  # what comes now is the next request; what matters is that it does not end
+            data = await client.reader.read(_READ)
+            if not data:
+                raise GoneError("the client has gone")
+            client.http.receive_data(data)
+            ahead += len(data)
+        await asyncio.Event().wait()
+
+    async def _answer(self, server: _Side) -> bool:
+        while True:
+            event = await server.event()
+            if isinstance(event, h11.InformationalResponse):
+                if event.status_code != 100:  # which the client has had from us
+                    headers = rewriting.incoming(event)
+                    await self._client.send(h11.InformationalResponse(status_code=event.status_code, headers=headers))
+                if event.status_code == 101:
+                    return True
+            elif isinstance(event, h11.Response):
+                headers = rewriting.incoming(event)
+                if rewriting.ends_connection(event):
+                    headers.append((b"Connection", b"close"))
+                await self._client.send(
+                    h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
+                )
+            elif isinstance(event, h11.Data):
+                await self._client.send(event)
+            elif isinstance(event, h11.EndOfMessage):
+                await self._client.send(h11.EndOfMessage())
+                return False
+            else:
+                raise GoneError("the server has gone")
+
+    async def _pass_on(self, server: _Side) -> None:
+        """After a switch of protocols: bytes, unread, until either side ends."""
+        both = [
+            asyncio.ensure_future(_copy(one.http.trailing_data[0], one.reader, other.writer))
+            for one, other in ((self._client, server), (server, self._client))
+        ]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    async def _tell(self, status: int, sentence: str) -> None:
+        """If no answer has begun."""
+        http = self._client.http
+        if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = json.dumps({"code": status, "message": sentence}).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
+        with contextlib.suppress(OSError, h11.LocalProtocolError):
+            await self._client.send(
+                h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+            )
+            await self._client.send(h11.Data(data=body))
+            await self._client.send(h11.EndOfMessage())
+
+    async def _close(self) -> None:
+        writer = self._client.writer
+        if self._client.http.our_state is h11.SEND_BODY:  # an answer that has not ended must not look as if it had
+            writer.transport.abort()
+            return
+        writer.close()
+        try:
+            async with asyncio.timeout(_FAREWELL):
+                await writer.wait_closed()
+        except (OSError, asyncio.CancelledError):
+            writer.transport.abort()
+            raise
+
+
+async def _copy(first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    data = first or await reader.read(_READ)
+    while data:
+        writer.write(data)
+        async with asyncio.timeout(_STALLED):
+            await writer.drain()
+        data = await reader.read(_READ)

@@ -1,0 +1,106 @@
+"""Who a connection is for, read from its first bytes and nothing else: TLS says it in its hello, HTTP in its head."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LONGEST = 32 << 10
+"""Bytes that are looked at; what has not said it by then is taken for something else."""
+
+_LONGEST_NAME = 253  # no host's name is longer, and looking for its rule takes time that grows with it
+_HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
+_METHOD = re.compile(rb"[A-Z]{1,20} ")
+_METHOD_BEGUN = re.compile(rb"[A-Z]{0,20}")
+_HOST = re.compile(rb"\nhost:([^\r\n]*)\r?\n", re.IGNORECASE)  # nothing in it can match in two ways: heads are hostile
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """`host` in lower case without port and final dot; None when the first bytes name none that a rule could have."""
+
+    host: str | None
+
+
+def of_tls(data: bytes) -> Greeting | None:
+    """None: not enough bytes to say."""
+    try:
+        message = _first_message(data)
+    except IndexError:
+        return None
+    if message is None:
+        return Greeting(None)
+    try:
+        return Greeting(_server_name(message))
+    except (IndexError, ValueError):
+        return Greeting(None)
+
+
+def of_http(data: bytes) -> Greeting | None:
+    """None: not enough bytes to say."""
+    if not _METHOD.match(data):
+        begun = _METHOD_BEGUN.match(data)
+        return None if begun is not None and begun.end() == len(data) else Greeting(None)
+    end = _HEAD_END.search(data)
+    if end is None:
+        return None
+    hosts = _HOST.findall(data[: end.end()])
+    return Greeting(plain_host(hosts[0].strip(b" \t"), 80) if len(hosts) == 1 else None)
+
+
+def plain_host(value: bytes, port: int) -> str | None:
+    """A Host header's name in its one spelling; None when it is no name, or has a port that is not this one."""
+    name, colon, said = value.partition(b":")
+    if colon and said != str(port).encode():
+        return None
+    try:
+        plain = name.decode("ascii").lower().removesuffix(".")
+    except UnicodeDecodeError:
+        return None
+    return plain if 0 < len(plain) <= _LONGEST_NAME else None
+
+
+def _first_message(data: bytes) -> bytes | None:
+    """The body of a client's hello out of its records. IndexError when it is not all there, None when it is none."""
+    message, at = b"", 0
+    while True:
+        if data[at] != _HANDSHAKE or data[at + 1] != 3:
+            return None
+        size = int.from_bytes(_take(data, at + 3, 2), "big")
+        message += data[at + 5 : at + 5 + size]
+        whole = len(data) >= at + 5 + size
+        if len(message) >= 4:
+            if message[0] != _CLIENT_HELLO:
+                return None
+            length = int.from_bytes(message[1:4], "big")
+            if len(message) >= 4 + length:
+                return message[4 : 4 + length]
+        if not whole or size == 0:
+            raise IndexError
+        at += 5 + size
+
+
+def _server_name(hello: bytes) -> str | None:
+    at = 2 + 32
+    at += 1 + hello[at]  # session
+    at += 2 + int.from_bytes(_take(hello, at, 2), "big")  # ciphers
+    at += 1 + hello[at]  # compression
+    end = at + 2 + int.from_bytes(_take(hello, at, 2), "big")
+    at += 2
+    while at < end:
+        kind, size = int.from_bytes(_take(hello, at, 2), "big"), int.from_bytes(_take(hello, at + 2, 2), "big")
+        content = _take(hello, at + 4, size)
+        if kind == _SERVER_NAME:
+            if content[2] != _HOST_NAME:
+                return None
+            name = _take(content, 5, int.from_bytes(_take(content, 3, 2), "big")).decode("ascii").lower()
+            return name if 0 < len(name) <= _LONGEST_NAME else None
+        at += 4 + size
+    return None
+
+
+def _take(data: bytes, at: int, size: int) -> bytes:
+    if at + size > len(data):
+        raise IndexError
+    return data[at : at + size]

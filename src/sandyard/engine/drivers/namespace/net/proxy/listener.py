@@ -1,0 +1,206 @@
+"""Where redirected connections arrive: whose they are, whom they are for, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+import ssl
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from typing import Any
+
+from sandyard.engine.contract import HostRule, Outbound
+from sandyard.engine.drivers.namespace.net.policy import Egress
+from sandyard.engine.drivers.namespace.net.proxy import hello
+from sandyard.engine.drivers.namespace.net.proxy.dialling import Dialler
+from sandyard.engine.drivers.namespace.net.proxy.exchange import Exchange, Streams
+from sandyard.engine.drivers.namespace.net.proxy.sockets import cut, keep_alive, original_destination, peek, splice
+from sandyard.kit.errors import SandyardError
+
+log = logging.getLogger(__name__)
+
+HTTP, HTTPS = 80, 443
+_OF_ONE, _OF_ALL = 256, 4096  # connections at once
+_SILENT = 5.0  # seconds after which one that says nothing is not waited for: its server may speak first
+_HANDSHAKE = 10.0
+_BUFFER = 64 << 10
+
+
+@dataclass(slots=True)
+class _Client:
+    """A sandbox. Its connections are kept with their sockets, to be cut when it ends."""
+
+    index: int
+    address: IPv4Address
+    egress: Egress
+    links: set[_Link] = field(default_factory=set)
+
+    def rule(self, host: str) -> HostRule | None:
+        return self.egress.rule_for(host)
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    sockets: list[socket.socket]
+    task: asyncio.Task[None] | None = None
+    transport: asyncio.WriteTransport | None = None  # of the client's side, when its requests are rewritten
+
+    def end(self) -> None:
+        """At once: a peer that does not answer is not waited for."""
+        for connection in self.sockets:
+            cut(connection)
+        if self.transport is not None:
+            self.transport.abort()
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Proxy:
+    """Lives in one event loop."""
+
+    def __init__(self, outbound: Outbound, dialler: Dialler) -> None:
+        self._outbound = outbound
+        self._dialler = dialler
+        self._clients: dict[str, _Client] = {}
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._open_links = 0
+        self.port = 0
+
+    def open(self, address: IPv4Address) -> None:
+        """Listen on a free port of the address; see `port`."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind((str(address), 0))
+            listener.listen(512)
+        except OSError:
+            listener.close()
+            raise
+        self._listener = listener
+        self.port = listener.getsockname()[1]
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
+
+    async def close(self) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        ending = [self.forget(client.address) for client in list(self._clients.values())]
+        await asyncio.gather(*ending)
+
+    def serve(self, index: int, address: IPv4Address, egress: Egress) -> None:
+        """Take this sandbox's connections, by these rules, from the next request on. Connections that were taken by rules
+        that have changed end."""
+        client = self._clients.setdefault(str(address), _Client(index, address, egress))
+        changed = client.egress.rules != egress.rules
+        client.index, client.egress = index, egress
+        if changed:
+            for link in client.links:
+                if link.transport is not None:
+                    link.end()
+
+    async def forget(self, address: IPv4Address) -> None:
+        """The sandbox is gone: nothing of ours may keep its namespace. Idempotent."""
+        client = self._clients.pop(str(address), None)
+        if client is None:
+            return
+        for link in client.links:
+            link.end()
+        await asyncio.gather(*(link.task for link in client.links if link.task is not None), return_exceptions=True)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, peer = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is free
+                log.warning("proxy_accept_failed error=%s", error)
+                await asyncio.sleep(0.1)
+                continue
+            client = self._clients.get(peer[0])
+            if client is None or len(client.links) >= _OF_ONE or self._open_links >= _OF_ALL:
+                cut(connection)
+                connection.close()
+                continue
+            link = _Link([connection])
+            client.links.add(link)
+            self._open_links += 1
+            link.task = loop.create_task(self._serve(client, link, connection))
+            link.task.add_done_callback(functools.partial(self._ended, client, link))
+
+    def _ended(self, client: _Client, link: _Link, task: asyncio.Task[None]) -> None:
+        client.links.discard(link)
+        self._open_links -= 1
+        for connection in link.sockets:
+            connection.close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("proxy_connection_failed address=%s", client.address, exc_info=error)
+
+    async def _serve(self, client: _Client, link: _Link, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            keep_alive(connection)
+            address, port = original_destination(connection)
+            host = await self._greeted(connection, port)
+            rule = client.rule(host) if host is not None else None
+            if host is None or rule is None:
+                onward = await self._dialler.to_address(client.index, address, port)
+                link.sockets.append(onward)
+                await splice(connection, onward)
+            else:
+                await self._exchange(client, link, connection, host, secure=port == HTTPS)
+
+    async def _greeted(self, connection: socket.socket, port: int) -> str | None:
+        read = {HTTPS: hello.of_tls, HTTP: hello.of_http}.get(port)
+        if read is None:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SILENT):
+                greeting = await peek(connection, read, hello.LONGEST)
+                return greeting.host if greeting is not None else None
+        return None
+
+    async def _exchange(
+        self, client: _Client, link: _Link, connection: socket.socket, host: str, *, secure: bool
+    ) -> None:
+        async def dial() -> Streams:
+            onward = await self._dialler.to_host(client.index, client.address, host, HTTPS if secure else HTTP)
+            link.sockets.append(onward)
+            if secure:
+                return await self._dialler.secured(onward, host)
+            return await asyncio.open_connection(sock=onward)
+
+        try:
+            context = self._outbound.context(host) if secure else None
+        except SandyardError as error:
+            log.warning("proxy_certificate_missing host=%s reason=%s", host, error.message)
+            cut(connection)
+            return
+        streams = await _streams(connection, context)
+        link.transport = streams[1].transport
+        exchange = Exchange(
+            streams,
+            host,
+            secure=secure,
+            rule=lambda: client.rule(host),
+            outbound=self._outbound,
+            dial=dial,
+        )
+        await exchange.run()
+
+
+async def _streams(connection: socket.socket, context: ssl.SSLContext | None) -> Streams:
+    """A server's end of the connection, with TLS where there is a context. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_BUFFER)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    patience: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE} if context is not None else {}
+    accepting: Coroutine[Any, Any, Any] = loop.connect_accepted_socket(
+        lambda: protocol, connection, ssl=context, **patience
+    )
+    transport, _ = await accepting
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

@@ -1,0 +1,86 @@
+"""Raw sockets of redirected connections: where they were going, their first bytes, and passing all of them on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_SO_ORIGINAL_DST = 80
+_BUFFER = 64 << 10
+_SILENCE, _PROBES, _BETWEEN = 60, 6, 15  # seconds, probes, seconds: after which a peer that has gone is noticed
+
+
+def original_destination(connection: socket.socket) -> tuple[IPv4Address, int]:
+    """What the client dialled, before the firewall redirected it. OSError for a connection that was not redirected."""
+    port, address = struct.unpack_from("!2xH4s", connection.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, 16))
+    return IPv4Address(address), port
+
+
+def keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _BETWEEN)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def cut(connection: socket.socket) -> None:
+    """Let closing it be a reset: a socket that still has something to say would keep its network namespace."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def peek(connection: socket.socket, read: Callable[[bytes], T | None], limit: int) -> T | None:
+    """Look at the first bytes without taking them, until `read` makes something of them. None when the peer ends, or has
+    sent `limit` bytes, before that."""
+    seen = 0
+    try:
+        while True:
+            await _readable(connection)
+            data = connection.recv(limit, socket.MSG_PEEK)
+            found = read(data) if data else None
+            if found is not None:
+                return found
+            if len(data) <= seen or len(data) >= limit:
+                return None
+            seen = len(data)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, seen + 1)  # not readable until there is more
+    finally:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+async def splice(one: socket.socket, other: socket.socket) -> None:
+    """Pass bytes on in both directions until both have ended, or one of them broke. The caller closes."""
+    both = [asyncio.ensure_future(_pass(*pair)) for pair in ((one, other), (other, one))]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+async def _pass(source: socket.socket, target: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    buffer = memoryview(bytearray(_BUFFER))
+    while count := await loop.sock_recv_into(source, buffer):
+        await loop.sock_sendall(target, buffer[:count])
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connection.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection.fileno())

@@ -1,0 +1,89 @@
+"""Volumes in a sandbox: directories of the store, laid over places in its root file system.
+
+Each is opened before the sandbox's root is entered, where the store can be seen, and attached after that, where a path can
+lead nowhere but into the sandbox: what its template or snapshot put there is not to be trusted, and symbolic links least.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Sequence
+
+from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.kernel import libc
+from sandyard.engine.drivers.namespace.zygote.rootfs import CLOSE_LAYERS, FIRST_LAYER_FD
+from sandyard.engine.drivers.namespace.zygote.script import Step
+
+Volumes = Sequence[tuple[str, str, bool]]  # where it is in the zygote's root, where it goes, whether it is read-only
+
+_SYS_OPENAT2 = 437
+_NO_XDEV, _NO_MAGICLINKS, _IN_ROOT = 0x01, 0x02, 0x10
+_MOVE_MOUNT_T_EMPTY_PATH = 0x40
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# No other mount on the way: not /proc or /dev by a link, and not another volume, which would hide one below the other.
+_HOW = struct.pack("3Q", _FOLDER, 0, _NO_XDEV | _NO_MAGICLINKS | _IN_ROOT)
+_DOING = "mount its volumes"
+
+
+def open_all(volumes: Volumes, userns_fd: int, *, rootless: bool) -> list[Step]:
+    """Copies of the mounts, with ids mapped to the sandbox's own range, in the lowest free descriptors."""
+    steps: list[Step] = []
+    clone = kernel.OPEN_TREE_CLONE | os.O_CLOEXEC
+    for number, (source, _, read_only) in enumerate(volumes):
+        fd = FIRST_LAYER_FD + number
+        wanted = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | (kernel.MOUNT_ATTR_RDONLY if read_only else 0)
+        attributes = kernel.mount_attributes(wanted, -1 if rootless else userns_fd)
+        change = (kernel.SYS_MOUNT_SETATTR, fd, b"", kernel.AT_EMPTY_PATH, attributes, len(attributes))
+        steps.append((libc.syscall, (kernel.SYS_OPEN_TREE, kernel.AT_FDCWD, os.fsencode(source), clone), _DOING))
+        steps.append((libc.syscall, change, _DOING))
+    return steps
+
+
+def attach_all(volumes: Volumes, uid: int, capabilities: tuple[bytes, bytes], *, rootless: bool) -> list[Step]:
+    """In the sandbox's root. `uid` is its root, to whom places that have to be made will belong."""
+    if not volumes:
+        return []
+    become: list[Step] = [(libc.setfsgid, (uid,), _DOING), (libc.setfsuid, (uid,), _DOING)]
+    become.append((libc.capset, capabilities, _DOING))  # with another file system id the kernel took some away
+    back: list[Step] = [(libc.setfsuid, (0,), _DOING), (libc.setfsgid, (0,), _DOING)]
+    attach: list[Step] = [
+        (_attach, (FIRST_LAYER_FD + number, target), f"mount a volume on {target}")
+        for number, (_, target, _) in enumerate(volumes)
+    ]
+    return [*([] if rootless else become), *attach, *([] if rootless else back), CLOSE_LAYERS]
+
+
+def _attach(fd: int, target: str) -> int:
+    place = _made(target)
+    if place < 0:
+        return -1
+    flags = kernel.MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+    done: int = libc.syscall(kernel.SYS_MOVE_MOUNT, fd, b"", place, b"", flags)
+    os.close(place)
+    return done
+
+
+def _made(target: str) -> int:
+    """A descriptor of that directory, which is made when it is missing, with all above it."""
+    parts = target.strip("/").split("/")
+    root = os.open("/", _FOLDER)
+    here = os.dup(root)
+    try:
+        for number, part in enumerate(parts, 1):
+            path = os.fsencode("/".join(parts[:number]))
+            inner = libc.syscall(_SYS_OPENAT2, root, path, _HOW, len(_HOW))
+            if inner < 0 and ctypes.get_errno() == errno.ENOENT:
+                if libc.mkdirat(here, os.fsencode(part), 0o755) < 0 and ctypes.get_errno() != errno.EEXIST:
+                    return -1
+                inner = libc.syscall(_SYS_OPENAT2, root, path, _HOW, len(_HOW))
+            if inner < 0:
+                return -1
+            os.close(here)
+            here = inner
+        return os.dup(here)
+    finally:
+        os.close(here)
+        os.close(root)

@@ -1,0 +1,67 @@
+"""A client's `network.rules`: which headers requests to which hosts get on their way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sandyard.engine.contract import HostRule
+from sandyard.engine.e2b.control.wire import Rule
+from sandyard.engine.secrets import placeholders
+from sandyard.kit.errors import InvalidInputError
+
+MAX_HOSTS, MAX_HEADERS = 100, 32
+MAX_NAME, MAX_VALUE = 256, 8192
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
+_FRAMING = frozenset("connection content-length expect host keep-alive te trailer transfer-encoding upgrade".split())
+
+
+def read(given: Mapping[str, list[Rule]]) -> tuple[HostRule, ...]:
+    """The headers of each host that has any: of the same name the last one counts. Raises InvalidInputError."""
+    if len(given) > MAX_HOSTS:
+        raise InvalidInputError(f"Network rules are for at most {MAX_HOSTS} hosts.")
+    found: dict[str, HostRule] = {}
+    for given_host, rules in given.items():
+        host = _host(given_host)
+        if host in found:
+            raise InvalidInputError(f"Network rules name the host {host} twice.")
+        headers: dict[str, tuple[str, str]] = {}
+        for rule in rules:
+            for name, value in ((rule.transform and rule.transform.headers) or {}).items():
+                _check_header(host, name, value)
+                headers[name.lower()] = (name, value)
+        if len(headers) > MAX_HEADERS:
+            raise InvalidInputError(f"A network rule has at most {MAX_HEADERS} headers; the one for {host} has more.")
+        found[host] = HostRule(host, tuple(headers.values()))
+    return tuple(rule for rule in found.values() if rule.headers)
+
+
+def shown(given: Mapping[str, list[Rule]]) -> dict[str, Any]:
+    """As clients read them: their own words, hosts in lower case."""
+    return {host.lower(): [rule.model_dump(exclude_none=True) for rule in rules] for host, rules in given.items()}
+
+
+def _host(given: str) -> str:
+    if not _HOST.fullmatch(given) or len(given) > 253 or given.rpartition(".")[2].isdigit():
+        raise InvalidInputError(
+            f"invalid host {given[:100]!r} in network rules: name a domain or *.domain, no address and no port. "
+            "Rules apply to ports 80 and 443."
+        )
+    return given.lower()
+
+
+def _check_header(host: str, name: str, value: str) -> None:
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise InvalidInputError(f"invalid header name {name[:100]!r} in the network rule for {host}")
+    if name.lower() in _FRAMING or name.lower().startswith("proxy-"):
+        raise InvalidInputError(f"A network rule cannot set the header {name}: it is about the connection itself.")
+    if not _VALUE.fullmatch(value) or value != value.strip() or len(value) > MAX_VALUE:
+        raise InvalidInputError(
+            f"invalid value of the header {name} in the network rule for {host}: use one line of at most {MAX_VALUE} "
+            "characters"
+        )
+    placeholders.check(value)

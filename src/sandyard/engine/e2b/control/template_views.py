@@ -1,0 +1,113 @@
+"""Built templates, their builds and their tags as clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sandyard.engine.building.model import Assignment, Build, BuiltTemplate, LogLine, Size, Status
+from sandyard.engine.contract import Limits
+from sandyard.engine.e2b.control.views import ENVD_VERSION, View, time
+
+REASON_LINES = 10
+
+
+def requested(template: BuiltTemplate, build: Build) -> View:
+    return {
+        "templateID": template.id,
+        "buildID": build.id,
+        "public": template.public,
+        "names": [template.name],
+        "aliases": [template.name],
+        "tags": list(build.tags),
+    }
+
+
+def template(record: BuiltTemplate, builds: Sequence[Build], defaults: Limits) -> View:
+    """`builds` newest first."""
+    last = builds[0] if builds else None
+    good = next((build for build in builds if build.status is Status.READY), last)
+    return {
+        "templateID": record.id,
+        "buildID": "" if good is None else good.id,
+        **_size(Size() if good is None else good.size, defaults),
+        "public": record.public,
+        "aliases": [record.name],
+        "names": [record.name],
+        "createdAt": time(record.created_at),
+        "updatedAt": time(max(record.updated_at, last.updated_at if last else 0.0)),
+        "createdBy": None,
+        "lastSpawnedAt": None,
+        "spawnCount": 0,
+        "buildCount": len(builds),
+        "envdVersion": ENVD_VERSION,
+        "buildStatus": Status.WAITING.value if last is None else _status(last),
+        "isDefault": False,
+    }
+
+
+def build(record: Build, defaults: Limits) -> View:
+    view: View = {
+        "buildID": record.id,
+        "status": _status(record),
+        "createdAt": time(record.created_at),
+        "updatedAt": time(record.updated_at),
+        **_size(record.size, defaults),
+        "envdVersion": ENVD_VERSION,
+    }
+    if record.finished_at is not None:
+        view["finishedAt"] = time(record.finished_at)
+    return view
+
+
+def status(record: Build, shown: Sequence[LogLine], lines: Sequence[LogLine]) -> View:
+    """`shown` of all the `lines`."""
+    view: View = {
+        "templateID": record.template_id,
+        "buildID": record.id,
+        "status": _status(record),
+        "logs": [],
+        "logEntries": [line(one) for one in shown],
+    }
+    if record.reason is not None:
+        step = record.reason.step
+        about = [one for one in lines if step is not None and one.step == step][-REASON_LINES:]
+        view["reason"] = {"message": record.reason.message, "logEntries": [line(one) for one in about]}
+        if step is not None:
+            view["reason"]["step"] = step
+    return view
+
+
+def line(entry: LogLine) -> View:
+    view: View = {"timestamp": time(entry.at), "level": entry.level.value, "message": entry.message}
+    if entry.step is not None:
+        view["step"] = entry.step
+    return view
+
+
+def tag(name: str, latest: Assignment) -> View:
+    return {"tag": name, "buildID": latest.build_id, "createdAt": time(latest.at)}
+
+
+def assignment(one: Assignment, record: Build | None) -> View:
+    return {
+        "assignmentId": one.id,
+        "buildId": one.build_id,
+        "assignedAt": time(one.at),
+        "buildCreatedAt": time(one.at if record is None else record.created_at),
+        "buildFinishedAt": None if record is None or record.finished_at is None else time(record.finished_at),
+    }
+
+
+def _status(record: Build) -> str:
+    """Clients know of no queue: to them a build waits until it is started, and builds from then on."""
+    queued = record.started and record.status is Status.WAITING
+    return (Status.BUILDING if queued else record.status).value
+
+
+def _size(size: Size, defaults: Limits) -> dict[str, Any]:
+    return {
+        "cpuCount": size.cpu_count or defaults.cpu_count,
+        "memoryMB": size.memory_mb or defaults.memory_mb,
+        "diskSizeMB": size.disk_mb or defaults.disk_mb,
+    }

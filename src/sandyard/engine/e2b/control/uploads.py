@@ -1,0 +1,57 @@
+"""Where clients put the files of COPY: no API key, a token in the link, and the body goes to the disk as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import parse_qs, quote
+
+from fastapi import Request, Response
+
+from sandyard.engine.building.service import Builds
+from sandyard.engine.e2b.control.errors import error_response
+from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send, discard_body, header
+from sandyard.kit.errors import InvalidInputError, SandyardError
+
+PREFIX = "/uploads/"
+
+
+def link(request: Request, files: str, token: str) -> str:
+    """The address under which this client reaches the engine. Whoever ends TLS before it says so in a header, which the
+    client could only fool itself with."""
+    forwarded = request.headers.get("x-forwarded-proto", "")
+    scheme = forwarded if forwarded in ("http", "https") else request.url.scheme
+    return f"{scheme}://{request.headers.get('host', '')}{PREFIX}{files}?token={quote(token)}"
+
+
+def app(builds: Builds) -> App:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await _store(builds, scope, receive)
+        except SandyardError as error:
+            await discard_body(receive)
+            response = error_response(error.status, error.message)
+            response.headers["Connection"] = "close"
+        await response(scope, receive, send)
+
+    return answer
+
+
+async def _store(builds: Builds, scope: Scope, receive: Receive) -> Response:
+    if scope["method"] != "PUT":
+        return error_response(405, f"{PREFIX} knows PUT only.")
+    token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+    length = header(scope["headers"], b"content-length")
+    announced = int(length) if length is not None and length.isdigit() else None
+    await builds.upload(scope["path"].removeprefix(PREFIX), token, _pieces(receive), announced)
+    return Response(status_code=200)
+
+
+async def _pieces(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidInputError("The upload broke off.")
+        if message.get("body"):
+            yield message["body"]
+        if not message.get("more_body", False):
+            return

@@ -1,0 +1,60 @@
+"""A connected socket into a sandbox becomes a connection: in the clear, or over TLS where its owner said that the server there
+speaks it (`network.httpsPorts`)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sandyard.engine.e2b.dataplane.reply import BadReplyError, BrokenUpstreamError
+from sandyard.engine.e2b.dataplane.secured import Secured
+
+P = TypeVar("P", bound=asyncio.Protocol)
+HANDSHAKE_SECONDS = 10.0
+
+
+async def enter(make: Callable[[], P], sock: socket.socket, secure: str | None) -> P:
+    """Take over the socket. `secure` is the name to ask for in a TLS handshake, None for none. Whose certificate it is does
+    not matter: the connection leads to that sandbox whatever it says. The socket is closed when this fails, with
+    BrokenUpstreamError, or BadReplyError for what is no TLS."""
+    loop = asyncio.get_running_loop()
+    connect: Any = loop.create_unix_connection if sock.family == socket.AF_UNIX else loop.create_connection
+    protocol = make()
+    layer = protocol if secure is None else Secured(protocol, _CONTEXT, secure)
+    try:
+        await connect(lambda: layer, sock=sock)
+    except OSError as error:
+        sock.close()
+        raise BrokenUpstreamError(str(error)) from error
+    if isinstance(layer, Secured):
+        await _handshake(layer)
+    return protocol
+
+
+async def _handshake(layer: Secured) -> None:
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            await layer.ready
+    except (ssl.SSLError, ConnectionError, TimeoutError) as error:
+        layer.abort()
+        raise BadReplyError(
+            "The server on this port does not speak TLS, and network.httpsPorts says that it does."
+        ) from error
+    except BaseException:
+        layer.abort()
+        raise
+
+
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+_CONTEXT = _unverified()

@@ -1,0 +1,160 @@
+"""TLS towards a server in a sandbox, between a connection and the protocol that uses it.
+
+asyncio's and uvloop's own layer throws away what was received while reading was paused, once the other side has closed: a
+server that answers and hangs up, to a client that reads slowly, would lose the end of its answer. This one hands on every
+byte, at the reader's pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Any, cast
+
+PIECE = 64 * 1024
+
+
+class Secured(asyncio.Protocol, asyncio.Transport):
+    """The protocol of the connection below, and the transport of `inner`, which is connected once `ready` is done. `ready`
+    fails with ssl.SSLError, or ConnectionError when the other side hangs up."""
+
+    def __init__(self, inner: asyncio.Protocol, context: ssl.SSLContext, name: str) -> None:
+        super().__init__()
+        self.inner = inner
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        self._below: asyncio.Transport | None = None
+        self._connected = self._held = self._ended = False
+
+    # the protocol below
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._below = cast(asyncio.Transport, transport)
+        self._shake()
+
+    def data_received(self, data: bytes) -> None:
+        self._incoming.write(data)
+        if not self._connected:
+            self._shake()
+        self._pass_on()
+
+    def eof_received(self) -> None:
+        """Nothing is left half open."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionResetError("The server in the sandbox hung up."))
+        self._end(exc)
+
+    def pause_writing(self) -> None:
+        if self._connected:
+            self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._connected:
+            self.inner.resume_writing()
+
+    # the transport of `inner`
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data)
+        while view and not self._ended:
+            try:
+                view = view[self._tls.write(view) :]
+            except ssl.SSLError:
+                self.abort()
+                return
+        self._flush()
+
+    def pause_reading(self) -> None:
+        self._held = True
+        if self._below is not None and not self._below.is_closing() and self._below.is_reading():
+            self._below.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._held = False
+        self._pass_on()
+        if not self._held and self._below is not None and not self._below.is_closing() and not self._below.is_reading():
+            self._below.resume_reading()
+
+    def is_reading(self) -> bool:
+        return not self._held
+
+    def is_closing(self) -> bool:
+        return self._ended or self._below is None or self._below.is_closing()
+
+    def close(self) -> None:
+        if self._below is not None and not self._below.is_closing():
+            if self._connected:
+                with contextlib.suppress(ssl.SSLError, ValueError):  # it is on its way, or cannot be said any more
+                    self._tls.unwrap()
+                self._flush()
+            self._below.close()
+
+    def abort(self) -> None:
+        if self._below is not None:
+            self._below.abort()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if self._below is not None:
+            self._below.set_write_buffer_limits(high, low)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._below.get_extra_info(name, default) if self._below is not None else default
+
+    # inside
+
+    def _shake(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            if not self.ready.done():
+                self.ready.set_exception(error)
+            self.abort()
+            return
+        self._flush()
+        self._connected = True
+        self.inner.connection_made(self)
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def _pass_on(self) -> None:
+        """What can be read, until the reader wants no more."""
+        while self._connected and not self._held and not self._ended:
+            try:
+                data = self._tls.read(PIECE)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError:
+                self.abort()
+                return
+            if not data:  # the other side has said its farewell
+                self.close()
+                return
+            self.inner.data_received(data)
+        self._flush()  # an answer to the other side's own housekeeping
+
+    def _end(self, exc: Exception | None) -> None:
+        """The connection is gone; what had come before it went is still handed on, whoever may want to pause."""
+        self._held = False
+        while self._connected and not self._ended:
+            try:
+                data = self._tls.read(PIECE)
+            except ssl.SSLError:
+                break
+            if not data:
+                break
+            self.inner.data_received(data)
+            self._held = False
+        self._ended = True
+        if self._connected:
+            self.inner.connection_lost(exc)
+
+    def _flush(self) -> None:
+        if self._outgoing.pending and self._below is not None and not self._below.is_closing():
+            self._below.write(self._outgoing.read())

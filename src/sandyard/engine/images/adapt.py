@@ -1,0 +1,190 @@
+"""`python -m sandyard.engine.images.adapt`: the layer that makes a stack of image layers a sandbox.
+
+The layers are put together by the kernel, as they will be in a sandbox: an overlay in a mount namespace of this process alone, whose
+writable part is a tmpfs. A child that has it as its root makes the changes (`fitting.py`), so that every link leads where it leads in
+a sandbox; what the overlay then has in its writable part is the layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.images.beneath import open_plainly
+from sandyard.engine.images.fitting import Owned, Wishes, fit, wishes_from
+from sandyard.engine.images.stream import LayerError
+from sandyard.engine.images.worker import answer, settle
+
+_MEMORY = 1 << 30
+_SCRATCH = "mode=755,size=256m"
+
+
+def order(layers: Sequence[str], implied: Sequence[Sequence[str]], work: Path, wishes: Wishes) -> dict[str, Any]:
+    """What this process is told. `layers` topmost first, with the implied directories of each. In `work` is an empty directory
+    `scratch`; the layer becomes `fs` in it."""
+    return {
+        "layers": list(layers),
+        "implied": [list(one) for one in implied],
+        "target": str(work / "fs"),
+        "scratch": str(work / "scratch"),
+        "wishes": asdict(wishes),
+    }
+
+
+def adapt(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises LayerError."""
+    wishes = wishes_from(given["wishes"])
+    scratch = given["scratch"]
+    try:
+        _be_alone(privileged=wishes.privileged)
+        layers = [
+            os.open(path, os.O_PATH | os.O_DIRECTORY) for path in given["layers"]
+        ]  # of these mounts, not of the old ones
+        kernel.mount("sandyard", scratch, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _SCRATCH)
+        os.chdir(scratch)  # no name of ours among the options, in which ':' and ',' have a meaning
+        for name in ("upper", "work", "root", "none"):
+            Path(name).mkdir(mode=0o755)
+        lower = ":".join([*(f"/proc/self/fd/{fd}" for fd in layers), "none"])
+        kind = "" if wishes.privileged else ",userxattr"
+        data = f"lowerdir={lower},upperdir=upper,workdir=work,index=off,xino=off{kind}"
+        kernel.mount("sandyard", "root", "overlay", kernel.MS_NODEV, data)
+    except OSError as error:
+        raise LayerError(f"can't be put together on this machine: {error.strerror}") from None
+    folders = tuple(_described(layers, given["implied"], privileged=wishes.privileged))
+    outcome = _in_root("root", replace(wishes, folders=folders))
+    _keep(Path("upper"), Path(given["target"]), privileged=wishes.privileged)
+    return outcome
+
+
+def _be_alone(*, privileged: bool) -> None:
+    if privileged:
+        kernel.unshare(kernel.CLONE_NEWNS)
+    else:
+        uid, gid = os.getuid(), os.getgid()
+        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            Path("/proc/self", name).write_text(text)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+
+
+def _described(layers: Sequence[int], implied: Sequence[Sequence[str]], *, privileged: bool) -> Iterator[Owned]:
+    """Directories that a layer has something in without describing them would get a mode of our own making: they are to have the one
+    that a lower layer gives them. LayerError when in that one it is a link: what is below would be out of reach."""
+    said = [frozenset(one) for one in implied]
+    for path in sorted({one for layer in said for one in layer}, key=lambda one: (one.count("/"), one)):
+        guessed = False
+        for layer, names in zip(layers, said, strict=True):
+            found = _look(layer, path)
+            if found is None:
+                continue
+            if stat.S_ISLNK(found.st_mode) and guessed:
+                raise LayerError(
+                    f"has a layer with something below /{path}, which is a link in a lower one. Rebuild it on a directory"
+                )
+            if not stat.S_ISDIR(found.st_mode):
+                break
+            if path not in names:
+                if guessed:
+                    mode = stat.S_IMODE(found.st_mode)
+                    yield Owned(f"/{path}", mode, found.st_uid, found.st_gid, found.st_mtime_ns)
+                break
+            guessed = True
+            if _is_opaque(layer, path, privileged=privileged):
+                break
+
+
+def _look(layer: int, path: str) -> os.stat_result | None:
+    folder, _, name = path.rpartition("/")
+    try:
+        parent = open_plainly(layer, folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            return os.stat(name, dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(parent)
+    except OSError:
+        return None
+
+
+def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
+    fd = open_plainly(layer, path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return os.getxattr(fd, f"{'trusted' if privileged else 'user'}.overlay.opaque") == b"y"
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _in_root(root: str, wishes: Wishes) -> dict[str, Any]:
+    """What `fit` says, which a child does whose root is the image's."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        _be_fitted(root, wishes, write)
+    os.close(write)
+    with os.fdopen(read) as answered:
+        text = answered.read()
+    os.waitpid(pid, 0)
+    outcome: dict[str, Any] = (
+        json.loads(text) if text else {"error": "could not be adapted: the process that did it ended"}
+    )
+    if "error" in outcome:
+        raise LayerError(outcome["error"])
+    return outcome
+
+
+def _keep(source: Path, target: Path, *, privileged: bool) -> None:
+    """Copy what the overlay wrote: what `fitting` made, and the directories it is in. It lies on another file system."""
+    status = source.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        target.symlink_to(source.readlink())
+        return
+    if stat.S_ISDIR(status.st_mode):
+        target.mkdir(mode=0o700)
+        for entry in source.iterdir():
+            _keep(entry, target / entry.name, privileged=privileged)
+        mark = f"{'trusted' if privileged else 'user'}.overlay.opaque"
+        with contextlib.suppress(OSError):  # most have none
+            os.setxattr(target, mark, os.getxattr(source, mark))
+    elif stat.S_ISREG(status.st_mode):
+        shutil.copyfile(source, target)
+    else:  # a whiteout
+        os.mknod(target, status.st_mode, status.st_rdev)
+        return
+    os.chown(target, status.st_uid, status.st_gid)
+    target.chmod(stat.S_IMODE(status.st_mode))
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _be_fitted(root: str, wishes: Wishes, write: int) -> NoReturn:
+    try:
+        os.chroot(root)
+        os.chdir("/")
+        os.umask(0o022)
+        outcome: dict[str, Any] = {"user": fit(wishes)}
+    except LayerError as error:
+        outcome = {"error": str(error)}
+    except BaseException as error:
+        outcome = {"error": f"could not be adapted ({type(error).__name__}: {error})"}
+    os.write(write, json.dumps(outcome).encode())
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    given = settle(_MEMORY)
+    answer(lambda: adapt(given), str(Path(given["target"]).parent))
+
+
+if __name__ == "__main__":
+    main()

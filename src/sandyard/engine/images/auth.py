@@ -1,0 +1,107 @@
+"""Who asks a registry: nobody, a user with a password, or the bearer of a token from the server that the registry names."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from sandyard.engine.images.web import Web
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedError
+from sandyard.kit.secret import Secret
+
+_LARGEST = 1 << 20
+_PARAMETER = re.compile(r'\s*,?\s*([A-Za-z_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    username: str
+    password: Secret
+
+    @property
+    def header(self) -> str:
+        pair = f"{self.username}:{self.password.reveal()}"
+        return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Of a `WWW-Authenticate` header: the scheme in lower case, and its parameters."""
+
+    scheme: str
+    parameters: dict[str, str]
+
+
+def challenges(header: str) -> list[Challenge]:
+    """All that a header has; what makes no sense is left out."""
+    found: list[Challenge] = []
+    rest = header
+    while match := re.match(r"\s*,?\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$)(?!=)", rest):
+        rest = rest[match.end() :]
+        parameters: dict[str, str] = {}
+        while pair := _PARAMETER.match(rest):
+            quoted, bare = pair[2], pair[3]
+            parameters[pair[1].lower()] = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else bare
+            rest = rest[pair.end() :]
+        found.append(Challenge(match[1].lower(), parameters))
+    return found
+
+
+class Authority:
+    """What goes into the `Authorization` header of one repository's requests. `login` is asked once, when the registry wants one."""
+
+    def __init__(self, web: Web, repository: str, login: Callable[[], Awaitable[Login | None]]) -> None:
+        self._web = web
+        self._repository = repository
+        self._ask_login = login
+        self._lock = asyncio.Lock()
+        self.header: str | None = None
+
+    async def answer(self, challenge: str, refused: str | None) -> str | None:
+        """The header to try next after a 401 to the one in `refused`. None when there is nothing better: the registry means it."""
+        async with self._lock:
+            if self.header != refused:  # somebody else has been here
+                return self.header
+            self.header = await self._answer(challenges(challenge), refused)
+            return self.header
+
+    async def _answer(self, offered: list[Challenge], refused: str | None) -> str | None:
+        login = await self._ask_login()
+        for challenge in offered:
+            if challenge.scheme == "bearer":
+                return await self._token(challenge, login)
+            if challenge.scheme == "basic":
+                header = login.header if login else None
+                return header if header != refused else None
+        names = ", ".join(challenge.scheme for challenge in offered)[:100] or "nothing"
+        raise UnsupportedError(
+            f"The registry wants a way of logging in that is not known here ({names}); Basic and Bearer are."
+        )
+
+    async def _token(self, challenge: Challenge, login: Login | None) -> str:
+        realm = urlsplit(challenge.parameters.get("realm", ""))
+        if not realm.netloc:
+            raise InvalidInputError("The registry does not say where its tokens come from.")
+        query = {"scope": challenge.parameters.get("scope") or f"repository:{self._repository}:pull"}
+        if "service" in challenge.parameters:
+            query["service"] = challenge.parameters["service"]
+        url = urlunsplit(realm._replace(query="&".join(filter(None, (realm.query, urlencode(query)))), fragment=""))
+        answer = await self._web.ask(url, {"Authorization": login.header} if login else {}, _LARGEST)
+        if answer.status in (401, 403):
+            who = "these credentials" if login else "requests without credentials"
+            raise ForbiddenError(f"The token server {realm.hostname} refuses {who} for {self._repository}.")
+        try:
+            document = json.loads(answer.body)
+            token = document.get("token") or document.get("access_token")
+        except (ValueError, AttributeError, RecursionError):
+            token = None
+        if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
+            raise InvalidInputError(
+                f"The token server {realm.hostname} gave no token (it answered with {answer.status})."
+            )
+        return f"Bearer {token}"

@@ -1,0 +1,43 @@
+"""Starting the processes that touch what is in an image, and hearing what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
+
+
+async def run(module: str, order: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
+    """The outcome of `python -m sandyard.engine.images.<module>` with descriptor `source` as its input. Raises InvalidInputError or
+    NoSpaceError, a sentence that begins with `what`. Killed, and waited for, when this is cancelled."""
+    pipe, stdin = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL if source is None else source
+    told = os.memfd_create("order")  # longer than an argument may be
+    try:
+        os.write(told, json.dumps({**order, "parent": os.getpid()}).encode())
+        command = [sys.executable, "-m", f"sandyard.engine.images.{module}", str(told)]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=stdin, stdout=pipe, stderr=pipe, pass_fds=(told,)
+        )
+    finally:
+        os.close(told)
+    try:
+        output, said = await process.communicate()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    try:
+        outcome = json.loads(output)
+    except ValueError:
+        tail = said.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
+        raise SandyardError(f"{what} could not be used: {tail[0][:300]}") from None
+    if "error" in outcome:
+        raise (NoSpaceError if outcome["full"] else InvalidInputError)(f"{what} {outcome['error']}.")
+    return dict(outcome)

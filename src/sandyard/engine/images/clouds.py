@@ -1,0 +1,155 @@
+"""Logins for the registries of two clouds, made of the keys a client sent: Amazon's by a signed request, Google's by a signed claim.
+
+The keys themselves are told only to the cloud's own servers, never to the registry that the image's name leads to.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import json
+import time
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlencode, urlsplit
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from sandyard.engine.images.auth import Login
+from sandyard.engine.images.model import AwsAuth, GcpAuth, PasswordAuth, RegistryAuth
+from sandyard.engine.images.web import Answer, Web
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, SandyardError
+from sandyard.kit.secret import Secret
+
+_LARGEST = 1 << 20
+_TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
+_JSON = "application/x-amz-json-1.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Clouds:
+    """Where the clouds' own servers are. Tests put theirs here."""
+
+    ecr: str = "https://api.ecr.{region}.amazonaws.com/"
+    google: str = "https://oauth2.googleapis.com/token"
+
+
+async def login_of(auth: RegistryAuth, web: Web, clouds: Clouds) -> Login:
+    """Raises ForbiddenError when the cloud refuses the key, InvalidInputError for what is no key."""
+    if isinstance(auth, PasswordAuth):
+        return Login(auth.username, auth.password)
+    if isinstance(auth, AwsAuth):
+        return await _amazon(auth, web, clouds.ecr)
+    if isinstance(auth, GcpAuth):
+        return await _google(auth, web, clouds.google)
+    raise InvalidInputError("These are no credentials for a registry.")
+
+
+# Amazon -----------------------------------------------------------------------------------------------------------------------
+
+
+async def _amazon(auth: AwsAuth, web: Web, server: str) -> Login:
+    suffix = ".cn" if auth.aws_region.startswith("cn-") else ""
+    url = server.format(region=auth.aws_region).replace("amazonaws.com", f"amazonaws.com{suffix}")
+    now = datetime.datetime.now(datetime.UTC)
+    headers = sign(auth, urlsplit(url).netloc, b"{}", now)
+    answer = await web.ask(url, headers, _LARGEST, method="POST", content=b"{}")
+    if answer.status in (400, 401, 403):
+        kind = str(_document(answer).get("__type", "")).rpartition("#")[2][:100]
+        raise ForbiddenError(
+            f"Amazon refuses the access key for registries in {auth.aws_region}{f' ({kind})' if kind else ''}."
+        )
+    data = _document(answer).get("authorizationData")
+    try:
+        raw = cast("list[dict[str, str]]", data)[0]["authorizationToken"]
+        username, colon, password = base64.b64decode(raw, validate=True).decode().partition(":")
+    except (LookupError, TypeError, ValueError):
+        colon = ""
+    if not colon:
+        raise SandyardError(
+            f"Amazon gave no login for registries in {auth.aws_region} (it answered with {answer.status})."
+        )
+    return Login(username, Secret(password))
+
+
+def sign(auth: AwsAuth, host: str, content: bytes, now: datetime.datetime) -> dict[str, str]:
+    """The headers of a POST to `/`, signed as AWS's Signature Version 4 has it."""
+    moment, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+    signed = {"content-type": _JSON, "host": host, "x-amz-date": moment, "x-amz-target": _TARGET}
+    names = ";".join(signed)
+    lines = "".join(f"{name}:{value}\n" for name, value in signed.items())
+    canonical = f"POST\n/\n\n{lines}\n{names}\n{hashlib.sha256(content).hexdigest()}"
+    scope = f"{day}/{auth.aws_region}/ecr/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    key = signing_key(auth.aws_secret_access_key, day, auth.aws_region, "ecr")
+    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    credential = f"Credential={auth.aws_access_key_id}/{scope}, SignedHeaders={names}, Signature={signature}"
+    return {
+        "Content-Type": _JSON,
+        "X-Amz-Date": moment,
+        "X-Amz-Target": _TARGET,
+        "Authorization": f"AWS4-HMAC-SHA256 {credential}",
+    }
+
+
+def signing_key(secret: Secret, day: str, region: str, service: str) -> bytes:
+    key = f"AWS4{secret.reveal()}".encode()
+    for part in (day, region, service, "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return key
+
+
+# Google -----------------------------------------------------------------------------------------------------------------------
+
+
+async def _google(auth: GcpAuth, web: Web, server: str) -> Login:
+    claim = _claim(auth, server)
+    form = urlencode({"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": claim}).encode()
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = await web.ask(server, headers, _LARGEST, method="POST", content=form)
+    if answer.status in (400, 401, 403):
+        said = str(_document(answer).get("error_description", ""))[:200]
+        raise ForbiddenError(f"Google refuses the service account{f': {said}' if said else ''}.")
+    token = _document(answer).get("access_token")
+    if not isinstance(token, str):
+        raise SandyardError(f"Google gave no token for the service account (it answered with {answer.status}).")
+    return Login("oauth2accesstoken", Secret(token))
+
+
+def _claim(auth: GcpAuth, server: str) -> str:
+    """A JWT in which the service account asks for the right to read."""
+    try:
+        account = json.loads(auth.service_account_json.reveal())
+        email, pem, key_id = account["client_email"], account["private_key"], account.get("private_key_id", "")
+        key = serialization.load_pem_private_key(pem.encode(), password=None)
+    except (ValueError, LookupError, TypeError, AttributeError, UnsupportedAlgorithm, RecursionError):
+        key = None
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise InvalidInputError(
+            "serviceAccountJson is not the key of a service account: it is the JSON file that Google gives out, with client_email and "
+            "private_key."
+        )
+    now = int(time.time())
+    head = {"alg": "RS256", "typ": "JWT", "kid": key_id}
+    scope = (
+        "https://www.googleapis.com/auth/devstorage.read_only https://www.googleapis.com/auth/cloud-platform.read-only"
+    )
+    body = {"iss": email, "scope": scope, "aud": server, "iat": now, "exp": now + 600}
+    text = f"{_encoded(json.dumps(head).encode())}.{_encoded(json.dumps(body).encode())}"
+    return f"{text}.{_encoded(key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
+
+
+def _encoded(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _document(answer: Answer) -> dict[str, object]:
+    try:
+        document = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,190 @@
+"""The layers on this machine: `layers/<diff id>/{layer.json,fs/}`, shared by all images, and `adapted/<key>/…`, one for each image.
+
+A directory is filled under another name and renamed when it is whole and on the disk, so that a kill at any instant leaves no half
+layer. A published one is never changed. It is removed when nothing stands on it and nobody has asked for it for a while; that span
+is also what keeps one that was just resolved until its first sandbox has a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sandyard.engine.images import adapt, child
+from sandyard.engine.images.fitting import Wishes
+from sandyard.engine.images.source import Blob, Source
+from sandyard.engine.images.unpack import Order
+from sandyard.engine.templates.folder import remove_tree
+from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+FORMAT = 1  # counts changes of what `unpack` and `fitting` make
+FS, MANIFEST, PARTIAL, SPOOL = "fs", "layer.json", ".partial-", "spool"
+_SHORTEST_KEEP = 3600.0
+_PATIENCE = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one image may take, and what is left free on the disk."""
+
+    bytes: int
+    entries: int
+    reserve: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One that is unpacked."""
+
+    path: str
+    entries: int
+    bytes: int
+    devices: int
+    strangers: int
+    implied: tuple[str, ...]
+    opaque_root: bool
+
+
+@dataclass(slots=True)
+class _Lock:
+    """There as long as somebody has it or waits for it."""
+
+    it: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wanted: int = 0
+
+
+class LayerFolder:
+    def __init__(self, folder: Path, keep_s: float) -> None:
+        self.folder = folder
+        self._layers, self._adapted = folder / "layers", folder / "adapted"
+        self.spool = folder / SPOOL
+        self._keep_s = max(keep_s, _SHORTEST_KEEP)
+        self._locks: dict[str, _Lock] = {}
+
+    def prepare(self) -> None:
+        """Only the engine's own user may enter: the trees hold set-user-id programs. What a killed engine left half-made goes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        for folder in (self._layers, self._adapted, self.spool):
+            folder.mkdir(exist_ok=True)
+            for leftover in folder.glob(f"{PARTIAL}*" if folder != self.spool else "*"):
+                remove_tree(leftover)
+
+    async def ensure(self, diff_id: str, blob: Blob, source: Source, budget: Budget, what: str) -> Layer:
+        """The layer with this content, brought and unpacked unless it is here. Two that want the same one wait for each other."""
+        async with self._alone(diff_id):
+            place = self._layers / f"{diff_id.removeprefix('sha256:')}.{FORMAT}"
+            if (known := _read(place)) is not None:
+                return known
+            async with source.fetch(blob) as content, self._partial(self._layers) as work:
+                target = work / FS
+                target.mkdir()
+                target.chmod(0o755)
+                order = Order(
+                    str(target),
+                    content.offset,
+                    content.size,
+                    blob.digest,
+                    diff_id,
+                    budget.bytes,
+                    budget.entries,
+                    budget.reserve,
+                )
+                found = await child.run("unpack", asdict(order), what, content.fd)
+                (work / MANIFEST).write_text(json.dumps(found))
+                work.rename(place)
+            layer = _read(place)
+            assert layer is not None
+            return layer
+
+    async def adapt(self, layers: Sequence[Layer], wishes: Wishes, what: str) -> tuple[str, str | None]:
+        """The layer that makes a sandbox of these, topmost first, and the name of the user their author wants."""
+        names = [Path(layer.path).parent.name for layer in layers]
+        parts = json.dumps([FORMAT, names, wishes.user, wishes.path, wishes.trust.digest, wishes.privileged])
+        key = hashlib.sha256(parts.encode()).hexdigest()[:32]
+        place = self._adapted / key
+        async with self._alone(key):
+            if not place.exists():
+                async with self._partial(self._adapted) as work:
+                    scratch = work / "scratch"
+                    scratch.mkdir()
+                    implied = [layer.implied for layer in layers]
+                    order = adapt.order([layer.path for layer in layers], implied, work, wishes)
+                    try:
+                        async with asyncio.timeout(_PATIENCE):
+                            found = await child.run("adapt", order, what)
+                    except TimeoutError:
+                        raise InvalidInputError(
+                            f"{what} could not be adapted within {_PATIENCE:.0f} seconds."
+                        ) from None
+                    scratch.rmdir()
+                    (work / MANIFEST).write_text(json.dumps(found))
+                    work.rename(place)
+            _touch(place)
+            return str(place / FS), json.loads((place / MANIFEST).read_text())["user"]
+
+    async def collect(self, stands_on: Callable[[str], bool]) -> int:
+        """Remove what nothing stands on and nobody wanted for a while. Says how many went."""
+        now, gone = time.time(), 0
+        for folder in (self._adapted, self._layers):
+            for place in [entry for entry in folder.iterdir() if not entry.name.startswith(".")]:
+                async with self._alone(
+                    place.name.partition(".")[0] if folder == self._adapted else f"sha256:{place.stem}"
+                ):
+                    with contextlib.suppress(FileNotFoundError):
+                        if now - (place / MANIFEST).stat().st_mtime < self._keep_s or stands_on(str(place / FS)):
+                            continue
+                        trash = folder / f"{PARTIAL}{uuid.uuid4().hex}"
+                        place.rename(trash)
+                        await asyncio.to_thread(remove_tree, trash)
+                        gone += 1
+        if gone:
+            log.info("image_layers_collected", count=gone)
+        return gone
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, key: str) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(key, _Lock())
+        lock.wanted += 1
+        try:
+            async with lock.it:
+                yield
+        finally:
+            lock.wanted -= 1
+            if not lock.wanted:
+                del self._locks[key]
+
+    @contextlib.asynccontextmanager
+    async def _partial(self, folder: Path) -> AsyncIterator[Path]:
+        work = folder / f"{PARTIAL}{uuid.uuid4().hex}"
+        work.mkdir(mode=0o755)
+        try:
+            yield work
+        finally:
+            if work.exists():
+                await asyncio.shield(asyncio.to_thread(shutil.rmtree, work, ignore_errors=True))
+
+
+def _read(place: Path) -> Layer | None:
+    try:
+        raw = json.loads((place / MANIFEST).read_text())
+    except FileNotFoundError:
+        return None
+    _touch(place)
+    return Layer(str(place / FS), **{**raw, "implied": tuple(raw["implied"])})
+
+
+def _touch(place: Path) -> None:
+    os.utime(place / MANIFEST)

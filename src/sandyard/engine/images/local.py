@@ -1,0 +1,238 @@
+"""Images on the engine's own machine: an OCI layout, the same in a tar, and what `docker save` writes.
+
+Clients name paths here, so only what lies below a folder that the operator named (`images_dirs`) is opened, and no link leads out of
+it. Archives are read where they lie: a layer is a part of the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import posixpath
+import stat
+import tarfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from sandyard.engine.images import documents
+from sandyard.engine.images.beneath import open_beneath, open_plainly
+from sandyard.engine.images.reference import DIGEST, Local, parse
+from sandyard.engine.images.source import Blob, Content, Found
+from sandyard.engine.images.stream import LayerError, forget_members
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnsupportedError
+
+_MOST_MEMBERS = 10_000
+_LONGEST_HEADER = 4 << 20
+_GZIP = b"\x1f\x8b"
+
+
+def open_allowed(reference: Local, folders: Sequence[Path]) -> int:
+    """A descriptor of the layout or archive. Raises ForbiddenError, NotFoundError or InvalidInputError."""
+    if not folders:
+        raise ForbiddenError(
+            "Images on the engine's machine are read only from folders that its operator has named, and there are none: "
+            "SANDYARD_IMAGES_DIRS=/path/to/images"
+        )
+    wanted = os.path.normpath(reference.path)
+    for folder in folders:
+        base = os.path.normpath(folder)
+        if wanted == base or wanted.startswith(f"{base.rstrip('/')}/"):
+            return _open(base, os.path.relpath(wanted, base), reference)
+    named = ", ".join(str(folder) for folder in folders)
+    raise ForbiddenError(
+        f"{reference.path} is not below a folder that the engine's operator has named for images: {named}."
+    )
+
+
+def _open(base: str, below: str, reference: Local) -> int:
+    try:
+        root = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = open_beneath(root, below, os.O_RDONLY | os.O_NONBLOCK)
+        finally:
+            os.close(root)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise ForbiddenError(
+                f"{reference.path} leads out of the folder that the engine's operator has named."
+            ) from None
+        raise NotFoundError(f"{reference.path} can't be opened on the engine's machine: {error.strerror}.") from None
+    mode = os.fstat(fd).st_mode
+    fitting = stat.S_ISDIR(mode) if reference.kind == "oci" else stat.S_ISREG(mode)
+    if not fitting:
+        os.close(fd)
+        wanted = "a directory, an OCI layout" if reference.kind == "oci" else "a tar file"
+        raise InvalidInputError(f"{reference.path} is not {wanted}.")
+    return fd
+
+
+class Layout:
+    """An OCI layout directory, by its open descriptor."""
+
+    def __init__(self, fd: int, reference: Local) -> None:
+        self._fd, self._reference = fd, reference
+
+    async def find(self) -> Found:
+        return await asyncio.to_thread(_find_in_layout, self._read, self._reference)
+
+    def _read(self, path: str) -> bytes:
+        fd = self._open(path)
+        try:
+            if os.fstat(fd).st_size > documents.LARGEST:
+                raise InvalidInputError(
+                    f"{path} in {self._reference.path} is larger than {documents.LARGEST >> 20} MiB."
+                )
+            return os.pread(fd, documents.LARGEST, 0)
+        finally:
+            os.close(fd)
+
+    def _open(self, path: str) -> int:
+        try:
+            fd = open_plainly(self._fd, path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            raise NotFoundError(f"The layout {self._reference.path} has no file {path}: {error.strerror}.") from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InvalidInputError(f"{path} in {self._reference.path} is no file.")
+        return fd
+
+    @contextlib.asynccontextmanager
+    async def fetch(self, blob: Blob) -> AsyncIterator[Content]:
+        fd = self._open(blob.name)
+        try:
+            yield Content(fd, 0, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+
+
+class Archive:
+    """A tar with an OCI layout in it, or one of `docker save`, by its open descriptor."""
+
+    def __init__(self, fd: int, reference: Local) -> None:
+        self._fd, self._reference = fd, reference
+        self._members: dict[str, tuple[int, int]] = {}
+
+    async def find(self) -> Found:
+        self._members = await asyncio.to_thread(_members, self._fd, self._reference.path)
+        finder = _find_in_layout if self._reference.kind == "oci-archive" else self._find_saved
+        return finder(self._read, self._reference)
+
+    def _place(self, path: str) -> tuple[int, int]:
+        try:
+            return self._members[posixpath.normpath(path)]
+        except KeyError:
+            raise NotFoundError(f"The archive {self._reference.path} has no file {path[:200]}.") from None
+
+    def _read(self, path: str) -> bytes:
+        offset, size = self._place(path)
+        if size > documents.LARGEST:
+            raise InvalidInputError(f"{path} in {self._reference.path} is larger than {documents.LARGEST >> 20} MiB.")
+        return os.pread(self._fd, size, offset)
+
+    @contextlib.asynccontextmanager
+    async def fetch(self, blob: Blob) -> AsyncIterator[Content]:
+        yield Content(self._fd, *self._place(blob.name))
+
+    def _find_saved(self, read: Any, reference: Local) -> Found:
+        try:
+            entries = json.loads(read("manifest.json"))
+            images = [(list(one.get("RepoTags") or ()), one["Config"], list(one["Layers"])) for one in entries]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise InvalidInputError(
+                f"{reference.path} is not what `docker save` writes: its manifest.json makes no sense."
+            ) from None
+        name = reference.name
+        fitting = [image for image in images if name is None or _full(name) in map(_full, image[0])]
+        if len(fitting) != 1:
+            known = ", ".join(str(tag) for image in images for tag in image[0])[:300] or "none"
+            raise NotFoundError(f"{reference} is {len(fitting)} images; say which one. Names in the archive: {known}.")
+        _, config, layers = fitting[0]
+        if not isinstance(config, str) or not all(isinstance(layer, str) for layer in layers):
+            raise InvalidInputError(
+                f"{reference.path} is not what `docker save` writes: its manifest.json makes no sense."
+            )
+        content = read(config)
+        blobs = tuple(Blob(layer, self._place(layer)[1], None) for layer in layers)
+        return Found(documents.digest_of(content), content, blobs)
+
+
+def _full(name: Any) -> str:
+    """A name as all its spellings mean it."""
+    with contextlib.suppress(InvalidInputError):
+        return str(parse(str(name)))
+    return str(name)
+
+
+def _find_in_layout(read: Any, reference: Local) -> Found:
+    what = str(reference)
+    chosen = documents.named(documents.parse_json(read("index.json"), f"The index of {what}"), reference.name, what)
+    content = _checked(read, chosen.digest, what)
+    document = documents.parse_json(content, f"The manifest of {what}")
+    if documents.is_index(document):
+        content = _checked(read, documents.choose(document, what).digest, what)
+    manifest = documents.read_manifest(content, what)
+    config = _checked(read, manifest.config.digest, what)
+    layers = tuple(Blob(_blob(layer.digest), layer.size, layer.digest) for layer in manifest.layers)
+    return Found(manifest.digest, config, layers)
+
+
+def _blob(digest: str) -> str:
+    assert DIGEST.fullmatch(digest)
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def _checked(read: Any, digest: str, what: str) -> bytes:
+    content = cast("bytes", read(_blob(digest)))
+    if documents.digest_of(content) != digest:
+        raise InvalidInputError(f"{what} is damaged: {digest} does not have that digest.")
+    return content
+
+
+class _Seekable:
+    """A file for `tarfile` that does not go backwards, whatever a header says."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at, self._ends = fd, 0, 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int) -> None:
+        if place < self._at:
+            raise LayerError("has a header that leads backwards")
+        self._at = place
+
+    def read(self, size: int) -> bytes:
+        if size > _LONGEST_HEADER:
+            raise LayerError("has a header of more than 4 MiB")
+        data = os.pread(self._fd, size, self._at)
+        self._at += len(data)
+        self._ends += not data
+        if self._ends > 8:
+            raise LayerError("ends in the middle")
+        return data
+
+
+def _members(fd: int, path: str) -> dict[str, tuple[int, int]]:
+    """Where each file of the archive is: offset and size. Links, which older `docker save`s write for equal layers, are followed."""
+    if os.pread(fd, 2, 0) == _GZIP:
+        raise UnsupportedError(f"The archive {path} is compressed; decompress it first: gunzip {path}")
+    found: dict[str, tuple[int, int]] = {}
+    links: dict[str, str] = {}
+    end = os.fstat(fd).st_size
+    try:
+        tar = tarfile.TarFile(fileobj=cast("Any", _Seekable(fd)), mode="r", errors="surrogateescape")
+        while (member := tar.next()) is not None and len(found) + len(links) < _MOST_MEMBERS:
+            name = posixpath.normpath(member.name)
+            if member.isreg() and member.sparse is None and 0 <= member.size <= end - member.offset_data:
+                found[name] = (member.offset_data, member.size)
+            elif member.issym():
+                links[name] = posixpath.normpath(f"{posixpath.dirname(name)}/{member.linkname}")
+            forget_members(tar)
+    except (tarfile.TarError, LayerError, ValueError, OSError, RecursionError) as error:
+        raise InvalidInputError(f"The archive {path} can't be read: {error}.") from None
+    return found | {name: found[target] for name, target in links.items() if target in found}

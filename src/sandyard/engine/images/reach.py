@@ -1,0 +1,187 @@
+"""Whom the engine asks for an image. A client names the registry, and the engine speaks to it from where the engine is: on the
+operator's machine, in the operator's network.
+
+Public addresses may always be asked. Others (this machine itself, its networks, a cloud's metadata service) only for hosts that the
+operator named in `images_registries`; private networks also where sandboxes may reach them anyway (`lan`). The address that was
+checked is the one that is connected to, so that a name can't change its mind in between; it holds for redirects and token servers too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+import urllib.request
+from collections.abc import AsyncIterator, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpcore
+import httpx
+
+from sandyard.kit.errors import ForbiddenError, UnreachableError
+
+CONNECT_S, READ_S = 15.0, 60.0
+_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """`registries` and `insecure` hold `host` or `host:port`."""
+
+    registries: frozenset[str] = frozenset()
+    insecure: frozenset[str] = frozenset()
+    private: bool = False
+
+    def plain(self, host: str, port: int | None) -> bool:
+        """Whether http will do: on this machine nobody listens in, elsewhere the operator must have said so."""
+        return _is_loopback_name(host) or _listed(self.insecure, host, port)
+
+    def allows(self, host: str, port: int | None, address: Address) -> bool:
+        if _listed(self.registries, host, port):
+            return True
+        every = _meant(address)
+        if all(one.is_global and not one.is_multicast for one in every):
+            return True
+        ours = any(one.is_loopback or one.is_link_local or one.is_unspecified or one.is_multicast for one in every)
+        return self.private and not ours
+
+    def check(self, host: str, port: int | None, addresses: Iterable[Address]) -> list[Address]:
+        """Those that may be connected to. ForbiddenError, with what would change that, when there is none."""
+        fitting = [address for address in addresses if self.allows(host, port, address)]
+        if not fitting:
+            named = f"{host}:{port}" if port else host
+            raise ForbiddenError(
+                f"The host {named} is on this machine or in its own network, where images are fetched from only when the operator of "
+                f"the engine has named it: SANDYARD_IMAGES_REGISTRIES={named}"
+            )
+        return fitting
+
+
+def _listed(names: Collection[str], host: str, port: int | None) -> bool:
+    return host.lower() in names or (port is not None and f"{host.lower()}:{port}" in names)
+
+
+def _is_loopback_name(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _meant(address: Address) -> list[Address]:
+    """With those of IPv4 that are within it, to which a gateway would translate it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    within: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _TRANSLATED):
+        within.append(ipaddress.IPv4Address(address.packed[-4:]))
+    return [address, *(one for one in within if one is not None)]
+
+
+class Doors(httpx.AsyncBaseTransport):
+    """Out by the machine's proxies where it has some, else straight to an address that `reach` allows. The system's own trust store
+    says which certificates are good."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._context = ssl.create_default_context()
+        self._direct = httpcore.AsyncConnectionPool(
+            ssl_context=self._context, network_backend=_Checked(reach), max_connections=16
+        )
+        self._proxied: dict[str, httpx.AsyncHTTPTransport] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        host = request.url.host
+        if proxy := self._proxy(request.url.scheme, host):
+            # The proxy looks names up, and is where an operator says who may be asked. An address needs no looking up.
+            with contextlib.suppress(ValueError):
+                self._reach.check(host, request.url.port, [ipaddress.ip_address(host.strip("[]"))])
+            if proxy not in self._proxied:
+                self._proxied[proxy] = httpx.AsyncHTTPTransport(verify=self._context, proxy=proxy)
+            return await self._proxied[proxy].handle_async_request(request)
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        url = httpcore.URL(
+            scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
+        )
+        asked = httpcore.Request(
+            request.method, url, headers=request.headers.raw, content=request.stream, extensions=request.extensions
+        )
+        try:
+            response = await self._direct.handle_async_request(asked)
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+            raise httpx.TransportError(str(error) or type(error).__name__) from error
+        return httpx.Response(
+            response.status, headers=response.headers, stream=_Body(response.stream), extensions=response.extensions
+        )
+
+    def _proxy(self, scheme: str, host: str) -> str | None:
+        if _is_loopback_name(host):
+            return None
+        proxies = urllib.request.getproxies()
+        proxy = proxies.get(scheme) or proxies.get("all")
+        return proxy if proxy and not urllib.request.proxy_bypass(host) else None
+
+    async def aclose(self) -> None:
+        await self._direct.aclose()
+        for transport in self._proxied.values():
+            await transport.aclose()
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._stream:
+                yield chunk
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+            raise httpx.TransportError(str(error) or type(error).__name__) from error
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _Checked(httpcore.AsyncNetworkBackend):
+    """Looks a name up, checks what it means, and connects to exactly that."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._inner = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the interface has it
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError, UnicodeError):
+            raise UnreachableError(
+                f"The host {host[:200]} cannot be found. Look whether the engine's machine resolves names and needs a proxy; "
+                "without a registry, an image can be read from a folder (setting images_dirs)."
+            ) from None
+        addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+        failure: Exception | None = None
+        for address in self._reach.check(host, port, dict.fromkeys(addresses)):
+            try:
+                return await self._inner.connect_tcp(str(address), port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    async def connect_unix_socket(self, path: str, timeout: float | None = None, socket_options: Any = None) -> Any:  # noqa: ASYNC109
+        raise ForbiddenError("No registry is asked through a socket of this machine.")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,199 @@
+"""Images: from a reference to layers a sandbox can stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandyard.engine.images import documents, local, reference
+from sandyard.engine.images.auth import Login
+from sandyard.engine.images.clouds import Clouds, login_of
+from sandyard.engine.images.documents import Config
+from sandyard.engine.images.fitting import wishes_of
+from sandyard.engine.images.layers import Budget, Layer, LayerFolder
+from sandyard.engine.images.model import Image, RegistryAuth, Report
+from sandyard.engine.images.reach import Reach
+from sandyard.engine.images.registry import Registry, Spool
+from sandyard.engine.images.source import Found, Source
+from sandyard.engine.images.web import Web
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.templates.trust import Trust, read_trust
+from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+_TOGETHER = 3  # layers of one image that are fetched at the same time
+_TIDY_EVERY_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the engine's settings say about images."""
+
+    dirs: tuple[Path, ...] = ()
+    reach: Reach = field(default_factory=Reach)
+    max_bytes: int = 16 << 30
+    max_files: int = 1_000_000
+    reserve_bytes: int = 2 << 30
+    keep_s: float = 7 * 24 * 3600
+    carry_host_trust: bool = True
+    clouds: Clouds = field(default_factory=Clouds)
+
+    @classmethod
+    def of(cls, settings: EngineSettings) -> Options:
+        hosts = [
+            frozenset(name.lower() for name in names)
+            for names in (settings.images_registries, settings.images_insecure)
+        ]
+        return cls(
+            dirs=settings.images_dirs,
+            reach=Reach(hosts[0], hosts[1], private=settings.lan == "allow"),
+            max_bytes=settings.images_max_mb << 20,
+            max_files=settings.images_max_files,
+            reserve_bytes=settings.disk_reserve_mb << 20,
+            keep_s=settings.images_keep_s,
+            carry_host_trust=settings.carry_host_trust,
+        )
+
+
+class Images:
+    """All images of one engine, below `folder`, which belongs to it alone. `prepare` comes first, and before the driver opens: the
+    driver looks for layers in folders that exist by then."""
+
+    def __init__(self, folder: Path, options: Options = Options()) -> None:  # noqa: B008 - frozen
+        self._options = options
+        self._folder = LayerFolder(folder, options.keep_s)
+        self._tidying: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        """Blocks for a moment, longer when there is something half-made to remove."""
+        self._folder.prepare()
+
+    def start(self, stands_on: Callable[[str], bool]) -> None:
+        """Begin to remove layers that nothing needs. `stands_on` says whether a sandbox, snapshot or template needs one."""
+        self._tidying = asyncio.get_running_loop().create_task(self._tidy(stands_on))
+
+    async def close(self) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._tidying
+
+    async def resolve(self, name: str, auth: RegistryAuth | None, report: Report) -> Image:
+        """The image of that name, brought here if it is not. Asks its source each time: a tag may have moved, and whoever asks must be
+        allowed to have it. Layers that are here are not fetched again.
+
+        Raises InvalidInputError, ForbiddenError, NotFoundError, UnreachableError, BusyError, NoSpaceError or UnsupportedError, each with
+        a sentence for whoever named it. May be cancelled."""
+        wanted = reference.parse(name)
+        what = str(wanted)
+        async with self._source(wanted, auth) as source:
+            report(f"Looking for {what}")
+            found = await source.find()
+            config = documents.read_config(found.config, what, len(found.layers))
+            layers = await self._layers(found, config, source, what, report)
+        stack = _stack(layers)
+        if not stack:
+            raise InvalidInputError(f"The image {what} is empty: there is no file in any of its layers.")
+        trust = await asyncio.to_thread(read_trust) if self._options.carry_host_trust else Trust()
+        wishes = wishes_of(config.user, config.env.get("PATH"), trust)
+        adapted, user = await self._folder.adapt(stack, wishes, f"The image {what}")
+        report(f"{what} is ready: {found.digest}")
+        log.info("image_resolved", image=what, digest=found.digest, layers=len(stack))
+        return Image(
+            layers=(adapted, *(layer.path for layer in stack)),
+            digest=found.digest,
+            env={**trust.env, **config.env},
+            user=user,
+            workdir=config.workdir,
+        )
+
+    async def collect(self, stands_on: Callable[[str], bool]) -> int:
+        """Remove what nothing needs, once. Says how many layers went."""
+        return await self._folder.collect(stands_on)
+
+    @contextlib.asynccontextmanager
+    async def _source(
+        self, wanted: reference.Remote | reference.Local, auth: RegistryAuth | None
+    ) -> AsyncIterator[Source]:
+        if isinstance(wanted, reference.Local):
+            fd = await asyncio.to_thread(local.open_allowed, wanted, self._options.dirs)
+            try:
+                yield local.Layout(fd, wanted) if wanted.kind == "oci" else local.Archive(fd, wanted)
+            finally:
+                os.close(fd)
+            return
+        async with await asyncio.to_thread(Web, self._options.reach) as web:  # reads the system's trust store
+
+            async def login() -> Login | None:
+                return None if auth is None else await login_of(auth, web, self._options.clouds)
+
+            spool = Spool(self._folder.spool, self._options.max_bytes, self._options.reserve_bytes)
+            yield Registry(web, wanted, login, spool)
+
+    async def _layers(self, found: Found, config: Config, source: Source, what: str, report: Report) -> list[Layer]:
+        """All of them, lowest first."""
+        compressed = sum(blob.size for blob in found.layers)
+        if compressed > self._options.max_bytes:
+            raise InvalidInputError(
+                f"The image {what} has {compressed >> 20} MiB; one may have {self._options.max_bytes >> 20} (setting images_max_mb)."
+            )
+        turns = asyncio.Semaphore(_TOGETHER)
+        count = len(found.layers)
+        left_bytes, left_files = self._options.max_bytes, self._options.max_files
+
+        async def bring(number: int) -> Layer:
+            nonlocal left_bytes, left_files
+            async with turns:
+                blob, diff_id = found.layers[number], config.diff_ids[number]
+                budget = Budget(max(left_bytes, 0), max(left_files, 0), self._options.reserve_bytes)
+                title = f"Layer {number + 1} of {count} of {what}"
+                layer = await self._folder.ensure(diff_id, blob, source, budget, title)
+                left_bytes, left_files = left_bytes - layer.bytes, left_files - layer.entries
+                report(
+                    f"Layer {number + 1} of {count}: {layer.entries} entries, {layer.bytes >> 20} MiB{_oddities(layer)}"
+                )
+                return layer
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(bring(number)) for number in range(count)]
+        except BaseExceptionGroup as failures:  # the first one; the others were given up because of it
+            raise failures.exceptions[0] from None
+        if left_bytes < 0 or left_files < 0:
+            raise InvalidInputError(
+                f"The image {what} unpacks to more than an image may have here (settings images_max_mb, images_max_files)."
+            )
+        return [task.result() for task in tasks]
+
+    async def _tidy(self, stands_on: Callable[[str], bool]) -> None:
+        while True:
+            await asyncio.sleep(_TIDY_EVERY_S)
+            try:
+                await self.collect(stands_on)
+            except OSError as error:
+                log.warning("image_layers_not_collected", reason=str(error))
+
+
+def _stack(layers: Sequence[Layer]) -> list[Layer]:
+    """Topmost first, as a sandbox stands on them: without empty ones, without what an opaque root hides, and each once. A layer that
+    comes again further up hides all of itself further down."""
+    stack: dict[str, Layer] = {}
+    for layer in reversed(layers):
+        if layer.entries or layer.opaque_root:
+            stack.setdefault(layer.path, layer)
+        if layer.opaque_root:
+            break
+    return list(stack.values())
+
+
+def _oddities(layer: Layer) -> str:
+    said = [f"{layer.devices} device nodes left out"] if layer.devices else []
+    if layer.strangers:
+        said.append(f"{layer.strangers} owners beyond id 65535 became nobody")
+    return f" ({', '.join(said)})" if said else ""

@@ -1,0 +1,142 @@
+"""Asking a registry, a token server or a cloud: bounded answers, redirects that take no credentials along, patience with the weather."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from sandyard.engine.images.reach import CONNECT_S, READ_S, Doors, Reach
+from sandyard.kit.errors import BusyError, InvalidInputError, UnreachableError
+
+_REDIRECTS = 5
+_ATTEMPTS = 4
+_LONGEST_PAUSE = 20.0
+_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+_ELSEWHERE = frozenset({301, 302, 303, 307, 308})
+_AGENT = "sandyard"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]  # lower-case names
+    body: bytes
+
+
+class WeatherError(Exception):
+    """What may be better in a moment: a sentence. `pause` is what the server asked for."""
+
+    def __init__(self, message: str, pause: float = 0.0, *, busy: bool = False) -> None:
+        super().__init__(message)
+        self.pause, self.busy = pause, busy
+
+
+class Web:
+    """Opened with `async with`. Holds no credentials: whoever asks gives them with each question."""
+
+    def __init__(self, reach: Reach, *, pause: float = 0.5) -> None:
+        self.reach = reach
+        self._pause = pause
+        timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
+        self._client = httpx.AsyncClient(
+            transport=Doors(reach), timeout=timeout, follow_redirects=False, trust_env=False
+        )
+
+    async def __aenter__(self) -> Web:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def ask(
+        self, url: str, headers: Mapping[str, str], most: int, *, method: str = "GET", content: bytes | None = None
+    ) -> Answer:
+        """The whole answer. Raises UnreachableError, BusyError, ForbiddenError, and InvalidInputError for one longer than `most`."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                async with self.open(url, headers, method=method, content=content) as response:
+                    return Answer(response.status_code, dict(response.headers), await _read(response, most, url))
+            except WeatherError as error:
+                await self.endure(error, attempt)
+        raise AssertionError
+
+    async def endure(self, error: WeatherError, attempt: int) -> None:
+        """Wait until it is time for the next attempt, or give up."""
+        if attempt + 1 >= _ATTEMPTS:
+            raise (BusyError if error.busy else UnreachableError)(str(error)) from None
+        await asyncio.sleep(min(max(self._pause * 2**attempt, error.pause), _LONGEST_PAUSE))
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, url: str, headers: Mapping[str, str], *, method: str = "GET", content: bytes | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """One attempt: an answer whose body is still to be read. Raises WeatherError."""
+        place, sent = self._parsed(url), dict(headers)
+        host = place.host
+        try:
+            for _ in range(_REDIRECTS + 1):
+                asked = {
+                    "User-Agent": _AGENT,
+                    "Accept-Encoding": "identity",
+                    **sent,
+                }  # what is hashed must be as it was sent
+                request = self._client.build_request(method, place, headers=asked, content=content)
+                response = await self._client.send(request, stream=True)
+                try:
+                    if response.status_code in _AGAIN:
+                        busy = response.status_code == 429
+                        said = "has had too many questions" if busy else f"answers with {response.status_code}"
+                        raise WeatherError(
+                            f"The server {place.host} {said}. Try again later.", _pause(response), busy=busy
+                        )
+                    target = response.headers.get("location")
+                    if response.status_code not in _ELSEWHERE or not target or method != "GET":
+                        yield response
+                        return
+                finally:
+                    await response.aclose()
+                new = self._parsed(str(place.join(target)))
+                if (new.scheme, new.host, new.port) != (place.scheme, place.host, place.port):
+                    sent.pop("Authorization", None)  # for good, also when it leads back
+                place = new
+        except httpx.TransportError as error:
+            raise WeatherError(
+                f"The server {place.host} can't be reached: {str(error)[:200] or type(error).__name__}."
+            ) from None
+        raise InvalidInputError(f"The server {host} leads from one place to the next without end.")
+
+    def _parsed(self, url: str) -> httpx.URL:
+        try:
+            place = httpx.URL(url)
+        except httpx.InvalidURL:
+            raise InvalidInputError("A registry led to something that is no address.") from None
+        if place.userinfo or not place.host or place.scheme not in ("http", "https"):
+            raise InvalidInputError("A registry led to an address that can't be asked.")
+        if place.scheme == "http" and not self.reach.plain(place.host, place.port):
+            named = f"{place.host}:{place.port}" if place.port else place.host
+            raise InvalidInputError(
+                f"The host {named} would be spoken to without encryption, which is done only on this machine and for hosts that the "
+                f"operator of the engine has named: SANDYARD_IMAGES_INSECURE={named}"
+            )
+        return place
+
+
+async def _read(response: httpx.Response, most: int, url: str) -> bytes:
+    parts, size = [], 0
+    async for chunk in response.aiter_bytes():
+        size += len(chunk)
+        if size > most:
+            raise InvalidInputError(
+                f"The answer of {httpx.URL(url).host} is longer than the {most >> 20} MiB that it may have."
+            )
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _pause(response: httpx.Response) -> float:
+    said = response.headers.get("retry-after", "")
+    return float(said) if said.isascii() and said.isdigit() else 0.0

@@ -1,0 +1,55 @@
+"""What the processes that touch what is in an image have in common: their order, their limits, their answer.
+
+Standard library only: one is started for every layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sandyard.engine.images.stream import LayerError, NoRoomError
+
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def settle(memory: int) -> dict[str, Any]:
+    """Take the order; end with the parent; be modest. Nothing of the engine's umask gets into an image."""
+    fd = int(sys.argv[1])
+    order: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    os.close(fd)
+    _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != order.pop("parent"):
+        os._exit(1)
+    os.umask(0)
+    with contextlib.suppress(OSError):
+        os.nice(5)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return order
+
+
+def answer(work: Callable[[], Mapping[str, Any]], written: str) -> None:
+    """Say the outcome. What lies on the file system of `written` is on its disk by then."""
+    try:
+        outcome = dict(work())
+        _sync(written)
+    except LayerError as error:
+        outcome = {"error": str(error), "full": isinstance(error, NoRoomError)}
+    sys.stdout.write(json.dumps(outcome))
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd) < 0:
+            raise NoRoomError(f"could not be written to the disk: {os.strerror(ctypes.get_errno())}")
+    finally:
+        os.close(fd)

@@ -1,0 +1,10 @@
+"""`python -m sandyard.engine.interpreter FOLDER`: the server, in a sandbox."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from sandyard.engine.interpreter.app import prepare, serve
+
+prepare()
+asyncio.run(serve(Path(sys.argv[1])))

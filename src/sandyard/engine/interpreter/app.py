@@ -1,0 +1,129 @@
+"""The interpreter's address book: which request does what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.interpreter import http, outputs, specs
+from sandyard.engine.interpreter.context import Context
+from sandyard.engine.interpreter.contexts import BadDirectoryError, Contexts, FullError, NoContextError
+from sandyard.engine.interpreter.http import Answer, BadRequestError, Lines, Request
+from sandyard.engine.interpreter.kernel import KernelError
+from sandyard.engine.interpreter.processes import ForkServer
+
+PORT = 49999
+CONNECTIONS = Path("/run/interpreter")
+HOST = "127.0.0.1"  # the engine comes in by the loopback; nobody else has business here
+_INVALID = (specs.UnknownLanguageError, BadDirectoryError)
+
+
+class App:
+    def __init__(self, contexts: Contexts) -> None:
+        self._contexts = contexts
+        self.ready = False
+
+    async def handle(self, request: Request) -> Answer | Lines:
+        try:
+            return await self._route(request)
+        except NoContextError as error:
+            raise BadRequestError(str(error), 404) from error
+        except FullError as error:
+            raise BadRequestError(str(error), 429) from error
+        except _INVALID as error:
+            raise BadRequestError(str(error.args[0])) from error
+        except KernelError as error:
+            raise BadRequestError(str(error), 500) from error
+
+    async def _route(self, request: Request) -> Answer | Lines:
+        match (request.method, *request.path.strip("/").split("/")):
+            case ("OPTIONS", *_):
+                return Answer(204)
+            case ("GET", "health"):
+                return Answer(200, "OK") if self.ready else Answer(503, "The interpreter is starting.", text=True)
+            case ("POST", "execute"):
+                return self._execute(request)
+            case (method, "contexts", *rest):
+                return Answer(200, await self._context(method, rest, request))
+            case _:
+                raise _unknown(request)
+
+    async def _context(self, method: str, rest: list[str], request: Request) -> Any:
+        match (method, *rest):
+            case ("GET",):
+                return [context.described for context in self._contexts.list()]
+            case ("POST",):
+                body = request.json()
+                return (await self._contexts.create(_text(body, "language"), _text(body, "cwd"))).described
+            case ("DELETE", context_id):
+                self._contexts.remove(context_id)
+            case ("POST", context_id, "restart"):
+                await self._contexts.get(context_id).restart()
+            case _:
+                raise _unknown(request)
+        return None
+
+    def _execute(self, request: Request) -> Lines:
+        body = request.json()
+        code, context_id, language = _text(body, "code"), _text(body, "context_id"), _text(body, "language")
+        if code is None:
+            raise BadRequestError("code is missing: the program to run.")
+        if context_id and language:
+            raise BadRequestError("Only one of context_id or language can be provided")
+        context = self._contexts.get(context_id) if context_id else self._contexts.default(language or "")
+        return _lines(context, code, _variables(body))
+
+
+def _unknown(request: Request) -> BadRequestError:
+    return BadRequestError(f"There is no {request.method} {request.path} here.", 404)
+
+
+async def _lines(context: Context, code: str, variables: Mapping[str, str]) -> Lines:
+    try:
+        async with contextlib.aclosing(context.execute(code, variables)) as events:
+            async for event in events:
+                yield event
+        yield outputs.END
+    except KernelError as error:
+        raise BadRequestError(str(error), 500) from error
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise BadRequestError(f"{name} is not text.")
+
+
+def _variables(body: Mapping[str, Any]) -> dict[str, str]:
+    value = body.get("env_vars") or {}
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise BadRequestError("env_vars is not an object of texts.")
+    if any(not name or "=" in name or "\0" in name + item for name, item in value.items()):
+        raise BadRequestError("env_vars has a name or a value that no environment can hold.")
+    return value
+
+
+def prepare() -> None:
+    """An empty folder for the connections to kernels, that nobody else may enter."""
+    CONNECTIONS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for leftover in CONNECTIONS.iterdir():
+        leftover.unlink()
+    os.umask(0o022)
+
+
+async def serve(folder: Path) -> None:
+    """Until the end of this process. `folder` is where the fork server's program lies."""
+    contexts = Contexts(CONNECTIONS, ForkServer(folder))
+    app = App(contexts)
+    server = await asyncio.start_server(
+        lambda reader, writer: http.converse(reader, writer, app.handle), HOST, PORT, limit=http.MAX_HEAD
+    )
+    await contexts.open()
+    app.ready = True
+    async with server:
+        await server.serve_forever()

@@ -1,0 +1,188 @@
+"""A context: a place where code runs and what it leaves behind is found by the next. It outlives its kernels."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.interpreter import environment, messages, outputs
+from sandyard.engine.interpreter.kernel import Kernel
+from sandyard.engine.interpreter.messages import Message
+from sandyard.engine.interpreter.outputs import Event
+from sandyard.engine.interpreter.processes import ForkServer
+from sandyard.engine.interpreter.specs import Spec
+
+KEEPALIVE_SECONDS = 5.0
+PATIENCE_SECONDS = 2.0
+"""How long an interrupted execution may go on before the next one is sent behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What all contexts share."""
+
+    connections: Path
+    forks: ForkServer
+    sandbox: environment.Sandbox
+
+
+class Context:
+    """A kernel starts with the first execution, or with `warm`. Executions wait for their turn, in their order."""
+
+    def __init__(self, language: str, spec: Spec, cwd: str, place: Place) -> None:
+        self.id = str(uuid.uuid4())
+        self.language = language
+        self.cwd = cwd
+        self._spec = spec
+        self._place = place
+        self._kernel: Kernel | None = None
+        self._known: dict[str, str] = {}  # the sandbox's variables, as the kernel has them
+        self._turn = asyncio.Lock()
+        self._running: _Execution | None = None
+
+    @property
+    def described(self) -> dict[str, str]:
+        return {"id": self.id, "language": self.language, "cwd": self.cwd}
+
+    async def warm(self) -> None:
+        """Have a kernel. Raises KernelError."""
+        async with self._turn:
+            await self._ready_kernel()
+
+    async def restart(self) -> None:
+        """A new kernel; whatever runs in the old one ends with an error. Raises KernelError."""
+        self.end("The context was restarted")
+        await self.warm()
+
+    def end(self, reason: str = "The context was removed") -> None:
+        kernel, self._kernel = self._kernel, None
+        if self._running is not None:
+            self._running.fail("ContextRestarted", reason)
+        if kernel is not None:
+            kernel.kill()
+
+    async def execute(self, code: str, variables: Mapping[str, str]) -> AsyncGenerator[Event, None]:
+        """What the code gives, as it comes; ends when it has ended. Whoever stops listening before interrupts it.
+        Raises KernelError when there is no kernel to be had."""
+        async with self._turn:
+            kernel = await self._ready_kernel()
+            execution = self._running = _Execution()
+            requests = self._send(kernel, execution, code, variables)
+            try:
+                async for event in execution.events():
+                    yield event
+            finally:
+                if not execution.ended.is_set():
+                    kernel.interrupt()
+                    with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+                        async with asyncio.timeout(PATIENCE_SECONDS):
+                            await execution.ended.wait()
+                self._running = None
+                for request in requests:
+                    kernel.forget(request)
+
+    def _send(self, kernel: Kernel, execution: _Execution, code: str, once: Mapping[str, str]) -> list[str]:
+        """The code, with its variables. Our own kernels take them along with the request; others are sent code of ours
+        before and after it, which they run in that order."""
+        now = self._place.sandbox.variables()
+        fresh = {name: value for name, value in now.items() if self._known.get(name) != value}
+        self._known = dict(now)
+        content = messages.execute(code)
+        if self._spec.forked:
+            wishes = {"env": fresh, "env_once": dict(once)} if fresh or once else {}
+            if back := {name: now[name] for name in once if name in now}:
+                wishes["env_back"] = back
+            return [kernel.request(content, {"sandyard": wishes} if wishes else None, execution.heard)]
+        language = self._spec.language
+        before = environment.setting(language, {**fresh, **once})
+        after = environment.unsetting(language, once, now)
+        requests = []
+        if before:
+            requests.append(kernel.request(messages.execute(before, silent=True), None, _ignore))
+        requests.append(kernel.request(content, None, execution.heard))
+        if after:
+            requests.append(kernel.request(messages.execute(after, silent=True), None, _ignore))
+        return requests
+
+    async def _ready_kernel(self) -> Kernel:
+        if self._kernel is None or not self._kernel.alive:
+            variables = self._place.sandbox.variables()
+            kernel = Kernel(self._spec, self._place.connections, lambda: self._died(kernel))
+            await kernel.start(self._place.forks, self.cwd, environment.of_kernels(variables))
+            # the others are told them all: Java's programs look for properties, not for variables
+            self._kernel, self._known = kernel, dict(variables) if self._spec.forked else {}
+        return self._kernel
+
+    def _died(self, kernel: Kernel) -> None:
+        if self._kernel is kernel:
+            self._kernel = None
+            if self._running is not None:
+                self._running.fail(
+                    "KernelDied",
+                    "The kernel ended while the code ran: it was killed, or the sandbox ran out of memory. "
+                    "Variables are lost; the next execution starts in a new kernel.",
+                )
+
+
+class _Execution:
+    """Collects what is said about one request until it has ended."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._idle = self._failed = False
+        self._reply: Mapping[str, Any] | None = None
+
+    def heard(self, channel: str, message: Message) -> None:
+        if channel == "iopub" and message.kind == "status":
+            self._idle |= message.content.get("execution_state") == "idle"
+        elif channel == "shell" and message.kind == "execute_reply":
+            self._reply = message.content
+        elif channel == "iopub" and (event := outputs.event_of(message)) is not None:
+            if event["type"] == "error":
+                if self._failed:
+                    return
+                self._failed = True
+            self._queue.put_nowait(event)
+        if self._idle and self._reply is not None:  # both: either may be the later one
+            if self._reply.get("status") != "ok" and not self._failed:
+                self._queue.put_nowait(_refused(self._reply))
+            self._end()
+
+    def fail(self, name: str, value: str) -> None:
+        self._queue.put_nowait(outputs.failure(name, value, f"{name}: {value}"))
+        self._end()
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        while True:
+            try:
+                event = self._queue.get_nowait()
+            except asyncio.QueueEmpty:
+                try:
+                    async with asyncio.timeout(KEEPALIVE_SECONDS):
+                        event = await self._queue.get()
+                except TimeoutError:
+                    event = outputs.KEEPALIVE
+            if event is None:
+                return
+            yield event
+
+    def _end(self) -> None:
+        if not self.ended.is_set():
+            self.ended.set()
+            self._queue.put_nowait(None)
+
+
+def _refused(reply: Mapping[str, Any]) -> Event:
+    if reply.get("status") == "error":
+        return outputs.error_of(reply)
+    return outputs.failure("KeyboardInterrupt", "The execution was interrupted")
+
+
+def _ignore(channel: str, message: Message) -> None:
+    return None

@@ -1,0 +1,82 @@
+"""Environment variables: the sandbox's own, which its agent keeps in a file, and how a kernel is told of new ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+FILE = Path("/dev/shm/.sandbox-envs.json")  # noqa: S108 (the agent's, written anew when a client gets the sandbox)
+KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TERM")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Sandbox:
+    """The sandbox's variables as of now: read again whenever the file has changed."""
+
+    def __init__(self, file: Path = FILE) -> None:
+        self._file = file
+        self._seen: tuple[int, int, int] | None = None
+        self._variables: dict[str, str] = {}
+
+    def variables(self) -> dict[str, str]:
+        try:
+            status = self._file.stat()
+            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if seen != self._seen:
+                read = json.loads(self._file.read_text())
+                self._variables = {str(name): str(value) for name, value in read.items()}
+                self._seen = seen
+        except (OSError, ValueError, AttributeError):
+            pass  # a sandbox without variables has no file; one that is being written is read next time
+        return self._variables
+
+
+def of_kernels(variables: Mapping[str, str]) -> dict[str, str]:
+    """What a new kernel starts with: little of this server's, and all of the sandbox's."""
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", **kept, **variables}
+
+
+def setting(language: str, variables: Mapping[str, str]) -> str:
+    """Code that sets variables in a kernel that knows nothing of ours; empty for a language we do not know."""
+    if (speech := _SPEECH.get(language.lower())) is None:
+        return ""
+    return "\n".join(speech[0](name, value) for name, value in variables.items() if _NAME.fullmatch(name))
+
+
+def unsetting(language: str, names: Iterable[str], kept: Mapping[str, str]) -> str:
+    """Code that takes back what was set for one execution: to the sandbox's own value, else away."""
+    if (speech := _SPEECH.get(language.lower())) is None:
+        return ""
+    said = filter(_NAME.fullmatch, names)
+    return "\n".join(speech[0](name, kept[name]) if name in kept else speech[1](name) for name in said)
+
+
+def _single(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+_Speech = tuple[Callable[[str, str], str], Callable[[str], str]]
+_NODE: _Speech = (
+    lambda name, value: f"process.env.{name} = {json.dumps(value)}",
+    lambda name: f"delete process.env.{name}",
+)
+_SPEECH: dict[str, _Speech] = {
+    "python": (
+        lambda name, value: f"import os; os.environ[{name!r}] = {value!r}",
+        lambda name: f"import os; os.environ.pop({name!r}, None)",
+    ),
+    "r": (lambda name, value: f"Sys.setenv({name} = {json.dumps(value)})", lambda name: f'Sys.unsetenv("{name}")'),
+    "java": (
+        lambda name, value: f'System.setProperty("{name}", {json.dumps(value)});',
+        lambda name: f'System.clearProperty("{name}");',
+    ),
+    "bash": (lambda name, value: f"export {name}={shlex.quote(value)}", lambda name: f"unset {name}"),
+    "javascript": _NODE,
+    "typescript": _NODE,  # Deno's, which has Node's `process` too
+    "ruby": (lambda name, value: f"ENV['{name}'] = {_single(value)}", lambda name: f"ENV.delete('{name}')"),
+}

@@ -1,0 +1,164 @@
+"""HTTP/1.1 as far as the interpreter needs it: small JSON in, JSON or a stream of lines out, and an eye on whether the
+client is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+MAX_HEAD = 64 << 10
+MAX_BODY = 256 << 20
+CORS = "access-control-allow-origin: *\r\naccess-control-allow-methods: *\r\naccess-control-allow-headers: *\r\n"
+
+
+class BadRequestError(Exception):
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        """Raises BadRequestError. No body is an empty object."""
+        try:
+            value = json.loads(self.body or b"{}")
+        except ValueError as error:
+            raise BadRequestError(f"The body is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise BadRequestError("The body is not a JSON object.")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`content` is text, or what is written as JSON."""
+
+    status: int
+    content: Any = None
+    text: bool = False
+
+
+T = TypeVar("T")
+Lines = AsyncGenerator[dict[str, Any], None]
+Handler = Callable[[Request], Coroutine[Any, Any, Answer | Lines]]
+
+
+async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler) -> None:
+    """One request and its answer. The connection ends with it: then its end says that the client is gone."""
+    try:
+        request = await _read(reader, writer)
+        answer = await _unless_gone(reader, handle(request))
+        if isinstance(answer, Answer):
+            _write(writer, answer)
+        else:
+            await _stream(reader, writer, answer)
+        await writer.drain()
+    except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ClientGoneError):
+        pass
+    except BadRequestError as error:
+        with contextlib.suppress(ConnectionError):
+            _write(writer, Answer(error.status, str(error), text=True))
+            await writer.drain()
+    finally:
+        writer.close()
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection."""
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise BadRequestError("This is not HTTP/1.1.")
+    headers = {}
+    for line in filter(None, lines):
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    if headers.get("expect", "").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return Request(words[0], words[1].partition("?")[0], await _body(reader, headers))
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if "chunked" not in headers.get("transfer-encoding", "").lower():
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > MAX_BODY:
+            raise BadRequestError(f"The body may have up to {MAX_BODY >> 20} MiB.", 413)
+        return await reader.readexactly(int(length))
+    pieces: list[bytes] = []
+    total = 0
+    while True:
+        try:
+            size = int((await reader.readline()).partition(b";")[0], 16)
+        except ValueError as error:
+            raise BadRequestError("The body's chunks cannot be read.") from error
+        total += size
+        if total > MAX_BODY or size < 0:
+            raise BadRequestError(f"The body may have up to {MAX_BODY >> 20} MiB.", 413)
+        if size == 0:
+            while (await reader.readline()).strip():
+                pass
+            return b"".join(pieces)
+        pieces.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+
+
+def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    body = b"" if answer.status == 204 else str(answer.content).encode() if answer.text else _json(answer.content)
+    kind = "text/plain; charset=utf-8" if answer.text else "application/json"
+    writer.write(_head(answer.status, kind, f"content-length: {len(body)}") + body)
+
+
+async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lines: Lines) -> None:
+    """One JSON object a line, as they come. A client that goes away ends it."""
+    async with contextlib.aclosing(lines):
+        line = await _unless_gone(reader, anext(lines, None))  # what fails before it can still be said with a status
+        writer.write(_head(200, "application/x-ndjson", "transfer-encoding: chunked"))
+        while line is not None:
+            data = _json(line) + b"\n"
+            writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+            await writer.drain()
+            line = await _unless_gone(reader, anext(lines, None))
+        writer.write(b"0\r\n\r\n")
+
+
+async def _unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> T:
+    """The work's result, unless the client closes its connection first: then ClientGoneError, and the work is
+    cancelled."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(reader.read())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        for unfinished in (gone, task):
+            if not unfinished.done():
+                unfinished.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await unfinished
+
+
+def _head(status: int, kind: str, framing: str) -> bytes:
+    phrase = HTTPStatus(status).phrase
+    return (
+        f"HTTP/1.1 {status} {phrase}\r\ncontent-type: {kind}\r\n{CORS}{framing}\r\nconnection: close\r\n\r\n".encode()
+    )
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")

@@ -1,0 +1,176 @@
+"""One running kernel: its process and the connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.interpreter import messages, zmtp
+from sandyard.engine.interpreter.messages import BadMessageError, Message, Signer
+from sandyard.engine.interpreter.processes import ForkServer, Process, spawn
+from sandyard.engine.interpreter.specs import Spec
+
+START_SECONDS = 60.0
+ASK_AGAIN_SECONDS = 1.0
+LOOK_SECONDS = 0.003
+CHANNELS = {"shell": "DEALER", "iopub": "SUB", "control": "DEALER"}
+
+Listener = Callable[[str, Message], None]
+"""Told the channel and the message."""
+
+
+class KernelError(Exception):
+    """The kernel could not be started, or is gone."""
+
+
+class Kernel:
+    """`on_end` is called once when the process is gone, whoever ended it."""
+
+    def __init__(self, spec: Spec, folder: Path, on_end: Callable[[], None]) -> None:
+        self.spec = spec
+        self.id = uuid.uuid4().hex
+        self._folder = folder
+        self._on_end = on_end
+        self._signer = Signer(key := secrets.token_hex(16))
+        self._connection = _connection(spec, folder / self.id, key)
+        self._file = folder / f"{self.id}.json"
+        self._process: Process | None = None
+        self._peers: dict[str, zmtp.Peer] = {}
+        self._listeners: dict[str, Listener] = {}
+
+    async def start(self, forks: ForkServer, cwd: str, env: Mapping[str, str]) -> None:
+        """Returns when it answers. Raises KernelError."""
+        self._file.write_text(json.dumps(self._connection))
+        environment = {**env, **self.spec.env}
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                if self.spec.forked:
+                    pid = await forks.fork(self.spec.forked, self._file, cwd, environment)
+                else:
+                    argv = [part.replace("{connection_file}", str(self._file)) for part in self.spec.argv]
+                    pid = await spawn(argv, cwd, environment)
+                self._process = Process(pid, self._ended)
+                await asyncio.gather(*map(self._connect, CHANNELS))
+                await self._greet()
+                self._require_process()  # it may have greeted with its last breath, and nobody hears of an end twice
+        except (OSError, TimeoutError, KernelError) as error:
+            self.kill()
+            reason = str(error) or f"it did not answer within {START_SECONDS:g} s"
+            raise KernelError(f"The kernel for {self.spec.language.lower()} could not be started: {reason}.") from error
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.alive
+
+    def request(self, content: Mapping[str, Any], metadata: Mapping[str, Any] | None, listener: Listener) -> str:
+        """Run code; `listener` is told all that belongs to it until `forget`. The answer is the request's id."""
+        return self._send("shell", "execute_request", content, metadata, listener)
+
+    def forget(self, request: str) -> None:
+        self._listeners.pop(request, None)
+
+    def interrupt(self) -> None:
+        if self.spec.by_message and self.alive:
+            self._send("control", "interrupt_request", {}, None, None)
+        elif self._process is not None:
+            self._process.interrupt()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        else:
+            self._clean_up()
+
+    def _send(
+        self,
+        channel: str,
+        kind: str,
+        content: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None,
+        listener: Listener | None,
+    ) -> str:
+        request, frames = self._signer.message(kind, content, metadata)
+        if listener is not None:
+            self._listeners[request] = listener
+        self._peers[channel].send(frames)
+        return request
+
+    async def _connect(self, channel: str) -> None:
+        def received(frames: zmtp.Frames) -> None:
+            with contextlib.suppress(BadMessageError):
+                message = messages.read(frames)
+                if (listener := self._listeners.get(message.parent)) is not None:
+                    listener(channel, message)
+
+        address = _address(self._connection, channel)
+        while True:
+            self._require_process()
+            with contextlib.suppress(OSError):
+                self._peers[channel] = await zmtp.connect(address, CHANNELS[channel], received)
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _greet(self) -> None:
+        """Ask who it is until the answer was heard on both channels: what a kernel publishes before it knows of our
+        subscription is lost."""
+        heard: dict[str, asyncio.Event] = {"shell": asyncio.Event(), "iopub": asyncio.Event()}
+
+        def listen(channel: str, message: Message) -> None:
+            if channel in heard:
+                heard[channel].set()
+
+        asked: list[str] = []
+        try:
+            while not all(event.is_set() for event in heard.values()):
+                self._require_process()
+                asked.append(self._send("shell", "kernel_info_request", {}, None, listen))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ASK_AGAIN_SECONDS if not heard["shell"].is_set() else LOOK_SECONDS * 10):
+                        await asyncio.gather(*(event.wait() for event in heard.values()))
+        finally:
+            for request in asked:
+                self.forget(request)
+
+    def _require_process(self) -> None:
+        if not self.alive:
+            raise KernelError("it ended while it was starting")
+
+    def _ended(self) -> None:
+        self._clean_up()
+        self._on_end()
+
+    def _clean_up(self) -> None:
+        for peer in self._peers.values():
+            peer.close()
+        for path in (self._file, *self._folder.glob(f"{self.id}-*")):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _connection(spec: Spec, path: Path, key: str) -> dict[str, Any]:
+    """Sockets in a folder for our own kernels, loopback ports for those that may know nothing else."""
+    common = {"key": key, "signature_scheme": "hmac-sha256", "kernel_name": spec.name}
+    names = [f"{channel}_port" for channel in ("shell", "iopub", "stdin", "control", "hb")]
+    if spec.forked:
+        return {**common, "transport": "ipc", "ip": str(path), **{name: n for n, name in enumerate(names, 1)}}
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in names]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        ports = {name: probe.getsockname()[1] for name, probe in zip(names, probes, strict=True)}
+    return {**common, "transport": "tcp", "ip": "127.0.0.1", **ports}
+
+
+def _address(connection: Mapping[str, Any], channel: str) -> str | tuple[str, int]:
+    port = connection[f"{channel}_port"]
+    return f"{connection['ip']}-{port}" if connection["transport"] == "ipc" else (connection["ip"], port)

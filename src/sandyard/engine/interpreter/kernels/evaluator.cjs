@@ -1,0 +1,142 @@
+// Evaluates JavaScript and TypeScript for a kernel: requests come in on one descriptor, a JSON object a line, and one
+// answer each goes out on another. State lives from request to request; `await` and `import` work at the top level.
+'use strict'
+const fs = require('node:fs')
+const { createRequire, stripTypeScriptTypes } = require('node:module')
+const path = require('node:path')
+const { PassThrough } = require('node:stream')
+const repl = require('node:repl')
+const { pathToFileURL } = require('node:url')
+const util = require('node:util')
+
+const [requests, answers] = process.argv.slice(2, 4).map(Number)
+process.argv.length = 1
+
+const server = repl.start({
+  prompt: '',
+  input: new PassThrough(),
+  output: new PassThrough(),
+  terminal: false,
+  useGlobal: true,
+  breakEvalOnSigint: true,
+})
+const evaluateInRepl = server.eval.bind(server)
+
+// What goes wrong in a cell, at once or after an await, the REPL tells its domain. What goes wrong when no cell runs, in
+// a timer or a promise that nobody waits for, is printed.
+let fail = (error) => console.error(error)
+const printed = fail
+const interrupted = () => fail !== printed && fail(new KeyboardInterrupt())
+process.on('SIGINT', interrupted)
+process.on('uncaughtException', (error) => fail(error))
+process.on('unhandledRejection', (error) => printed(error))
+server._domain?.removeAllListeners('error').on('error', (error) => fail(error))
+
+class KeyboardInterrupt extends Error {
+  constructor() {
+    super('The execution was interrupted')
+    this.name = 'KeyboardInterrupt'
+    this.stack = `${this.name}: ${this.message}`
+  }
+}
+
+function evaluate(code) {
+  return new Promise((resolve, reject) => {
+    fail = (error) => {
+      if (error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') reject(new KeyboardInterrupt())
+      else reject(error instanceof repl.Recoverable ? error.err : error)
+    }
+    // While a script runs, the signal is Node's own, to break it off. Shared with a listener it would end the process.
+    process.removeListener('SIGINT', interrupted)
+    evaluateInRepl(code, server.context, 'cell', (error, value) => (error ? fail(error) : resolve(value)))
+    process.on('SIGINT', interrupted)
+  }).finally(() => (fail = printed))
+}
+
+// Static imports are no part of a script: they become the dynamic ones they stand for. `var`, so that a cell may be run again.
+const NAMED = /^[ \t]*import\s+(?!type\b)([\w$*{][^'";]*?)\s+from\s*(['"])([^'"\n]+)\2[ \t]*;?/gm
+const BARE = /^[ \t]*import\s*(['"])([^'"\n]+)\1[ \t]*;?/gm
+
+function withoutImports(code) {
+  return code
+    .replace(NAMED, (_, bindings, _quote, name) => {
+      const load = `await globalThis[Symbol.for('sandyard.import')](${JSON.stringify(name)})`
+      const all = bindings.match(/^(?:([\w$]+)\s*,\s*)?\*\s*as\s+([\w$]+)$/)
+      if (all) return `var ${all[2]} = ${load};${all[1] ? ` var ${all[1]} = ${all[2]}.default;` : ''}`
+      const [, first, rest] = bindings.match(/^([\w$]+)?\s*,?\s*(\{[\s\S]*\})?$/) ?? []
+      const parts = [first && `default: ${first}`, rest?.slice(1, -1).replace(/([\w$]+)\s+as\s+([\w$]+)/g, '$1: $2')]
+      return `var { ${parts.filter(Boolean).join(', ')} } = ${load};`
+    })
+    .replace(BARE, (_, _quote, name) => `await globalThis[Symbol.for('sandyard.import')](${JSON.stringify(name)});`)
+}
+
+globalThis[Symbol.for('sandyard.import')] = async (name) => {
+  if (/^[a-z]+:/.test(name) && !name.startsWith('npm:')) return import(name)
+  const plain = name.replace(/^npm:/, '')
+  const found = createRequire(path.join(process.cwd(), 'cell')).resolve(plain)
+  return import(path.isAbsolute(found) ? pathToFileURL(found).href : found)
+}
+
+const RICH = {
+  _toHtml: 'text/html',
+  _toMarkdown: 'text/markdown',
+  _toSvg: 'image/svg+xml',
+  _toPng: 'image/png',
+  _toJpeg: 'image/jpeg',
+}
+
+function shown(value) {
+  const data = { 'text/plain': util.inspect(value) }
+  if (value === null || typeof value !== 'object') return data
+  if (typeof value._toMime === 'function') Object.assign(data, value._toMime())
+  for (const [method, mime] of Object.entries(RICH)) {
+    if (typeof value[method] === 'function') data[mime] = value[method]()
+  }
+  return data
+}
+
+function described(error) {
+  if (!util.types.isNativeError(error)) {
+    const said = util.inspect(error)
+    return { ename: 'Error', evalue: said, traceback: [`Uncaught ${said}`] }
+  }
+  const lines = String(error.stack ?? error).split('\n')
+  const own = lines.findIndex((line) => /^\s+at .*(node:(internal|vm|repl)|evaluator\.cjs)/.test(line))
+  return { ename: error.name, evalue: error.message, traceback: own < 0 ? lines : lines.slice(0, own) }
+}
+
+async function answer(request) {
+  const before = {}
+  try {
+    Object.assign(process.env, request.env)
+    for (const [name, value] of Object.entries(request.env_once ?? {})) {
+      before[name] = request.env_back?.[name] ?? process.env[name]
+      process.env[name] = value
+    }
+    globalThis.require = createRequire(path.join(process.cwd(), 'cell'))
+    const typed = request.language === 'typescript'
+    const code = withoutImports(typed ? stripTypeScriptTypes(request.code, { mode: 'transform' }) : request.code)
+    const value = await evaluate(code)
+    return value === undefined ? {} : { data: shown(value) }
+  } catch (error) {
+    return { error: described(error) }
+  } finally {
+    for (const [name, value] of Object.entries(before)) {
+      if (value === undefined) delete process.env[name]
+      else process.env[name] = value
+    }
+  }
+}
+
+async function serve() {
+  let unread = ''
+  for await (const piece of fs.createReadStream(null, { fd: requests, encoding: 'utf8' })) {
+    unread += piece
+    const lines = unread.split('\n')
+    unread = lines.pop()
+    for (const line of lines) fs.writeSync(answers, JSON.stringify(await answer(JSON.parse(line))) + '\n')
+  }
+  process.exit(0)
+}
+
+serve()

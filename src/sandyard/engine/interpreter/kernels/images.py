@@ -1,0 +1,58 @@
+"""Pictures made with Pillow are shown when a program shows or saves them: there is no screen here to open them on."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+MODULE = "PIL.Image"
+
+
+def install() -> None:
+    """Whenever the user imports Pillow, not before."""
+    if MODULE in sys.modules:
+        _teach(sys.modules[MODULE])
+    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Lets everybody else find the module, and adds to it once it is loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_teach(module: ModuleType) -> None:
+                load(module)
+                _teach(module)
+
+            spec.loader.exec_module = load_and_teach  # type: ignore[method-assign]
+        return spec
+
+
+def _teach(module: Any) -> None:
+    from IPython.display import display  # noqa: PLC0415
+
+    image = module.Image
+    save = image.save
+
+    def save_and_show(self: Any, fp: Any, format: str | None = None, **options: Any) -> None:
+        save(self, fp, format, **options)
+        if isinstance(fp, str | os.PathLike):
+            display(self)
+
+    image.save = save_and_show
+    image.show = lambda self, title=None: display(self)

@@ -1,0 +1,51 @@
+"""The kernels there are, and how one starts in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+
+from ipykernel.kernelapp import IPKernelApp
+from traitlets.config import Config
+
+from sandyard.engine.interpreter.kernels.javascript import JavaScriptKernel, TypeScriptKernel
+from sandyard.engine.interpreter.kernels.python import PythonKernel
+from sandyard.engine.interpreter.kernels.shell import ShellKernel
+
+KERNELS = {
+    "python": PythonKernel,
+    "javascript": JavaScriptKernel,
+    "typescript": TypeScriptKernel,
+    "bash": ShellKernel,
+}
+STARTING = (
+    "ipykernel.zmqshell",
+    "ipykernel.debugger",
+    "IPython.core.completerlib",
+    "IPython.core.debugger",
+    "IPython.core.oinspect",
+    "IPython.extensions.storemagic",
+    "tornado.platform.asyncio",
+    "tornado.queues",
+    "unicodedata",
+)
+
+
+def prepare() -> None:
+    """Import what a kernel imports while it starts, once for all that are forked from here."""
+    for module in STARTING:
+        with contextlib.suppress(ImportError):  # of another release
+            importlib.import_module(module)
+
+
+def run(kernel: str, connection_file: str) -> None:
+    """Returns when the kernel is told to end. Once per process."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    config.InteractiveShell.banner1 = ""
+    app = IPKernelApp.instance(config=config, kernel_class=KERNELS[kernel])
+    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    app.initialize(["-f", connection_file])
+    app.start()

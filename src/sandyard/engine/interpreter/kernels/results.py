@@ -1,0 +1,113 @@
+"""Richer results, as E2B's clients know them: tables as data, figures as charts, lists and dictionaries as JSON.
+
+Nothing is imported before the user has imported it: a kernel that plots nothing does not pay for matplotlib.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import warnings
+from typing import Any
+
+from IPython.core.formatters import BaseFormatter, JSONFormatter
+from traitlets import ObjectName, Unicode
+
+
+class DataFormatter(BaseFormatter):  # type: ignore[misc]
+    """A pandas DataFrame as its columns."""
+
+    format_type = Unicode("e2b/data")
+    print_method = ObjectName("_repr_e2b_data_")
+    _return_type = (dict, str)
+
+
+class ChartFormatter(BaseFormatter):  # type: ignore[misc]
+    """A matplotlib figure as what it shows: series, labels, scales."""
+
+    format_type = Unicode("e2b/chart")
+    print_method = ObjectName("_repr_e2b_chart_")
+    _return_type = (dict, str)
+
+    def __call__(self, obj: Any) -> Any:
+        # matplotlib's own set-up takes figures out of every formatter's table, so this is no entry there
+        figures = sys.modules.get("matplotlib.figure")
+        if figures is not None and isinstance(obj, figures.Figure):
+            return chart(obj)
+        return super().__call__(obj)
+
+
+class PlainJsonFormatter(JSONFormatter):  # type: ignore[misc]
+    """Lists and dictionaries too, when they are what JSON can say."""
+
+    def __call__(self, obj: Any) -> Any:
+        if isinstance(obj, list | dict):
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                return plain(obj), {"expanded": True}
+        return super().__call__(obj)
+
+
+def install(shell: Any) -> None:
+    formatters = shell.display_formatter.formatters
+    data = DataFormatter(parent=shell.display_formatter)
+    data.for_type_by_name("pandas", "DataFrame", columns)
+    data.for_type_by_name("pandas.core.frame", "DataFrame", columns)
+    formatters["e2b/data"] = data
+    formatters["e2b/chart"] = ChartFormatter(parent=shell.display_formatter)
+    formatters["application/json"] = PlainJsonFormatter(parent=shell.display_formatter)
+
+
+def columns(frame: Any) -> dict[str, list[Any]]:
+    return {str(name): [_cell(value) for value in values] for name, values in frame.to_dict(orient="list").items()}
+
+
+def chart(figure: Any) -> dict[str, Any] | None:
+    """None when there is nothing in it, or nothing that could be read."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a library thinks of another's numbers is not for the user's stderr
+        from e2b_charts import chart_figure_to_dict  # noqa: PLC0415
+
+        found = chart_figure_to_dict(figure)
+        return plain(found) or None
+    return None
+
+
+def _cell(value: Any) -> Any:
+    try:
+        return plain(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def plain(value: Any) -> Any:
+    """The same in JSON's own types. Raises TypeError for what has no such form."""
+    if value is None or type(value) in (str, bool, int):
+        return value
+    if isinstance(value, dict):
+        return {_key(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> Any:
+    if isinstance(value, str):  # of a class of its own, such as an enumeration
+        return str(value.value) if hasattr(value, "value") else str(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "isoformat"):  # dates, times, pandas' timestamps; one that is none is not equal to itself
+        return value.isoformat() if value == value else None  # noqa: PLR0124
+    if hasattr(value, "tolist"):  # numpy
+        return plain(value.tolist())
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _key(name: Any) -> str:
+    if isinstance(name, str):
+        return str(name)
+    name = plain(name)
+    if isinstance(name, bool | int | float) or name is None:
+        return json.dumps(name)
+    raise TypeError("only plain keys have a form in JSON")

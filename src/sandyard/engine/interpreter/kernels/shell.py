@@ -1,0 +1,51 @@
+"""The Bash kernel: bash_kernel's, with variables that come along with a request."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from bash_kernel.kernel import BashKernel
+
+from sandyard.engine.interpreter.kernels.environment import KEY
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class ShellKernel(BashKernel):  # type: ignore[misc]
+    _execute_sleep = 0.0
+
+    async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        wishes = (parent.get("metadata") or {}).get(KEY) or {}
+        stay, once, back = (_sayable(wishes.get(name)) for name in ("env", "env_once", "env_back"))
+        self._quietly(_exports({**stay, **back}))
+        self._quietly("\n".join(map(_set_aside, once)))
+        self._quietly(_exports(once))
+        try:
+            await super().execute_request(stream, ident, parent)
+        finally:
+            self._quietly("\n".join(map(_take_back, once)))
+
+    def _quietly(self, commands: str) -> None:
+        if commands:
+            self.bashwrapper.run_command(commands, timeout=10)
+
+
+def _sayable(variables: Mapping[str, str] | None) -> dict[str, str]:
+    """Those with a name that a shell can say."""
+    return {name: value for name, value in (variables or {}).items() if _NAME.fullmatch(name)}
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+
+
+def _set_aside(name: str) -> str:
+    return f'[ -z "${{{name}+x}}" ] || __before_{name}=${{{name}}}'
+
+
+def _take_back(name: str) -> str:
+    kept = f"__before_{name}"
+    return f'if [ -n "${{{kept}+x}}" ]; then export {name}="${{{kept}}}"; unset {kept}; else unset {name}; fi'

@@ -1,0 +1,86 @@
+"""What a kernel says, as the events E2B's clients read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sandyard.engine.interpreter.messages import Message
+
+Event = dict[str, Any]
+
+FIELDS = {
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "text/latex": "latex",
+    "application/json": "json",
+    "application/javascript": "javascript",
+    "e2b/data": "data",
+    "e2b/chart": "chart",
+}
+_RESULTS = {"execute_result": True, "display_data": False, "update_display_data": False}
+END: Event = {"type": "end_of_execution"}
+KEEPALIVE: Event = {"type": "keepalive"}
+
+
+def event_of(message: Message) -> Event | None:
+    """None for what clients are not told: status, `clear_output`, comms."""
+    content = message.content
+    if message.kind in _RESULTS:
+        return result(content.get("data") or {}, is_main=_RESULTS[message.kind])
+    if message.kind == "stream" and content.get("name") in ("stdout", "stderr"):
+        return {"type": content["name"], "text": str(content.get("text", "")), "timestamp": time.time_ns()}
+    if message.kind == "error":
+        return error_of(content)
+    if message.kind == "execute_input":
+        return {"type": "number_of_executions", "execution_count": content.get("execution_count")}
+    return None
+
+
+def error_of(content: Mapping[str, Any]) -> Event:
+    """Of an `error` message or of a reply that says so."""
+    lines = content.get("traceback") or []
+    traceback = "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
+    return failure(str(content.get("ename", "")), str(content.get("evalue", "")), traceback)
+
+
+def failure(name: str, value: str, traceback: str = "") -> Event:
+    return {"type": "error", "name": name, "value": value, "traceback": traceback}
+
+
+def result(data: Mapping[str, Any], *, is_main: bool) -> Event:
+    event: Event = {"type": "result", "is_main_result": is_main}
+    extra = {}
+    for mime, given in data.items():
+        value = _plain(given)
+        field = FIELDS.get(mime)
+        if field is None:
+            extra[mime] = value
+        elif value is not None:
+            event[field] = _unquoted(value) if field == "text" and isinstance(value, str) else value
+    if extra:
+        event["extra"] = extra
+    return event
+
+
+def _unquoted(text: str) -> str:
+    """The text of a string is the string, not its spelling in a program."""
+    return text[1:-1] if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0] else text
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a number that is none becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,129 @@
+"""Kernel processes: made by the fork server or by their own command, watched, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+FORK_SERVER = "jupyter-server"
+
+
+class Process:
+    """A kernel's process, leader of a group of its own. Whose child it is does not matter."""
+
+    def __init__(self, pid: int, on_end: Callable[[], None]) -> None:
+        self.pid = pid
+        self.alive = True
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._fd = -1
+            self._loop.call_soon(self._ended)
+            return
+        self._loop.add_reader(self._fd, self._ended)
+
+    def interrupt(self) -> None:
+        self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def _ended(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        if self.alive:
+            self._signal(signal.SIGKILL)  # what it has left running
+            self.alive = False
+            self._on_end()
+
+
+async def spawn(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:
+    """The pid of a new process that ends with this one. Raises OSError."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        cwd=cwd,
+        env=dict(env),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=None,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+    )
+    return process.pid
+
+
+class ForkServer:
+    """Started when it is first needed, and again when somebody has killed it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._command = [sys.executable, "-P", str(folder / FORK_SERVER)]
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        async with self._turn:
+            await self._running()
+
+    async def fork(self, kernel: str, connection_file: Path, cwd: str, env: Mapping[str, str]) -> int:
+        """The pid of a new kernel. Raises OSError when the fork server cannot be had. Whoever does not wait for it leaves none."""
+        request = {"kernel": kernel, "connection_file": str(connection_file), "cwd": cwd, "env": dict(env)}
+        # to its end whatever becomes of the caller: an answer nobody reads would be taken for that to the next request
+        asking = asyncio.ensure_future(self._ask(json.dumps(request).encode() + b"\n"))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(_end_unwanted)
+            raise
+
+    async def _ask(self, line: bytes) -> int:
+        async with self._turn:
+            for _ in range(2):  # it may just have been killed
+                process = await self._running()
+                with contextlib.suppress(ConnectionError, ValueError):
+                    assert process.stdin is not None
+                    assert process.stdout is not None
+                    process.stdin.write(line)
+                    await process.stdin.drain()
+                    return int(json.loads(await process.stdout.readline())["pid"])
+                self._process = None
+        raise OSError("the fork server does not answer")
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=pipe, stdout=pipe, preexec_fn=_end_with_parent, start_new_session=True
+        )
+        assert self._process.stdout is not None
+        if not await self._process.stdout.readline():
+            await self._process.wait()
+            raise OSError("the fork server did not start: is ipykernel still installed in this sandbox?")
+        return self._process
+
+
+def _end_unwanted(asked: asyncio.Future[int]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(asked.result(), signal.SIGKILL)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,88 @@
+"""The kernels that are installed, as Jupyter knows them: `<folder>/kernels/<name>/kernel.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ALIASES = {"": "python", "js": "javascript", "ts": "typescript", "py": "python", "sh": "bash"}
+
+
+class UnknownLanguageError(LookupError):
+    """No kernel speaks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """`forked`: which kernel of the fork server's it is, else None and `argv` starts it."""
+
+    name: str
+    language: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    by_message: bool = False  # how it wants to be interrupted: by a message, else by a signal
+    forked: str | None = None
+
+
+def folders() -> list[Path]:
+    """Where kernels may be, the most particular first: Jupyter's own places."""
+    given = [Path(part) for part in os.environ.get("JUPYTER_PATH", "").split(":") if part]
+    home = Path(os.environ.get("HOME", "/root"))
+    fixed = [home / ".local/share/jupyter", Path("/home/user/.local/share/jupyter")]
+    return [*given, *fixed, Path("/usr/local/share/jupyter"), Path("/usr/share/jupyter")]
+
+
+def installed(places: list[Path] | None = None) -> list[Spec]:
+    """Looked up anew each time: a user may have installed one since. What cannot be read is left out."""
+    found: dict[str, Spec] = {}
+    for place in folders() if places is None else places:
+        for spec in _in_folder(place / "kernels"):
+            found.setdefault(spec.name, spec)
+    return list(found.values())
+
+
+def find(language: str, specs: list[Spec]) -> Spec:
+    """By the kernel's name, else by its language. Raises UnknownLanguageError, saying what there is."""
+    for spec in specs:
+        if spec.name.lower() == language:
+            return spec
+    for spec in specs:
+        if spec.language.lower() == language:
+            return spec
+    known = ", ".join(sorted({spec.language.lower() for spec in specs})) or "none"
+    raise UnknownLanguageError(
+        f"There is no kernel for '{language}' in this sandbox. Installed: {known}. "
+        "Any Jupyter kernel that is installed in the sandbox or its template can be used."
+    )
+
+
+def normalise(language: str | None) -> str:
+    plain = (language or "").strip().lower()
+    return ALIASES.get(plain, plain)
+
+
+def _in_folder(folder: Path) -> Iterator[Spec]:
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+                yield _read(path.name, json.loads((path / "kernel.json").read_text()), str(path))
+
+
+def _read(name: str, raw: dict[str, object], folder: str) -> Spec:
+    argv = raw["argv"]
+    metadata, env = raw.get("metadata") or {}, raw.get("env") or {}
+    if not isinstance(argv, list) or not argv or not isinstance(metadata, dict) or not isinstance(env, dict):
+        raise ValueError("not a kernel")
+    forked = metadata.get("forked")
+    return Spec(
+        name,
+        str(raw.get("language") or name),
+        tuple(str(part).replace("{resource_dir}", folder) for part in argv),
+        {str(key): str(value) for key, value in env.items()},
+        by_message=raw.get("interrupt_mode") == "message",
+        forked=str(forked) if forked else None,
+    )

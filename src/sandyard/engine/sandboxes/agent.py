@@ -1,0 +1,236 @@
+"""The engine's own client of one sandbox's agent: commands it runs in there itself, and files it puts there.
+
+The agent lives beside hostile code: whatever comes from it is read with bounds, and nothing of it is believed but
+what its own sandbox has to live with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import socket
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlencode
+
+import httptools
+
+from sandyard.engine.contract import AGENT_PORT, Handle
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.kit.errors import NoSpaceError, UnreachableError
+
+Output = Callable[[str, bytes], None]
+"""Told which stream ("stdout" or "stderr") and what was written to it, as it comes."""
+
+_ENVELOPE = struct.Struct(">BI")
+_END = 2
+_MESSAGE_LIMIT = 4 << 20
+_ANSWER_LIMIT = 64 << 10
+_SILENT_LIMIT = 64 << 10  # bytes that may pass without anything to hand on
+_READ = 64 << 10
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Agent:
+    """Raises UnreachableError when the agent does not answer as an agent does, and when the sandbox ends meanwhile."""
+
+    def __init__(self, calls: Calls, handle: Handle) -> None:
+        self._calls = calls
+        self._handle = handle
+
+    async def run(
+        self,
+        command: str,
+        *,
+        user: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] = _NOTHING,
+        timeout_s: float | None = None,
+        output: Output | None = None,
+    ) -> int:
+        """Run a shell command to its end; its exit code, -1 when a signal ended it. What is left out is the sandbox's
+        default. TimeoutError when it has not ended in `timeout_s` seconds; it is killed then."""
+        events = self._start(command, user, cwd, env, timeout_s)
+        async with asyncio.timeout(timeout_s), aclosing(events):
+            async for event in events:
+                data, end = event.get("data"), event.get("end")
+                if isinstance(data, dict) and output is not None:
+                    _hand_on(data, output)
+                elif isinstance(end, dict):
+                    return _exit_code(end)
+        raise UnreachableError(f"The sandbox {self._handle.id} did not say how a command ended.")
+
+    async def spawn(
+        self, command: str, *, user: str | None = None, cwd: str | None = None, env: Mapping[str, str] = _NOTHING
+    ) -> int:
+        """Start a shell command and leave it running; its pid."""
+        events = self._start(command, user, cwd, env, None)
+        async with aclosing(events):
+            async for event in events:
+                start = event.get("start")
+                if isinstance(start, dict) and isinstance(start.get("pid"), int):
+                    return int(start["pid"])
+        raise UnreachableError(f"The sandbox {self._handle.id} did not start a command.")
+
+    async def write(self, path: str, data: bytes | AsyncIterator[bytes], *, user: str | None = None) -> None:
+        """Put a file there, whole. NoSpaceError when the sandbox's disk is full."""
+        query = {"path": path} if user is None else {"path": path, "username": user}
+        headers = {"Content-Type": "application/octet-stream"}
+        body = b""
+        async with _Exchange(await self._connect()) as exchange:
+            if isinstance(data, bytes):
+                await exchange.send(f"/files?{urlencode(query)}", headers, data)
+            else:
+                await exchange.send_chunks(f"/files?{urlencode(query)}", headers, data)
+            async for piece in exchange.body():
+                body += piece[: _ANSWER_LIMIT - len(body)]
+            if exchange.status == NoSpaceError.status:
+                raise NoSpaceError("The sandbox's disk is full.")
+            if exchange.status != 200:
+                said = body.decode(errors="replace")[:500]
+                raise UnreachableError(f"The sandbox did not take the file {path}: {exchange.status} {said}")
+
+    async def _connect(self) -> socket.socket:
+        return await self._calls.run("connect", self._handle.id, self._calls.driver.connect(self._handle, AGENT_PORT))
+
+    async def _start(
+        self, command: str, user: str | None, cwd: str | None, env: Mapping[str, str], timeout_s: float | None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        process = {"cmd": "/bin/bash", "args": ["-l", "-c", command], "envs": dict(env)}
+        if cwd is not None:
+            process["cwd"] = cwd
+        message = json.dumps({"process": process, "stdin": False}).encode()
+        headers = {"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"}
+        if user is not None:
+            headers["Authorization"] = f"Basic {base64.b64encode(f'{user}:'.encode()).decode()}"
+        if timeout_s is not None:
+            headers["Connect-Timeout-Ms"] = str(max(1, int(timeout_s * 1000)))
+        async with _Exchange(await self._connect()) as exchange:
+            await exchange.send("/process.Process/Start", headers, _ENVELOPE.pack(0, len(message)) + message)
+            async for flags, content in _envelopes(exchange.body()):
+                if flags & _END:
+                    _raise_for(content)
+                    return
+                event = content.get("event")
+                if isinstance(event, dict):
+                    yield event
+
+
+class _Exchange:
+    """One request and its answer on a connection of its own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._complete = False
+        self.status = 0
+
+    async def __aenter__(self) -> _Exchange:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._connection.close()
+
+    async def send(self, path: str, headers: Mapping[str, str], content: bytes) -> None:
+        await self._send(_head(path, {**headers, "Content-Length": str(len(content))}) + content)
+
+    async def send_chunks(self, path: str, headers: Mapping[str, str], content: AsyncIterator[bytes]) -> None:
+        await self._send(_head(path, {**headers, "Transfer-Encoding": "chunked"}))
+        async for piece in content:
+            if piece:
+                await self._send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        await self._send(b"0\r\n\r\n")
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await self._loop.sock_sendall(self._connection, data)
+        except OSError as error:
+            raise UnreachableError(f"The sandbox does not take what it is sent: {error}.") from error
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """As it comes; `status` is set with the first piece, and at the end."""
+        silent = 0
+        while not self._complete:
+            try:
+                received = await self._loop.sock_recv(self._connection, _READ)
+            except OSError as error:
+                raise UnreachableError(f"The sandbox's agent went away: {error}.") from error
+            if not received:
+                raise UnreachableError("The sandbox's agent went away before its answer was complete.")
+            silent += len(received)
+            try:
+                self._parser.feed_data(received)
+            except httptools.HttpParserError as error:
+                raise UnreachableError(f"The sandbox's agent gave no HTTP answer: {error}.") from error
+            pieces, self._pieces = self._pieces, []
+            for piece in pieces:
+                silent = 0
+                yield piece
+            if silent > _SILENT_LIMIT:
+                raise UnreachableError("The sandbox's agent sends more headers than an agent does.")
+
+    # httptools callbacks
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = True
+
+
+def _head(path: str, headers: Mapping[str, str]) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: sandbox", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
+
+
+async def _envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    """Connect's messages; ends when the body does."""
+    buffer = b""
+    async for piece in body:
+        buffer += piece
+        while len(buffer) >= _ENVELOPE.size:
+            flags, size = _ENVELOPE.unpack_from(buffer)
+            if size > _MESSAGE_LIMIT:
+                raise UnreachableError("The sandbox's agent sent a message larger than messages are.")
+            if len(buffer) < _ENVELOPE.size + size:
+                break
+            text, buffer = buffer[_ENVELOPE.size : _ENVELOPE.size + size], buffer[_ENVELOPE.size + size :]
+            try:
+                message = json.loads(text)
+            except ValueError as error:
+                raise UnreachableError("The sandbox's agent sent what is not JSON.") from error
+            yield flags, message if isinstance(message, dict) else {}
+
+
+def _raise_for(end: Mapping[str, Any]) -> None:
+    error = end.get("error")
+    if not isinstance(error, dict):
+        return
+    if error.get("code") == "deadline_exceeded":
+        raise TimeoutError
+    raise UnreachableError(f"The sandbox could not run a command: {str(error.get('message'))[:500]}")
+
+
+def _hand_on(data: Mapping[str, Any], output: Output) -> None:
+    for stream in ("stdout", "stderr"):
+        text = data.get(stream)
+        if isinstance(text, str):
+            try:
+                output(stream, base64.b64decode(text))
+            except binascii.Error as error:
+                raise UnreachableError("The sandbox's agent sent output that cannot be read.") from error
+
+
+def _exit_code(end: Mapping[str, Any]) -> int:
+    code = end.get("exitCode", 0)
+    return code if isinstance(code, int) else -1

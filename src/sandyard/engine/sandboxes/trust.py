@@ -1,0 +1,94 @@
+"""The engine's egress authority, made known inside a sandbox whose network policy has rules.
+
+Requests to a rule's host are read and completed by the engine, which shows a certificate of its own authority there:
+programs inside have to take it for the host's. Sandboxes without rules never hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sandyard.engine.sandboxes import guest
+from sandyard.engine.sandboxes.agent import Agent
+from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.model import Network, Sandbox
+from sandyard.kit.errors import SandyardError, UnreachableError
+
+BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+ANCHOR = "/usr/local/share/ca-certificates/sandyard-egress.crt"
+VARIABLES = (
+    *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE"),
+    *("NODE_EXTRA_CA_CERTS", "DENO_CERT"),
+)
+"""Where programs that bring authorities of their own are told of the system's."""
+PATIENCE_S = 20.0
+
+_OTHERS = "/etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem /etc/ssl/ca-bundle.pem"
+_INSTALL = f"""
+set -e
+bundle={BUNDLE} anchor={ANCHOR}
+if [ ! -f "$bundle" ]; then  # other systems have it elsewhere, and the variables name this one
+  mkdir -p "${{bundle%/*}}"
+  for other in {_OTHERS}; do [ ! -f "$other" ] || {{ cat "$other" > "$bundle"; break; }}; done
+  [ -f "$bundle" ] || : > "$bundle"
+fi
+mark=$(sed -n 2p "$anchor")
+for file in "$bundle" {_OTHERS}; do
+  [ -f "$file" ] || continue
+  grep -qF -- "$mark" "$file" || {{ echo; cat "$anchor"; }} >> "$file"
+done
+if hash=$(openssl x509 -hash -noout -in "$anchor" 2>/dev/null); then
+  ln -sf "$anchor" "/etc/ssl/certs/$hash.0"
+fi
+mkdir -p /etc/profile.d
+for name in {" ".join(VARIABLES)}; do echo "export $name=\\"\\${{$name:-$bundle}}\\""; done > /etc/profile.d/sandyard-egress.sh
+"""
+
+
+class EgressTrust:
+    """`pem` is the authority's certificate; without one there is nothing to trust."""
+
+    def __init__(self, calls: Calls, pem: bytes) -> None:
+        self._calls = calls
+        self._pem = pem
+
+    def env(self, record: Sandbox) -> Mapping[str, str]:
+        """The variables a sandbox starts with: its own go first."""
+        if not record.network.policy.rules:
+            return record.env
+        return {**dict.fromkeys(VARIABLES, BUNDLE), **record.env}
+
+    async def install(self, record: Sandbox) -> None:
+        """Into a running sandbox, if its policy has rules. Idempotent. UnreachableError when it cannot be put there."""
+        if not record.network.policy.rules or not self._pem:
+            return
+        agent = Agent(self._calls, record.handle)
+        said = bytearray()
+        try:
+            await agent.write(ANCHOR, self._pem, user="root")
+            code = await agent.run(
+                _INSTALL,
+                user="root",
+                cwd="/",
+                timeout_s=PATIENCE_S,
+                output=lambda _, data: said.extend(data[: 500 - len(said)]),
+            )
+        except TimeoutError:
+            raise UnreachableError(_failed(f"it took more than {PATIENCE_S:g} s")) from None
+        except SandyardError as error:
+            raise UnreachableError(_failed(error.message)) from error
+        if code != 0:
+            raise UnreachableError(_failed(said[:500].decode(errors="replace").strip() or f"exit code {code}"))
+
+    async def extend(self, record: Sandbox, network: Network) -> None:
+        """The same for a sandbox that runs and is about to get this network. Processes that run keep their variables."""
+        if not network.policy.rules or record.network.policy.rules:
+            return
+        coming = replace(record, network=network)
+        await self.install(coming)
+        await guest.initialise(self._calls, record.handle, record.template_id, self.env(coming), record.defaults)
+
+
+def _failed(reason: str) -> str:
+    return f"The sandbox could not be made to trust what network rules need: {reason}"

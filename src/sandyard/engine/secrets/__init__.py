@@ -1,0 +1,1 @@
+"""Secrets: written by clients, filled into requests that leave sandboxes, and readable by nobody."""

@@ -1,0 +1,175 @@
+"""The engine's secrets: every verb a protocol may call, and the one way to a value, for `outbound` alone.
+
+A value is sealed before it is stored, with a key in the data directory, and bound to its secret and version: rows that are
+exchanged do not open. Only the current version is kept; an older one could be asked for by nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.engine.store.database import Database, Row
+from sandyard.kit.clock import Clock, SystemClock
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.kit.ids import random_id
+from sandyard.kit.logging import get_logger
+from sandyard.kit.secret import Secret
+from sandyard.kit.vault import Vault
+
+log = get_logger(__name__)
+
+PREFIX = "sec_"
+MAX_NAME, MAX_VALUE = 255, 32 << 10
+MAX_ENTRIES, MAX_KEY, MAX_ENTRY, MAX_METADATA = 32, 128, 1024, 8192
+_FORBIDDEN = re.compile(r"[{}\x00-\x1f\x7f-\x9f]")
+_COLUMNS = "seq, id, name, version, metadata, created_at, updated_at"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretInfo:
+    """All that anybody is told of a secret."""
+
+    id: str
+    name: str
+    version: int
+    metadata: Mapping[str, str]
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SecretPage:
+    items: tuple[SecretInfo, ...]
+    next_cursor: str | None = None
+
+
+class Secrets:
+    """Synchronous but for writing, in the loop's thread, microseconds each."""
+
+    def __init__(self, database: Database, key_file: Path, clock: Clock | None = None) -> None:
+        self._database = database
+        self._vault = Vault(key_file)
+        self._clock = clock or SystemClock()
+
+    async def create(self, name: str, value: Secret, metadata: Mapping[str, str] | None = None) -> SecretInfo:
+        """ConflictError when the name is taken. Names have no upper case: `Key` and `key` are one."""
+        name, now = _name(name), self._clock.now()
+        stored = _metadata(metadata or {})
+        _check_value(value)
+        secret_id = random_id(PREFIX)
+        sealed = self._vault.seal(value, secret_id, "1")
+        with self._database.transaction():
+            if self._find(name) is not None:
+                raise ConflictError(f"There is a secret {name!r} already. Update it, or choose another name.")
+            self._database.insert(
+                "INSERT INTO secrets (id, name, version, metadata, created_at, updated_at, sealed) "
+                "VALUES (?, ?, 1, ?, ?, ?, ?)",
+                (secret_id, name, stored, now, now, sealed),
+            )
+        await self._database.flush()
+        log.info("secret_created", secret=secret_id)
+        return self.get(secret_id)
+
+    async def update(self, reference: str, value: Secret, metadata: Mapping[str, str] | None = None) -> SecretInfo:
+        """A new version, which counts from the next request on. Metadata that is not said stays. NotFoundError."""
+        _check_value(value)
+        stored = None if metadata is None else _metadata(metadata)
+        with self._database.transaction():
+            before = self.get(reference)
+            version = before.version + 1
+            self._database.execute(
+                "UPDATE secrets SET version = ?, sealed = ?, updated_at = ?, metadata = coalesce(?, metadata) "
+                "WHERE id = ?",
+                (
+                    version,
+                    self._vault.seal(value, before.id, str(version)),
+                    self._clock.now(),
+                    stored,
+                    before.id,
+                ),
+            )
+        await self._database.flush()
+        log.info("secret_updated", secret=before.id, version=version)
+        return self.get(before.id)
+
+    async def delete(self, reference: str) -> None:
+        """Requests that would hold it are refused from now on. NotFoundError."""
+        found = self.get(reference)
+        self._database.execute("DELETE FROM secrets WHERE id = ?", (found.id,))
+        await self._database.flush()
+        log.info("secret_deleted", secret=found.id)
+
+    def get(self, reference: str) -> SecretInfo:
+        """By id or name. NotFoundError."""
+        row = self._find(reference)
+        if row is None:
+            raise NotFoundError(f"There is no secret {reference[:100]!r}.")
+        return _info(row)
+
+    def list(self, limit: int, cursor: str | None = None) -> SecretPage:
+        """Newest first. InvalidInputError on a bad cursor."""
+        if cursor is not None and not re.fullmatch(r"\d{1,18}", cursor):
+            raise InvalidInputError("The next token is not valid.")
+        rows = self._database.query(
+            f"SELECT {_COLUMNS} FROM secrets WHERE seq < ? ORDER BY seq DESC LIMIT ?",  # noqa: S608
+            (int(cursor) if cursor else 1 << 62, limit + 1),
+        )
+        more = len(rows) > limit
+        return SecretPage(tuple(map(_info, rows[:limit])), str(rows[limit - 1][0]) if more else None)
+
+    def reveal(self, name: str) -> Secret:
+        """The current value, for what leaves the engine on its owner's behalf. NotFoundError; VaultError when it cannot be
+        opened."""
+        rows = self._database.query("SELECT id, version, sealed FROM secrets WHERE name = ?", (name.lower(),))
+        if not rows:
+            raise NotFoundError(f"there is no secret {name[:100]!r}.")
+        secret_id, version, sealed = rows[0]
+        return self._vault.open(sealed, secret_id, str(version))
+
+    def _find(self, reference: str) -> Row | None:
+        column = "id" if reference.startswith(PREFIX) else "name"
+        wanted = reference if column == "id" else reference.lower()
+        rows = self._database.query(f"SELECT {_COLUMNS} FROM secrets WHERE {column} = ?", (wanted,))  # noqa: S608
+        return rows[0] if rows else None
+
+
+def _name(name: str) -> str:
+    lower = name.lower()
+    if not _size(name) or len(name) > MAX_NAME or _FORBIDDEN.search(name) or lower.startswith(PREFIX):
+        raise InvalidInputError(
+            f"A secret's name has 1 to {MAX_NAME} characters, no braces and no control characters, and does not begin "
+            f"with {PREFIX}, which ids do."
+        )
+    return lower
+
+
+def _check_value(value: Secret) -> None:
+    if not 0 < _size(value.reveal()) <= MAX_VALUE:
+        raise InvalidInputError(f"A secret's value has 1 to {MAX_VALUE} bytes.")
+
+
+def _metadata(metadata: Mapping[str, str]) -> str:
+    sizes = [(_size(key), _size(value)) for key, value in metadata.items()]
+    if len(sizes) > MAX_ENTRIES or sum(map(sum, sizes)) > MAX_METADATA:
+        raise InvalidInputError(f"A secret's metadata has at most {MAX_ENTRIES} entries and {MAX_METADATA} bytes.")
+    if any(not key or key > MAX_KEY or value > MAX_ENTRY for key, value in sizes):
+        raise InvalidInputError(
+            f"A key in a secret's metadata has 1 to {MAX_KEY} bytes, and a value at most {MAX_ENTRY}."
+        )
+    return json.dumps(dict(metadata))
+
+
+def _size(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidInputError("A secret holds half a character: send it as UTF-8.") from None
+
+
+def _info(row: Row) -> SecretInfo:
+    _, secret_id, name, version, metadata, created_at, updated_at = row
+    return SecretInfo(secret_id, name, version, json.loads(metadata), created_at, updated_at)

@@ -1,0 +1,61 @@
+"""Opening what is in a volume, and nothing else: the kernel resolves every path as if the volume were the root.
+
+A sandbox may swap a directory for a link between any two system calls. So a path is resolved once, to a descriptor, and from
+then on the descriptor is what is worked with. All of it blocks, and raises OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+
+from sandyard.kit.opening import Resolve, open_within
+
+_RESOLVE = Resolve.NO_XDEV | Resolve.NO_MAGICLINKS | Resolve.IN_ROOT
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def opened(root: int, parts: tuple[str, ...], flags: int = os.O_PATH) -> Iterator[int]:
+    """A descriptor of what is at this path. Without `O_NOFOLLOW` a link at its end is followed too, inside the volume.
+
+    Only with `O_PATH` may it be anything: opening a pipe or a device for more than that would wait, or do something."""
+    fd = open_at(root, parts, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_at(root: int, parts: tuple[str, ...], flags: int) -> int:
+    return open_within(root, "/".join(parts), flags, resolve=_RESOLVE)
+
+
+@contextlib.contextmanager
+def reopened(fd: int, flags: int) -> Iterator[int]:
+    """The very thing an `O_PATH` descriptor stands for, opened for work."""
+    inner = reopen(fd, flags)
+    try:
+        yield inner
+    finally:
+        os.close(inner)
+
+
+def reopen(fd: int, flags: int) -> int:
+    return os.open(proc(fd), flags | os.O_CLOEXEC)
+
+
+def proc(fd: int) -> str:
+    """A name for what a descriptor stands for, for the calls that take names only."""
+    return f"/proc/self/fd/{fd}"
+
+
+def is_folder(fd: int) -> bool:
+    return stat.S_ISDIR(os.fstat(fd).st_mode)
+
+
+def is_file(fd: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode)

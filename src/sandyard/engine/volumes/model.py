@@ -1,0 +1,50 @@
+"""What a volume is, and what is in it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from sandyard.kit.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    id: str
+    name: str
+    token: Secret  # opens its content, and nothing else
+    size_mb: int
+    created_at: float
+
+
+class Kind(enum.StrEnum):
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file, directory or link. Times are seconds since the epoch; `mode` is permissions without the kind."""
+
+    name: str
+    path: str
+    kind: Kind
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    atime: float
+    mtime: float
+    ctime: float
+    target: str | None = None  # of a link
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """To whom something is to belong, and its permissions. None: what is usual."""
+
+    uid: int | None = None
+    gid: int | None = None
+    mode: int | None = None

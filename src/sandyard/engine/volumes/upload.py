@@ -1,0 +1,104 @@
+"""A file on its way into a volume. Nobody sees it before it is whole: it has no name until then, and leaves nothing when the
+sender, the engine or the machine goes away. Blocks: call every verb in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import threading
+
+from sandyard.engine.volumes.beneath import is_folder, opened, proc
+from sandyard.engine.volumes.content import FILE_MODE, Content, Parts, entry, give, parts_of, shown, telling
+from sandyard.engine.volumes.model import Entry, Owner
+from sandyard.kit.errors import ConflictError, InvalidInputError
+
+_LOOK_EVERY = 8 << 20  # bytes between two looks at the room that is left
+
+
+class Upload:
+    """Begun by `begin`, ended by `finish` or `abandon`."""
+
+    def __init__(self, parts: Parts, parent: int, fd: int, owner: Owner, *, force: bool, reserve: int) -> None:
+        self._parts = parts
+        self._parent = parent
+        self._fd = fd
+        self._owner = owner
+        self._force = force
+        self._reserve = reserve
+        self._unseen = _LOOK_EVERY
+        self._lock = threading.Lock()  # a piece that was given up on may still be written when the file is closed
+
+    @classmethod
+    def begin(cls, content: Content, path: str, owner: Owner, *, force: bool, reserve: int = 0) -> Upload:
+        """`force` replaces what is there, and makes directories that are missing. `reserve`: bytes of the disk to leave
+        free. ConflictError, NotFoundError."""
+        parts = parts_of(path)
+        if not parts:
+            raise InvalidInputError("path is not valid: name a file.")
+        with telling(parts), content.root() as root:
+            _refuse_what_is_there(root, parts, force)
+            with content.parent(root, parts, Owner(owner.uid, owner.gid) if force else None) as found:
+                fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=found)
+                return cls(parts, os.dup(found), fd, owner, force=force, reserve=reserve)
+
+    def write(self, data: bytes) -> None:
+        with self._lock, telling(self._parts):
+            self._unseen += len(data)
+            if self._unseen >= _LOOK_EVERY:
+                self._unseen = 0
+                room = os.fstatvfs(self._fd)
+                if room.f_bavail * room.f_frsize < self._reserve + len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+    def finish(self) -> Entry:
+        """Give it its name, when it is safely on the disk."""
+        try:
+            with self._lock, telling(self._parts):
+                give(self._fd, self._owner, FILE_MODE)
+                os.fsync(self._fd)
+                self._publish()
+                return entry(self._parts, self._fd)
+        finally:
+            self.abandon()
+
+    def _publish(self) -> None:
+        name = self._parts[-1]
+        if not self._force:
+            self._link(name)
+            return
+        with contextlib.suppress(FileExistsError):
+            self._link(name)
+            return
+        partial = f".{secrets.token_hex(12)}.partial"
+        self._link(partial)
+        try:
+            os.rename(partial, name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+        except OSError:
+            os.unlink(partial, dir_fd=self._parent)
+            raise
+
+    def _link(self, name: str) -> None:
+        os.link(proc(self._fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
+
+    def abandon(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                os.close(self._parent)
+                self._fd = -1
+
+
+def _refuse_what_is_there(root: int, parts: Parts, force: bool) -> None:
+    """Before the sender sends all of it for nothing."""
+    here = os.O_PATH | os.O_NOFOLLOW
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(root, parts, here) as fd:
+        if is_folder(fd):
+            raise ConflictError(f"Path {shown(parts)} is a directory")
+        if not force:
+            raise ConflictError(f"Path {shown(parts)} already exists: `force` replaces it.")

@@ -1,0 +1,59 @@
+"""What is made of an image is a sandbox: with its users, without what a layer took away, and with commands although there is no bash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.images.service import Images, Options
+from tests.conformance.yard import Yard
+from tests.images.made import Layout, entry, folder, link, rootfs, tar
+
+LOWER = (
+    folder("data", 0o750, uid=1000, gid=1000),
+    entry("data/old", "old"),
+    entry("data/kept", "kept"),
+    folder("tree"),
+    entry("tree/hidden", "hidden"),
+    folder("gone"),
+    entry("gone/file", "gone"),
+    entry("bin/own", "#!/bin/sh\necho it runs\n", mode=0o755),
+    link("etc/resolv.conf", "/nowhere/at/all"),
+    link("proc", "/etc"),
+)
+UPPER = tar(
+    entry("data/.wh.old"),
+    entry("data/new", "new"),
+    entry("tree/.wh..wh..opq"),
+    entry("tree/shown", "shown"),
+    entry(".wh.gone"),
+)
+
+
+async def test_an_image_runs(yard: Yard, tmp_path: Path) -> None:
+    if not yard.real:
+        pytest.skip("the fake driver has no root file systems")
+    layout = Layout(tmp_path / "oci")
+    layout.tag(layout.image([rootfs(*LOWER), UPPER], {"Env": ["PATH=/bin"], "User": "node"}))
+    images = Images(tmp_path / "images", Options(dirs=(tmp_path,), reserve_bytes=0))
+    images.prepare()
+    image = await images.resolve(f"oci:{layout.path}", None, lambda _: None)
+    assert image.user == "node"
+
+    handle, agent = await yard.create(layers=image.layers)
+    try:
+        shown = await agent.run("cat /data/kept /data/new /tree/shown; ls /tree; ls /data; ls -d /gone; own")
+        assert shown.out.split() == ["keptnewshownshown", "kept", "new", "it", "runs"], shown
+        assert (await agent.run("cat /etc/resolv.conf && ls -d /proc/1")).code == 0
+        for user in ("root", "user"):
+            who = await agent.run(
+                "echo $USER; echo $HOME; cd && touch here /tmp/$USER /var/tmp/$USER && echo written", user=user
+            )
+            assert who.out.split() == [user, "/root" if user == "root" else "/home/user", "written"], who
+        if yard.kind != "namespace-rootless":
+            owners = await agent.run("stat -c '%u %g %a' /data /data/kept /home/user")
+            assert owners.out.splitlines() == ["1000 1000 750", "0 0 644", "1001 1001 755"]
+        assert (await agent.run("rm -r /data /tree && mkdir /tree && ls /tree")).code == 0
+    finally:
+        await yard.driver.kill(handle)

@@ -1,0 +1,125 @@
+"""Notes which verbs each test calls, while SANDYARD_COMPATIBILITY names a folder for the notes. Without it, nothing.
+
+A verb is noted when a test calls it, not when the SDK does so itself on the way of another. One file for each process:
+tests may run in several.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import uuid
+from collections.abc import Coroutine, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .verbs import CLI, Verb, classes, methods, noun
+
+VARIABLE = "SANDYARD_COMPATIBILITY"
+HOOK = Path(__file__).parents[1] / "js" / "recorder.mjs"
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
+
+
+def folder() -> Path | None:
+    wanted = os.environ.get(VARIABLE)
+    return Path(wanted) if wanted else None
+
+
+def javascript_environment(test: str) -> dict[str, str]:
+    """What a process of node needs to note its verbs as those of `test`, which pytest runs."""
+    if folder() is None:
+        return {}
+    return {"NODE_OPTIONS": f"--import={HOOK.as_uri()}", "SANDYARD_COMPATIBILITY_TEST": test}
+
+
+_active: list[Recorder] = []
+
+
+def configure(config: pytest.Config) -> None:
+    """Switch the recorder on, where it is wanted."""
+    into = folder()
+    if into is not None and not _active:
+        _active.append(Recorder(into))
+        config.pluginmanager.register(_active[0], "compatibility")
+
+
+def note_command(*words: str) -> None:
+    """A command of the CLI, such as `sandbox list`."""
+    for recorder in _active:
+        recorder.called.add(Verb(CLI, "e2b", " ".join(words)))
+
+
+class Recorder:
+    """A plugin for pytest: patches the SDKs' classes, and writes what passing tests called when the run is over."""
+
+    def __init__(self, into: Path) -> None:
+        self._into = into
+        self.called: set[Verb] = set()
+        self._passed: dict[str, list[Verb]] = {}
+        self._failed: set[str] = set()
+        into.mkdir(parents=True, exist_ok=True)
+        for owner, columns in classes().items():
+            for definer, name in methods(owner):
+                patched = vars(definer)[name]
+                if not isinstance(patched, _Recorded):
+                    patched = _Recorded(patched, name, self.called)
+                    setattr(definer, name, patched)
+                package = owner.__module__.partition(".")[0]
+                patched.owners[owner] = [Verb(column, noun(owner.__name__, package), name) for column in columns]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.called.clear()
+        done = yield
+        self._passed[item.nodeid] = sorted(self.called)
+        return done
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self._failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        for test in self._failed:
+            self._passed.pop(test, None)
+        passed = {test: [list(verb) for verb in verbs] for test, verbs in self._passed.items() if verbs}
+        (self._into / f"python-{uuid.uuid4().hex}.json").write_text(json.dumps(passed))
+
+
+class _Recorded:
+    """A method as it was, except that calling it is noted."""
+
+    def __init__(self, original: Any, name: str, called: set[Verb]) -> None:
+        self._original = original
+        self._called = called
+        self._name = name
+        self.owners: dict[type, list[Verb]] = {}
+        functools.update_wrapper(self, getattr(original, "__func__", original), updated=())
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        bound = self._original.__get__(instance, owner)
+
+        @functools.wraps(bound)
+        def call(*arguments: Any, **options: Any) -> Any:
+            if _inside.get():
+                return bound(*arguments, **options)
+            self._called.update(next((self.owners[base] for base in owner.__mro__ if base in self.owners), ()))
+            token = _inside.set(True)
+            try:
+                result = bound(*arguments, **options)
+            finally:
+                _inside.reset(token)
+            return _within(result) if isinstance(result, Coroutine) else result
+
+        return call
+
+
+async def _within(work: Coroutine[Any, Any, Any]) -> Any:
+    token = _inside.set(True)
+    try:
+        return await work
+    finally:
+        _inside.reset(token)

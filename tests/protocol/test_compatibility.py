@@ -1,0 +1,17 @@
+"""The document on compatibility is of the JavaScript packages that are installed; see also tests/unit/test_compatibility.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from .compatibility import document, verbs
+
+
+@pytest.mark.parametrize("package", ["e2b (npm)", "@e2b/code-interpreter (npm)", "@e2b/cli (npm)"])
+def test_it_is_of_these_packages(package: str) -> None:
+    assert f"`{package}` {verbs.versions()[package]}" in document.TARGET.read_text(), "run `make compatibility`"
+
+
+def test_every_verb_is_in_the_document() -> None:
+    text = document.TARGET.read_text()
+    assert {verb.row for verb in verbs.javascript() if f"| `{verb.row}` |" not in text} == set()

@@ -1,0 +1,120 @@
+"""The verbs that name an image of Docker Hub, with a Docker Hub of our own: the engine finds it through a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from e2b import AsyncTemplate, Sandbox, Template
+
+from tests.images.made import MANIFEST, Layout, rootfs
+from tests.images.server import Asked, Reply, Served, serving
+
+from .cli import node
+from .compatibility.recording import javascript_environment
+from .engine import Engine
+
+HUB = "registry-1.docker.io"
+NAMES = ("alpine", "archlinux", "debian", "fedora", "node", "oven/bun", "python", "ubuntu")
+FOLDER = Path(__file__).parent / "js"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The same small image under every name."""
+    layout = Layout(tmp_path_factory.mktemp("hub"))
+    manifest = layout.image([rootfs()], {"Env": ["PATH=/bin", "OF_IMAGE=yes"]})["digest"]
+
+    def answer(asked: Asked) -> Reply:
+        kind, _, name = urlsplit(asked.path).path.rpartition("/")
+        if kind.endswith("/manifests"):
+            found = (layout.path / "blobs" / manifest.replace(":", "/")).read_bytes()
+            return Reply(200, found, {"Content-Type": MANIFEST, "Docker-Content-Digest": manifest})
+        if kind.endswith("/blobs"):
+            return Reply(200, (layout.path / "blobs" / name.replace(":", "/")).read_bytes())
+        return Reply(200)
+
+    with serving(answer) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def behind_proxy(hub: Served) -> Iterator[Engine]:
+    engine = Engine({"IMAGES_INSECURE": HUB, "POOL_SIZE": "0"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("http_proxy", hub.url)
+        patch.setenv("no_proxy", "127.0.0.1")
+        engine.start()
+    yield engine
+    assert not engine.stop()
+
+
+@pytest.fixture(autouse=True)
+def pointed(behind_proxy: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in behind_proxy.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def asked_for(hub: Served) -> set[str]:
+    """The names of images that were asked for, as Docker Hub has them."""
+    paths = {urlsplit(asked.path).path for asked in hub.asked if "/manifests/" in asked.path}
+    hub.asked.clear()
+    return {path.removeprefix("/v2/").partition("/manifests/")[0].removeprefix("library/") for path in paths}
+
+
+def test_images_by_their_own_verbs(hub: Served, unique: str) -> None:
+    described = [
+        Template().from_alpine_image(),
+        Template().from_arch_image(),
+        Template().from_debian_image("bookworm"),
+        Template().from_fedora_image(),
+        Template().from_node_image("22"),
+        Template().from_bun_image(),
+        Template().from_python_image("3.12"),
+        Template().from_ubuntu_image("24.04"),
+        Template().from_image("debian:bookworm"),
+    ]
+    for number, template in enumerate(described):
+        Template.build(template.run_cmd("echo $OF_IMAGE > ~/made"), f"hub-{unique}-{number}")
+    assert asked_for(hub) == set(NAMES)
+    with Sandbox.create(f"hub-{unique}-2") as sandbox:
+        assert sandbox.files.read("made") == "yes\n"
+    assert Template.alias_exists(f"hub-{unique}-2")
+
+
+async def test_images_by_their_own_verbs_async(hub: Served, unique: str) -> None:
+    described = [
+        AsyncTemplate().from_alpine_image(),
+        AsyncTemplate().from_arch_image(),
+        AsyncTemplate().from_debian_image(),
+        AsyncTemplate().from_fedora_image(),
+        AsyncTemplate().from_node_image(),
+        AsyncTemplate().from_bun_image(),
+        AsyncTemplate().from_python_image(),
+        AsyncTemplate().from_ubuntu_image(),
+        AsyncTemplate().from_image("docker.io/library/debian:stable"),
+    ]
+    names = [f"hub-async-{unique}-{number}" for number in range(len(described))]
+    pairs = zip(described, names, strict=True)
+    await asyncio.gather(*(AsyncTemplate.build(template, name) for template, name in pairs))
+    assert asked_for(hub) == set(NAMES)
+    assert [await AsyncTemplate.alias_exists(name) for name in names] == [True] * len(names)
+
+
+def test_images_by_their_own_verbs_in_javascript(hub: Served, behind_proxy: Engine) -> None:
+    ran = subprocess.run(
+        [node(), "--test", "--test-reporter=spec", "hub/images.test.mjs"],
+        cwd=FOLDER,
+        env={**os.environ, **behind_proxy.environment, **javascript_environment("hub/images.test.mjs")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert asked_for(hub) == set(NAMES)

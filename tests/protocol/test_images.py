@@ -1,0 +1,111 @@
+"""Templates on images, with the unmodified SDK: from a real registry with a password, from a layout and from archives."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from e2b import BuildException, Template
+
+from tests.conformance import tiny
+from tests.images import registry as registries
+from tests.images.made import Layout, entry, folder, rootfs, tar
+from tests.images.registry import PASSWORD, USER, RealRegistry
+
+from .conftest import NewSandbox
+from .engine import Engine
+
+SETTINGS = {"Env": ["PATH=/opt/tools:/bin", "FLAVOUR=plain and simple"], "User": "node", "WorkingDir": "/srv"}
+
+
+@pytest.fixture(scope="module")
+def layout(engine: Engine) -> Layout:
+    """One with an image of busybox, which has no bash, no sudo and another owner of id 1000, and one of Debian's programs."""
+    made = Layout(engine.layouts / "oci")
+    tools = (
+        folder("opt"),
+        folder("opt/tools"),
+        entry("opt/tools/hello", "#!/bin/sh\necho hello from the image\n", mode=0o755),
+    )
+    gone = tar(entry("srv/.wh.gone"))
+    layers = [rootfs(*tools, folder("srv", uid=1000, gid=1000), entry("srv/gone"), entry("srv/kept", "kept")), gone]
+    other = {**made.image(layers, architecture="sparc"), "platform": {"os": "linux", "architecture": "sparc"}}
+    made.tag(made.index([other, made.image(layers, SETTINGS)]), "busybox")
+    tree = engine.layouts / "debian"
+    tiny.build(tree)
+    packed = engine.layouts / "debian.tar"
+    with tarfile.open(packed, "w") as file:
+        file.add(tree, ".")
+    made.tag(made.image([packed.read_bytes()]), "debian")
+    return made
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRegistry]:
+    with registries.with_password(tmp_path_factory.mktemp("registry") / "it") as running:
+        yield running
+
+
+@pytest.fixture
+def name(api: httpx.Client) -> Any:
+    chosen = f"image-{uuid.uuid4().hex[:12]}"
+    yield chosen
+    api.delete(f"/templates/{chosen}")
+
+
+def build(template: Any, name: str) -> list[str]:
+    said: list[str] = []
+    Template.build(template, name, cpu_count=1, memory_mb=256, on_build_logs=lambda entry: said.append(entry.message))
+    return said
+
+
+def test_from_a_registry_with_a_password(
+    layout: Layout, registry: RealRegistry, name: str, new_sandbox: NewSandbox
+) -> None:
+    image = registry.push(f"oci:{layout.path}:busybox", "team/app:1")
+    template = Template().from_image(image, username=USER, password=PASSWORD).run_cmd("hello > greeting; id -un")
+    said = build(template, name)
+    assert any("Layer 1 of 2" in line for line in said), said
+    assert PASSWORD not in "".join(said)
+    sandbox = new_sandbox(name)
+    assert sandbox.commands.run("cat greeting").stdout == "hello from the image\n"
+    assert sandbox.commands.run("hello; echo $FLAVOUR; id -un; ls /srv").stdout.splitlines() == [
+        "hello from the image",
+        "plain and simple",
+        "user",
+        "kept",
+    ]
+    assert sandbox.commands.run("id -u; stat -c %U /srv", user="root").stdout.split() == ["0", "node"]
+    sandbox.files.write("note.txt", "written")
+    assert sandbox.commands.run("cat ~/note.txt").stdout == "written"
+
+
+def test_wrong_credentials_and_names_fail_the_build_with_a_sentence(
+    registry: RealRegistry, layout: Layout, name: str
+) -> None:
+    image = registry.push(f"oci:{layout.path}:busybox", "team/private:1")
+    with pytest.raises(BuildException, match="refuses these credentials"):
+        build(Template().from_image(image, username=USER, password="wrong"), name)
+    with pytest.raises(BuildException, match="credentials"):
+        build(Template().from_image(image), name)
+    with pytest.raises(BuildException, match="There is no image"):
+        build(Template().from_image(f"{registry.host}/team/private:2", username=USER, password=PASSWORD), name)
+    with pytest.raises(BuildException, match="IMAGES_REGISTRIES"):
+        build(Template().from_image("localhost:1/x"), name)
+    with pytest.raises(BuildException, match="named for images"):
+        build(Template().from_image("oci:/etc"), name)
+
+
+@pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive"])
+def test_from_this_machine(layout: Layout, engine: Engine, name: str, new_sandbox: NewSandbox, kind: str) -> None:
+    image = f"oci:{layout.path}:debian"
+    if kind != "oci":
+        image = f"{kind}:{engine.layouts}/{kind}.tar:debian:1"
+        subprocess.run(["skopeo", "--insecure-policy", "copy", "-q", f"oci:{layout.path}:debian", image], check=True)
+    build(Template().from_image(image).run_cmd("uname > /made", user="root"), name)
+    assert new_sandbox(name).commands.run("cat /made; whoami || id -u").stdout.split() == ["Linux", "1000"]

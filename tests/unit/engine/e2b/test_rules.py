@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandyard.engine.contract import HostRule, NetworkPolicy
+from sandyard.engine.e2b.control import network
+from sandyard.engine.e2b.control.wire import NetworkConfig, NetworkUpdate
+from sandyard.kit.errors import InvalidInputError
+
+
+def rules(host: str, **headers: str) -> dict[str, Any]:
+    return {host: [{"transform": {"headers": {name.replace("_", "-"): value for name, value in headers.items()}}}]}
+
+
+def test_rules_become_headers_and_are_shown_as_they_were_given() -> None:
+    given = {
+        "API.example.com": [
+            {"transform": {"headers": {"Authorization": "Bearer ${e2b.secrets.key}", "X-A": "1"}}},
+            {"transform": {"headers": {"x-a": "2"}}},
+            {},
+        ],
+        "quiet.example.com": [],
+    }
+    made = network.for_new(NetworkConfig.model_validate({"rules": given}), None)
+    headers = (("Authorization", "Bearer ${e2b.secrets.key}"), ("x-a", "2"))
+    assert made.policy.rules == (HostRule("api.example.com", headers),)
+    assert made.config is not None
+    assert made.config["rules"] == {host.lower(): rules for host, rules in given.items()}
+    assert NetworkPolicy.read(made.policy.plain()) == made.policy
+
+
+def test_an_update_without_rules_clears_them() -> None:
+    before = network.for_new(NetworkConfig.model_validate({"rules": rules("a.example.com", X="1")}), None)
+    kept = network.for_update(NetworkUpdate.model_validate({"rules": rules("b.example.com", X="1")}), before)
+    assert [rule.host for rule in kept.policy.rules] == ["b.example.com"]
+    cleared = network.for_update(NetworkUpdate(), kept)
+    assert (cleared.policy.rules, cleared.config) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (rules("*", X="1"), "invalid host"),
+        (rules("10.0.0.1", X="1"), "no address"),
+        (rules("10.0.0.0/8", X="1"), "no address"),
+        (rules("example.com:8443", X="1"), "no port"),
+        (rules("", X="1"), "invalid host"),
+        ({**rules("a.example.com", X="1"), **rules("A.example.com", X="1")}, "twice"),
+        (rules("a.example.com", Host="b.example.com"), "cannot set the header Host"),
+        (rules("a.example.com", Transfer_Encoding="chunked"), "cannot set"),
+        (rules("a.example.com", Proxy_Authorization="x"), "cannot set"),
+        (rules("a.example.com", X="two\r\nlines"), "invalid value"),
+        (rules("a.example.com", X="x" * 8193), "invalid value"),
+        ({"a.example.com": [{"transform": {"headers": {"a b": "1"}}}]}, "invalid header name"),
+        (rules("a.example.com", X="${e2b.identity.tokens.aws}"), "issues no identity tokens"),
+        (rules("a.example.com", X="${e2b.other}"), "no placeholder"),
+        (rules("a.example.com", X="${e2b.secrets.}"), "no placeholder"),
+        ({f"h{n}.example.com": [] for n in range(101)}, "at most 100 hosts"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_rules_that_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        network.for_new(NetworkConfig.model_validate({"rules": given}), None)
+
+
+def test_name_servers_are_reachable_where_names_are_allowed() -> None:
+    def policy(**config: Any) -> NetworkPolicy:
+        return network.for_new(NetworkConfig.model_validate({"dnsServers": ["192.0.2.53"], **config}), None).policy
+
+    closed = policy(allowOut=["example.com"], denyOut=["0.0.0.0/0"])
+    assert closed.allow_out == ("example.com", "192.0.2.53")
+    assert policy(allowOut=["192.0.2.1"]).allow_out == ("192.0.2.1",)
+    assert policy() == NetworkPolicy()
+    made = network.for_new(NetworkConfig(dnsServers=[]), None)
+    assert made.config == {"dnsServers": []}
+    for wrong in (["dns.example.com"], ["::1"], ["0.0.0.0"]):
+        with pytest.raises(InvalidInputError, match="invalid DNS server"):
+            network.for_new(NetworkConfig(dnsServers=wrong), None)

@@ -1,0 +1,204 @@
+"""Logging in, against servers of a few lines: the real registry, with passwords, is in tests/protocol/test_images.py."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import json
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from sandyard.engine.images.auth import Authority, Challenge, Login, challenges
+from sandyard.engine.images.clouds import Clouds, login_of, sign, signing_key
+from sandyard.engine.images.model import AwsAuth, GcpAuth, PasswordAuth, RegistryAuth
+from sandyard.engine.images.reach import Reach
+from sandyard.engine.images.web import Web
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedError
+from sandyard.kit.secret import Secret
+from tests.images.server import Asked, Reply, serving
+
+HERE = Reach(registries=frozenset({"127.0.0.1"}))
+AWS = {"type": "aws", "awsAccessKeyId": "AKID", "awsSecretAccessKey": "s3cr3t", "awsRegion": "eu-west-1"}
+
+
+def web() -> Web:
+    return Web(HERE, pause=0.01)
+
+
+# What a client sends -----------------------------------------------------------------------------------------------------------
+
+
+def test_credentials_are_parsed() -> None:
+    assert RegistryAuth.parse({"type": "registry", "username": "u", "password": "p"}) == PasswordAuth(
+        username="u", password=Secret("p")
+    )
+    parsed = RegistryAuth.parse(AWS)
+    assert isinstance(parsed, AwsAuth) and parsed.aws_secret_access_key.reveal() == "s3cr3t"
+    assert isinstance(RegistryAuth.parse({"type": "gcp", "serviceAccountJson": "{}"}), GcpAuth)
+    assert "s3cr3t" not in repr(parsed) + str(parsed)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {},
+        {"type": "ftp"},
+        {"type": "registry", "username": "u"},
+        {**AWS, "awsRegion": "evil.example/"},
+        {**AWS, "awsSecretAccessKey": 1},
+    ],
+)
+def test_what_are_no_credentials(raw: dict[str, object]) -> None:
+    with pytest.raises(InvalidInputError, match="fromImageRegistry") as caught:
+        RegistryAuth.parse(raw)
+    assert "s3cr3t" not in caught.value.message
+
+
+# What a registry asks for ------------------------------------------------------------------------------------------------------
+
+
+def test_challenges_are_read() -> None:
+    assert challenges('Bearer realm="https://a/t?x=1",service="s", scope="repository:a/b:pull,push"') == [
+        Challenge("bearer", {"realm": "https://a/t?x=1", "service": "s", "scope": "repository:a/b:pull,push"})
+    ]
+    assert challenges('Basic realm="a \\"b\\"", Bearer realm=x') == [
+        Challenge("basic", {"realm": 'a "b"'}),
+        Challenge("bearer", {"realm": "x"}),
+    ]
+    assert challenges("Negotiate") == [Challenge("negotiate", {})]
+    assert challenges("") == challenges('="') == []
+
+
+async def test_a_token_is_fetched_with_the_login() -> None:
+    def answer(asked: Asked) -> Reply:
+        good = asked.headers.get("authorization") == "Basic " + base64.b64encode(b"u:p").decode()
+        return Reply(200, json.dumps({"access_token": "t0k"}).encode()) if good else Reply(401)
+
+    with serving(answer) as server:
+        async with web() as client:
+            header = f'Bearer realm="{server.url}/token?a=b",service="reg"'
+            with_login = Authority(client, "x/y", _login(Login("u", Secret("p"))))
+            assert await with_login.answer(header, None) == "Bearer t0k"
+            assert await with_login.answer(header, None) == "Bearer t0k"  # another task got a 401 with the old one
+            assert len(server.asked) == 1
+            query = parse_qs(urlsplit(server.asked[0].path).query)
+            assert query == {"a": ["b"], "service": ["reg"], "scope": ["repository:x/y:pull"]}
+            with pytest.raises(ForbiddenError, match="without credentials"):
+                await Authority(client, "x/y", _login(None)).answer(header, None)
+
+
+async def test_basic_is_tried_once() -> None:
+    async with web() as client:
+        authority = Authority(client, "x", _login(Login("u", Secret("p"))))
+        first = await authority.answer('Basic realm="x"', None)
+        assert first == "Basic dTpw"
+        assert await authority.answer('Basic realm="x"', first) is None
+        assert await Authority(client, "x", _login(None)).answer('Basic realm="x"', None) is None
+        with pytest.raises(UnsupportedError, match="negotiate"):
+            await Authority(client, "x", _login(None)).answer("Negotiate", None)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"no", b'{"token": 1}', b'{"token": "a\\nb"}'])
+async def test_what_is_no_token(body: bytes) -> None:
+    with serving(lambda _: Reply(200, body)) as server:
+        async with web() as client:
+            with pytest.raises(InvalidInputError, match="gave no token"):
+                await Authority(client, "x", _login(None)).answer(f'Bearer realm="{server.url}"', None)
+
+
+async def test_passwords_are_not_told_over_plain_http_to_strangers() -> None:
+    async with web() as client:
+        with pytest.raises(InvalidInputError, match="SANDYARD_IMAGES_INSECURE"):
+            await Authority(client, "x", _login(Login("u", Secret("p")))).answer(
+                'Bearer realm="http://tokens.example/"', None
+            )
+
+
+def _login(login: Login | None):  # type: ignore[no-untyped-def]
+    async def ask() -> Login | None:
+        return login
+
+    return ask
+
+
+# Clouds ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_signing_key_is_the_one_of_amazons_own_example() -> None:
+    key = signing_key(Secret("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"), "20120215", "us-east-1", "iam")
+    assert key.hex() == "f4780e2d9f65fa895f9c67b32ce1baf0b0d8a43505a000a1a9e090d414db404d"
+
+
+async def test_amazon_gives_a_login_for_a_signed_request() -> None:
+    def answer(asked: Asked) -> Reply:
+        now = datetime.datetime.strptime(asked.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
+        parts = re.fullmatch(
+            r"AWS4-HMAC-SHA256 Credential=(.+), SignedHeaders=(.+), Signature=(.+)", asked.headers["authorization"]
+        )
+        assert parts and asked.method == "POST" and asked.headers["x-amz-target"].endswith(".GetAuthorizationToken")
+        lines = "".join(f"{name}:{asked.headers[name]}\n" for name in parts[2].split(";"))
+        canonical = "\n".join(("POST", "/", "", lines, parts[2], hashlib.sha256(asked.body).hexdigest()))
+        key_id, scope = parts[1].split("/", 1)
+        text = "\n".join(
+            ("AWS4-HMAC-SHA256", asked.headers["x-amz-date"], scope, hashlib.sha256(canonical.encode()).hexdigest())
+        )
+        key = signing_key(Secret("s3cr3t"), now.strftime("%Y%m%d"), "eu-west-1", "ecr")
+        if key_id != "AKID" or hmac.new(key, text.encode(), hashlib.sha256).hexdigest() != parts[3]:
+            return Reply(400, b'{"__type": "com.amazon#UnrecognizedClientException"}')
+        token = base64.b64encode(b"AWS:passw0rd").decode()
+        return Reply(200, json.dumps({"authorizationData": [{"authorizationToken": token}]}).encode())
+
+    with serving(answer) as server:
+        async with web() as client:
+            clouds = Clouds(ecr=f"{server.url}/")
+            login = await login_of(RegistryAuth.parse(AWS), client, clouds)
+            assert (login.username, login.password.reveal()) == ("AWS", "passw0rd")
+            with pytest.raises(ForbiddenError, match="UnrecognizedClientException"):
+                await login_of(RegistryAuth.parse({**AWS, "awsSecretAccessKey": "wrong"}), client, clouds)
+    assert (
+        sign(AwsAuth.model_validate(AWS), "h", b"{}", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))["X-Amz-Date"]
+        == "20260101T000000Z"
+    )
+
+
+async def test_google_gives_a_token_for_a_signed_claim() -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+
+    def answer(asked: Asked) -> Reply:
+        claim = parse_qs(asked.body.decode())["assertion"][0]
+        text, _, signature = claim.rpartition(".")
+        key.public_key().verify(_decoded(signature), text.encode(), padding.PKCS1v15(), hashes.SHA256())
+        body = json.loads(_decoded(text.partition(".")[2]))
+        if body["iss"] != "robot@example.iam":
+            return Reply(400, b'{"error": "invalid_grant", "error_description": "Invalid grant: account not found"}')
+        assert body["aud"] == f"{server.url}/token" and body["exp"] > body["iat"]
+        return Reply(200, b'{"access_token": "ya29"}')
+
+    with serving(answer) as server:
+        async with web() as client:
+            clouds = Clouds(google=f"{server.url}/token")
+            account = {"client_email": "robot@example.iam", "private_key": pem, "token_uri": "http://169.254.169.254/"}
+            login = await login_of(_gcp(account), client, clouds)
+            assert (login.username, login.password.reveal()) == ("oauth2accesstoken", "ya29")
+            with pytest.raises(ForbiddenError, match="account not found"):
+                await login_of(_gcp({**account, "client_email": "nobody"}), client, clouds)
+            for wrong in ({}, [], {**account, "private_key": "x"}):
+                with pytest.raises(InvalidInputError, match="client_email"):
+                    await login_of(_gcp(wrong), client, clouds)
+
+
+def _gcp(account: object) -> RegistryAuth:
+    return RegistryAuth.parse({"type": "gcp", "serviceAccountJson": json.dumps(account)})
+
+
+def _decoded(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,0 +1,125 @@
+"""Whom the engine asks, and what it takes along."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from sandyard.engine.images import web as webs
+from sandyard.engine.images.reach import Reach
+from sandyard.engine.images.web import Web
+from sandyard.kit.errors import BusyError, ForbiddenError, InvalidInputError, UnreachableError
+from tests.images.server import Asked, Reply, serving
+
+HERE = Reach(registries=frozenset({"127.0.0.1", "localhost"}))
+AUTH = {"Authorization": "Basic secret"}
+
+
+def web(reach: Reach = HERE) -> Web:
+    return Web(reach, pause=0.01)
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed", "on_lan"),
+    [
+        ("93.184.216.34", True, True),
+        ("2606:4700::1", True, True),
+        ("127.0.0.1", False, False),
+        ("::1", False, False),
+        ("169.254.169.254", False, False),
+        ("fe80::1", False, False),
+        ("0.0.0.0", False, False),
+        ("224.0.0.1", False, False),
+        ("10.1.2.3", False, True),
+        ("192.168.1.1", False, True),
+        ("100.64.0.1", False, True),
+        ("fd00::1", False, True),
+        ("::ffff:127.0.0.1", False, False),
+        ("::ffff:10.0.0.1", False, True),
+        ("64:ff9b::7f00:1", False, False),
+        ("2002:7f00:1::", False, False),
+    ],
+)
+def test_which_addresses_may_be_asked(address: str, allowed: bool, on_lan: bool) -> None:
+    parsed = ipaddress.ip_address(address)
+    assert Reach().allows("h", 443, parsed) is allowed
+    assert Reach(private=True).allows("h", 443, parsed) is on_lan
+    assert Reach(registries=frozenset({"h"})).allows("h", 443, parsed)
+    assert Reach(registries=frozenset({"h:443"})).allows("H", 443, parsed)
+    assert Reach(registries=frozenset({"h:444"})).allows("h", 443, parsed) is allowed
+
+
+async def test_this_machine_is_not_asked_unless_the_operator_says_so() -> None:
+    with serving(lambda _: Reply()) as server:
+        async with web(Reach()) as client:
+            for host in ("127.0.0.1", "localhost", "127.1", "2130706433"):
+                with pytest.raises((ForbiddenError, InvalidInputError), match="SANDYARD_IMAGES_"):
+                    await client.ask(f"http://{host}:{server.port}/", {}, 100)
+        assert not server.asked
+        async with web(Reach(registries=frozenset({server.host}))) as client:
+            assert (await client.ask(server.url, {}, 100)).status == 200
+
+
+async def test_a_redirect_leads_nowhere_else_than_a_name_does() -> None:
+    with serving(lambda _: Reply()) as inner, serving(lambda _: Reply(307, headers={"Location": inner.url})) as outer:
+        async with web(Reach(registries=frozenset({outer.host}))) as client:
+            with pytest.raises(ForbiddenError, match="SANDYARD_IMAGES_REGISTRIES"):
+                await client.ask(outer.url, AUTH, 100)
+        assert not inner.asked
+
+
+async def test_credentials_stay_with_the_host_they_are_for() -> None:
+    with serving(lambda _: Reply(body=b"blob")) as storage:
+
+        def answer(asked: Asked) -> Reply:
+            places = {"/": f"{storage.url}/x?signature=1", "/own": "/here", "/round": f"{storage.url}/back"}
+            return Reply(307, headers={"Location": places[asked.path]}) if asked.path in places else Reply()
+
+        with serving(answer) as registry:
+            async with web() as client:
+                assert (await client.ask(f"{registry.url}/", AUTH, 100)).body == b"blob"
+                assert registry.asked[0].headers["authorization"] == "Basic secret"
+                assert "authorization" not in storage.asked[0].headers and storage.asked[0].path == "/x?signature=1"
+                await client.ask(f"{registry.url}/own", AUTH, 100)
+                assert registry.asked[-1].headers["authorization"] == "Basic secret"
+
+
+async def test_redirects_end() -> None:
+    with serving(lambda _: Reply(302, headers={"Location": "/again"})) as server:
+        async with web() as client:
+            with pytest.raises(InvalidInputError, match="without end"):
+                await client.ask(server.url, {}, 100)
+        assert len(server.asked) == 6
+
+
+@pytest.mark.parametrize(
+    "target", ["file:///etc/passwd", "ftp://x/", "http://registry.example/", "http://u:p@127.0.0.1/", "//"]
+)
+async def test_redirects_lead_to_what_can_be_asked(target: str) -> None:
+    with serving(lambda _: Reply(302, headers={"Location": target})) as server:
+        async with web() as client:
+            with pytest.raises(InvalidInputError):
+                await client.ask(server.url, {}, 100)
+
+
+async def test_the_weather_is_waited_for() -> None:
+    replies = [Reply(503), Reply(429, headers={"Retry-After": "0"}), Reply(body=b"ok")]
+    with serving(lambda _: replies.pop(0)) as server:
+        async with web() as client:
+            assert (await client.ask(server.url, {}, 100)).body == b"ok"
+    with serving(lambda _: Reply(429)) as server:
+        async with web() as client:
+            with pytest.raises(BusyError, match="too many questions"):
+                await client.ask(server.url, {}, 100)
+        assert len(server.asked) == webs._ATTEMPTS
+    async with web() as client:
+        with pytest.raises(UnreachableError, match=r"can't be reached"):
+            await client.ask(server.url, {}, 100)
+
+
+async def test_answers_are_bounded() -> None:
+    with serving(lambda _: Reply(body=bytes(2000))) as server:
+        async with web() as client:
+            with pytest.raises(InvalidInputError, match="longer"):
+                await client.ask(server.url, {}, 1000)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.interpreter import environment
+from sandyard.engine.interpreter.kernels import environment as of_a_kernel
+
+
+def test_the_sandbox_s_variables_are_read_again_when_they_change(tmp_path: Path) -> None:
+    file = tmp_path / "envs.json"
+    sandbox = environment.Sandbox(file)
+    assert sandbox.variables() == {}
+    file.write_text(json.dumps({"A": "1"}))
+    assert sandbox.variables() == {"A": "1"}
+    file.write_text("{")  # being written
+    assert sandbox.variables() == {"A": "1"}
+    file.write_text(json.dumps({"A": "2", "B": "3"}))
+    assert sandbox.variables() == {"A": "2", "B": "3"}
+
+
+def test_a_kernel_starts_with_little_of_the_server_s() -> None:
+    os.environ["PRIVATE_TO_THE_SERVER"] = "1"
+    try:
+        env = environment.of_kernels({"A": "1", "HOME": "/elsewhere"})
+    finally:
+        del os.environ["PRIVATE_TO_THE_SERVER"]
+    assert "PRIVATE_TO_THE_SERVER" not in env
+    assert (env["A"], env["HOME"], env["PATH"]) == ("1", "/elsewhere", os.environ["PATH"])
+
+
+def test_code_that_sets_variables() -> None:
+    value = 'it\'s "x"\n$HOME\\'
+    bash = environment.setting("bash", {"A": value, "no good": "x"}) + '\nprintf %s "$A"\n'
+    assert subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True).stdout == value
+    scope: dict[str, object] = {}
+    before = os.environ.get("SET_BY_A_TEST")
+    exec(environment.setting("Python", {"SET_BY_A_TEST": value}), scope)
+    assert os.environ["SET_BY_A_TEST"] == value
+    exec(environment.unsetting("python", ["SET_BY_A_TEST"], {}), scope)
+    assert os.environ.get("SET_BY_A_TEST") == before
+    assert environment.setting("r", {"A": "1"}) == 'Sys.setenv(A = "1")'
+    assert environment.unsetting("r", ["A", "B"], {"B": "2"}) == 'Sys.unsetenv("A")\nSys.setenv(B = "2")'
+    assert environment.setting("typescript", {"A": "1"}) == 'process.env.A = "1"'
+    assert environment.unsetting("typescript", ["A"], {}) == "delete process.env.A"
+    assert environment.setting("cobol", {"A": "1"}) == environment.unsetting("cobol", ["A"], {}) == ""
+
+
+def test_afterwards_the_sandbox_s_own_have_its_value_and_others_the_one_they_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"OURS": "changed by code", "THEIRS": "set by code"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NOBODYS", raising=False)
+    once = dict.fromkeys(("OURS", "THEIRS", "NOBODYS"), "once")
+    wishes = {"env_once": once, "env_back": {"OURS": "the sandbox's"}}
+    restore = of_a_kernel.apply({"metadata": {of_a_kernel.KEY: wishes}})
+    assert {name: os.environ.get(name) for name in once} == once
+    restore()
+    assert [os.environ.get(name) for name in once] == ["the sandbox's", "set by code", None]

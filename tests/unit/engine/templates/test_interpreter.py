@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sandyard.engine.templates import catalogue, commands, interpreter, interpreter_program
+from sandyard.engine.templates.catalogue import Catalogue
+from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.trust import Trust
+from sandyard.kit.errors import InvalidInputError
+
+from .test_catalogue import layers, machine_of_the_test, publish, templates
+
+__all__ = ["machine_of_the_test", "templates"]  # fixtures
+
+
+def with_python(version: Version) -> Version:
+    (version.rootfs / "usr/bin").mkdir(parents=True)
+    (version.rootfs / "usr/bin/python3").symlink_to("python3.11")
+    return version
+
+
+def built_on(folder: Folder, below: Version, digest: str, extras: str = "") -> Version:
+    with folder.building(interpreter.NAME) as work:
+        (work / ROOTFS).mkdir()
+        details = {"base": below.version, "with": extras}
+        return folder.publish(work, folder.new_version(interpreter.NAME, digest, "a test", details))
+
+
+def test_it_stands_on_its_own_base_with_our_program_above(folder: Folder, templates: Catalogue) -> None:
+    below = with_python(publish(folder, "base", "b1"))
+    templates.open()
+    assert layers(templates, "code-interpreter-v1") == layers(templates, "base")
+    built = built_on(folder, below, "i1")
+    newer = with_python(publish(folder, "base", "b2"))
+    templates.refresh()
+    found = templates.resolve("code-interpreter-v1")
+    assert found is not None
+    assert found.layers[1:] == (str(built.rootfs), str(below.rootfs))
+    assert (found.start, found.memory_mb) == (interpreter_program.START, interpreter.MEMORY_MB)
+    assert layers(templates, "base") == (str(newer.rootfs),)
+    base = templates.resolve("base")
+    assert base is not None
+    assert (base.aliases, base.start) == (("base",), None)
+    program = Path(found.layers[0])
+    assert (program / "opt/interpreter/start").stat().st_mode & 0o777 == 0o755
+    assert (program / "opt/interpreter/sandyard/engine/interpreter/app.py").is_file()
+    assert not (program / "opt/interpreter/sandyard/__init__.py").exists()
+    spec = json.loads((program / "usr/local/share/jupyter/kernels/python3/kernel.json").read_text())
+    assert spec["metadata"] == {"forked": "python"}
+    templates.refresh()
+    assert len(folder.versions(interpreter_program.NAME)) == 1
+
+
+def test_trust_lies_above_all(folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "read_trust", lambda: Trust(pip=(("timeout", "5"),)))
+    below = with_python(publish(folder, "base", "b1"))
+    built_on(folder, below, "i1")
+    templates.open()
+    found = layers(templates, "code-interpreter")
+    assert len(found) == 4
+    assert (Path(found[0]) / "etc/pip.conf").is_file()
+
+
+def test_what_is_out_of_date(folder: Folder) -> None:
+    assert not interpreter.is_stale(folder), "without a base there is nothing to build on"
+    below = publish(folder, "base", "b1")
+    assert interpreter.is_stale(folder)
+    built_on(folder, below, interpreter.Recipe(below, ("r",)).digest, "r")
+    assert not interpreter.is_stale(folder), "the languages that were chosen are kept"
+    publish(folder, "base", "b2")
+    assert interpreter.is_stale(folder)
+    assert interpreter.newest(folder) is not None
+
+
+def test_languages_that_can_be_added() -> None:
+    assert interpreter.chosen("") == ()
+    assert interpreter.chosen(" R ,r") == ("r",)
+    assert interpreter.chosen("r,java") == ("java", "r")
+    with pytest.raises(InvalidInputError, match="choose from java, r"):
+        interpreter.chosen("cobol")
+
+
+def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "missing_for_base", list)
+    place = ["--templates-dir", str(folder.directory), "build"]
+    run = CliRunner().invoke
+    done = run(commands.template, [*place, "code-interpreter"])
+    assert (done.exit_code, "build that first" in done.output) == (1, True)
+    done = run(commands.template, [*place, "code-interpreter", "--if-possible"])
+    assert (done.exit_code, "base in its place" in done.output) == (0, True)
+    done = run(commands.template, [*place, "base", "--with", "r"])
+    assert (done.exit_code, "--with is for code-interpreter only" in done.output) == (1, True)
+    below = publish(folder, "base", "b1")
+    built_on(folder, below, interpreter.Recipe(below).digest)
+    done = run(commands.template, [*place, "code-interpreter"])
+    assert (done.exit_code, done.output) == (0, "")
+
+
+def test_the_locks_name_no_registry() -> None:
+    lock = interpreter.LOCK.read_text() + interpreter.JAVA_LOCK.read_text()
+    assert "://" not in lock
+    assert lock.count("==") == sum(" \\" in line and "==" in line for line in lock.splitlines()), "each has its hashes"

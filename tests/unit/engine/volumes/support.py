@@ -1,0 +1,46 @@
+"""What volumes lean on: a driver that has directories only, and sandboxes that are only said to mount them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandyard.kit.errors import SandyardError
+
+
+class Shelf:
+    """As much of a driver as volumes need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.broken: set[str] = set()
+
+    async def create_volume(self, volume_id: str, size_mb: int) -> None:
+        await asyncio.sleep(0)
+        (self.folder / volume_id).mkdir()
+        if "create" in self.broken:
+            raise SandyardError("broken")
+
+    async def delete_volume(self, volume_id: str) -> None:
+        await asyncio.sleep(0)
+        if "delete" in self.broken:
+            raise SandyardError("broken")
+        if (self.folder / volume_id).exists():
+            (self.folder / volume_id).rmdir()
+
+    def volume_path(self, volume_id: str) -> Path:
+        return self.folder / volume_id
+
+    @property
+    def ids(self) -> set[str]:
+        return {path.name for path in self.folder.iterdir()}
+
+
+class Users:
+    def __init__(self) -> None:
+        self.running: dict[str, list[str]] = {}
+        self.dying: dict[str, list[str]] = {}
+
+    def who_mounts(self, volume_id: str, *, dying: bool = False) -> Sequence[str]:
+        return [*self.running.get(volume_id, ()), *(self.dying.get(volume_id, ()) if dying else ())]

@@ -1,0 +1,401 @@
+"""The host's hands in a directory that strangers write to at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.volumes import content as contents
+from sandyard.engine.volumes.content import Content
+from sandyard.engine.volumes.download import Download
+from sandyard.engine.volumes.model import Kind, Owner
+from sandyard.engine.volumes.upload import Upload
+from sandyard.kit.errors import BusyError, ConflictError, InvalidInputError, NoSpaceError, NotFoundError, SandyardError
+
+ANYBODY = Owner()
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """What is beside the volume, and no business of its users."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "secret").write_text("secret")
+    return folder
+
+
+@pytest.fixture
+def volume(tmp_path: Path, outside: Path) -> Path:
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def content(volume: Path) -> Content:
+    return Content(volume)
+
+
+def write(content: Content, path: str, data: bytes = b"data", *, force: bool = False, owner: Owner = ANYBODY) -> None:
+    upload = Upload.begin(content, path, owner, force=force)
+    upload.write(data)
+    upload.finish()
+
+
+def read(content: Content, path: str) -> bytes:
+    download = Download.begin(content, path)
+    try:
+        return b"".join(iter(lambda: download.read(3), b""))
+    finally:
+        download.close()
+
+
+def here(volume: Path) -> list[str]:
+    return [path.name for path in volume.iterdir()]
+
+
+def names(content: Content, path: str = "/", depth: int = 1) -> list[str]:
+    return [entry.path for entry in content.list(path, depth)]
+
+
+# Ordinary use ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_read_again(content: Content) -> None:
+    write(content, "/file", b"hello")
+    write(content, "empty", b"")
+    assert read(content, "file") == b"hello"
+    assert read(content, "/empty") == b""
+    entry = content.stat("//file/.")
+    assert (entry.name, entry.path, entry.kind, entry.size, entry.mode) == ("file", "/file", Kind.FILE, 5, 0o644)
+    assert content.stat("/").path == "/"
+
+
+@as_root
+def test_owners_and_modes(content: Content) -> None:
+    write(content, "file")
+    assert (content.stat("file").uid, content.stat("file").gid) == (1000, 1000)
+    write(content, "theirs", owner=Owner(12345, 54321, 0o4750))
+    entry = content.stat("theirs")
+    assert (entry.uid, entry.gid, entry.mode) == (12345, 54321, 0o4750)
+    content.make_dir("a/b", Owner(7, None, 0o700), force=True)
+    assert [(content.stat(path).uid, content.stat(path).mode) for path in ("a", "a/b")] == [(7, 0o755), (7, 0o700)]
+    changed = content.change("a/b", Owner(gid=9))
+    assert (changed.uid, changed.gid, changed.mode) == (7, 9, 0o700)
+    assert content.change("a/b", Owner(mode=0o711)).mode == 0o711
+
+
+def test_existing_things_are_kept_without_force(content: Content) -> None:
+    write(content, "file", b"first")
+    with pytest.raises(ConflictError):
+        write(content, "file", b"second")
+    assert read(content, "file") == b"first"
+    write(content, "file", b"second", force=True)
+    assert read(content, "file") == b"second"
+    content.make_dir("folder", ANYBODY, force=False)
+    for path in ("folder", "file", "/"):
+        with pytest.raises(ConflictError):
+            content.make_dir(path, ANYBODY, force=False)
+    assert content.make_dir("folder", ANYBODY, force=True).kind is Kind.DIRECTORY
+    with pytest.raises(SandyardError):
+        content.make_dir("file", ANYBODY, force=True)
+    for force in (False, True):
+        with pytest.raises(ConflictError):
+            write(content, "folder", force=force)
+
+
+def test_what_is_missing(content: Content) -> None:
+    for call in (
+        lambda: content.stat("none"),
+        lambda: content.list("none"),
+        lambda: content.change("none", Owner(mode=0o600)),
+        lambda: content.remove("none"),
+        lambda: content.open_file("none"),
+        lambda: content.make_dir("none/folder", ANYBODY, force=False),
+        lambda: write(content, "none/file"),
+    ):
+        with pytest.raises(NotFoundError):
+            call()
+    write(content, "some/where/file", force=True)
+    assert names(content, "/", 3) == ["/some", "/some/where", "/some/where/file"]
+
+
+def test_lists(content: Content, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content.make_dir("b/c/d", ANYBODY, force=True)
+    write(content, "a")
+    assert names(content) == ["/a", "/b"]
+    assert names(content, "/b", 2) == ["/b/c", "/b/c/d"]
+    assert names(content, "/", 0) == ["/a", "/b"]
+    with pytest.raises(InvalidInputError, match="depth"):
+        content.list("/", 11)
+    with pytest.raises(InvalidInputError, match="not a directory"):
+        content.list("a")
+    monkeypatch.setattr(contents, "MOST_ENTRIES", 3)
+    assert len(names(content, "/", 2)) == 3
+    with pytest.raises(InvalidInputError, match="more than 3"):
+        content.list("/", 3)
+
+
+def test_a_list_is_bounded_in_its_names_too(content: Content, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        (volume / f"link{number}").symlink_to("x" * 1000)
+    assert len(names(content)) == 3
+    monkeypatch.setattr(contents, "MOST_CHARACTERS", 2000)
+    with pytest.raises(InvalidInputError, match="too long for one list"):
+        content.list("/")
+
+
+def test_a_file_under_a_lease_is_not_waited_for(content: Content, volume: Path) -> None:
+    write(content, "leased")
+    fd = os.open(volume / "leased", os.O_RDWR)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(BusyError, match="lease"):
+            content.open_file("leased")
+    finally:
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
+
+
+def test_names_are_any_bytes(content: Content, volume: Path) -> None:
+    for name in ("new\nline", "ünï→code", " space ", "back\\slash", "%2e%2e", "-rf"):
+        write(content, f"/{name}", name.encode())
+        assert read(content, name) == name.encode()
+    (volume / os.fsdecode(b"not\xffutf8")).touch()
+    assert "/not\ufffdutf8" in names(content)
+    for path in ("", " ", "nul\0byte", "\udcff"):
+        with pytest.raises(InvalidInputError):
+            content.stat(path)
+    with pytest.raises(InvalidInputError, match="too long"):
+        content.stat("x" * 300)
+
+
+def test_removal(content: Content, volume: Path) -> None:
+    write(content, "deep/er/file", force=True)
+    content.remove("deep/er/file")
+    content.remove("deep")
+    assert names(content) == []
+    with pytest.raises(InvalidInputError):
+        content.remove("/")
+    with pytest.raises(InvalidInputError):
+        content.remove("a/..")
+
+
+def test_a_tree_deeper_than_stacks_and_wider_than_pages_is_removed(content: Content, volume: Path) -> None:
+    (volume / "top").mkdir()
+    fd = os.open(volume / "top", os.O_RDONLY)
+    for _ in range(2000):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    for number in range(2500):
+        (volume / "top" / f"f{number}").touch()
+    content.remove("top")
+    assert names(content) == []
+
+
+# Traps ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_dots_do_not_lead_out(content: Content, volume: Path, outside: Path) -> None:
+    for path in ("../outside/secret", "/../outside/secret", "a/../../outside/secret", f"..{outside}/secret"):
+        with pytest.raises(NotFoundError):
+            content.open_file(path)
+    write(content, "../../escaped")
+    assert (volume / "escaped").exists()
+
+
+def test_links_do_not_lead_out(content: Content, volume: Path, outside: Path) -> None:
+    (volume / "absolute").symlink_to(outside)
+    (volume / "relative").symlink_to("../outside")
+    (volume / "file").symlink_to(outside / "secret")
+    (volume / "proc").symlink_to("/proc/self/root")
+    (volume / "loop").symlink_to("loop")
+    for path in ("absolute/secret", "relative/secret", "file", "proc/etc/passwd", "loop"):
+        for call in (
+            lambda path=path: content.open_file(path),
+            lambda path=path: content.change(path, Owner(mode=0o666)),
+            lambda path=path: content.list(path),
+        ):
+            with pytest.raises((NotFoundError, InvalidInputError)):
+                call()
+    for path in ("absolute/new", "relative/new"):
+        with pytest.raises(NotFoundError):
+            write(content, path)
+        with pytest.raises(SandyardError):
+            write(content, path, force=True)
+        with pytest.raises(NotFoundError):
+            content.remove(path)
+        with pytest.raises(SandyardError):
+            content.make_dir(path, ANYBODY, force=True)
+    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+    assert (outside / "secret").read_text() == "secret"
+
+
+def test_a_link_is_shown_replaced_and_removed_as_itself(content: Content, volume: Path, outside: Path) -> None:
+    (volume / "link").symlink_to(outside / "secret")
+    entry = content.stat("link")
+    assert (entry.kind, entry.target) == (Kind.SYMLINK, str(outside / "secret"))
+    write(content, "link", b"mine", force=True)
+    assert read(content, "link") == b"mine"
+    assert (outside / "secret").read_text() == "secret"
+    (volume / "folder").symlink_to(outside)
+    content.remove("folder")
+    (volume / "tree").mkdir()
+    (volume / "tree/inner").symlink_to(outside)
+    assert names(content, "/", 5) == ["/link", "/tree", "/tree/inner"]
+    content.remove("tree")
+    assert (outside / "secret").exists()
+
+
+def test_links_inside_the_volume_work(content: Content, volume: Path) -> None:
+    """As in a sandbox that has nothing but the volume: an absolute one begins at the volume's root."""
+    write(content, "real/file", b"it", force=True)
+    (volume / "absolute").symlink_to("/real")
+    (volume / "relative").symlink_to("real/file")
+    assert read(content, "absolute/file") == b"it"
+    assert read(content, "relative") == b"it"
+    assert names(content, "absolute") == ["/absolute/file"]
+    write(content, "absolute/new")
+    assert (volume / "real/new").exists()
+
+
+def test_pipes_sockets_and_devices_are_never_opened(content: Content, volume: Path) -> None:
+    os.mkfifo(volume / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(volume / "socket"))
+    kinds = ["pipe", "socket"]
+    if os.geteuid() == 0:
+        os.mknod(volume / "zero", 0o20666, os.makedev(1, 5))
+        kinds.append("zero")
+    for name in kinds:
+        assert content.stat(name).kind is Kind.UNKNOWN
+        with pytest.raises(InvalidInputError, match="no regular file"):
+            content.open_file(name)
+        assert content.change(name, Owner(mode=0o600)).mode == 0o600
+        write(content, name, b"file now", force=True)
+        assert read(content, name) == b"file now"
+
+
+def test_a_directory_that_turns_into_a_link_and_back(content: Content, volume: Path, outside: Path) -> None:
+    """A sandbox does this as fast as it can, while the host works."""
+    (volume / "real").mkdir()
+    (volume / "real/secret").write_text("inside")
+    (volume / "link").symlink_to(outside)
+    stop = threading.Event()
+
+    def swap() -> None:
+        place = volume / "place"
+        while not stop.is_set():
+            for name in ("real", "link"):
+                (volume / name).rename(place)
+                place.rename(volume / name)
+
+    attacker = threading.Thread(target=swap)
+    attacker.start()
+    try:
+        seen = 0
+        for number in range(3000):
+            for call in (
+                lambda: read(content, "place/secret"),
+                lambda number=number: write(content, f"place/new{number % 7}", force=False),
+                lambda number=number: content.remove(f"place/new{number % 7}"),
+                lambda: content.change("place/secret", Owner(mode=0o640)),
+                lambda: [entry.name for entry in content.list("place")],
+            ):
+                try:
+                    result = call()
+                except SandyardError:
+                    continue
+                if isinstance(result, bytes):
+                    assert result == b"inside"
+                    seen += 1
+    finally:
+        stop.set()
+        attacker.join()
+    assert seen
+    assert (outside / "secret").read_text() == "secret"
+    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+    assert (outside / "secret").stat().st_mode & 0o777 == 0o644
+
+
+# Uploads --------------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_sees_half_of_a_file(content: Content, volume: Path) -> None:
+    write(content, "file", b"old")
+    upload = Upload.begin(content, "file", ANYBODY, force=True)
+    upload.write(b"ne")
+    assert read(content, "file") == b"old"
+    assert here(volume) == ["file"]
+    upload.write(b"w")
+    upload.finish()
+    assert read(content, "file") == b"new"
+    given_up = Upload.begin(content, "other", ANYBODY, force=False)
+    given_up.write(b"x")
+    given_up.abandon()
+    given_up.abandon()
+    assert here(volume) == ["file"]
+
+
+def test_of_two_that_write_the_same_new_file_one_wins(content: Content) -> None:
+    first, second = (Upload.begin(content, "file", ANYBODY, force=False) for _ in range(2))
+    second.write(b"second")
+    second.finish()
+    first.write(b"first")
+    with pytest.raises(ConflictError):
+        first.finish()
+    assert read(content, "file") == b"second"
+
+
+def test_many_writers(content: Content, volume: Path) -> None:
+    def work(number: int) -> None:
+        for _ in range(20):
+            write(content, "file", bytes([number]) * 50_000, force=True)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        try:
+            data = read(content, "file")
+        except NotFoundError:
+            continue
+        assert len(data) == 50_000
+        assert len(set(data)) == 1
+    assert here(volume) == ["file"]
+
+
+def test_a_disk_that_has_too_little_left(content: Content, volume: Path) -> None:
+    upload = Upload.begin(content, "file", ANYBODY, force=False, reserve=1 << 60)
+    with pytest.raises(NoSpaceError):
+        upload.write(b"x")
+    upload.abandon()
+    assert here(volume) == []
+
+
+def test_a_file_that_changes_while_it_is_read(content: Content, volume: Path) -> None:
+    write(content, "file", b"0123456789")
+    download = Download.begin(content, "file")
+    with (volume / "file").open("ab") as file:
+        file.write(b"more")
+    assert download.read(100) == b"0123456789"
+    assert download.read(100) == b""
+    download.close()
+    assert download.read(1) == b""
+    shrinking = Download.begin(content, "file")
+    (volume / "file").write_bytes(b"")
+    with pytest.raises(ConflictError, match="shorter"):
+        shrinking.read(100)
+    shrinking.close()
+    shrinking.close()

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from sandyard.engine.volumes.model import Volume
+from sandyard.engine.volumes.mounts import MOST_MOUNTS, fault_of, resolve
+from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.secret import Secret
+
+DATA = Volume("v1", "data", Secret("t"), 1, 0.0)
+
+
+def find(name: str) -> Volume | None:
+    return DATA if name == "data" else None
+
+
+def test_names_become_ids() -> None:
+    assert resolve([("data", "/mnt/data"), ("data", "/mnt/data2")], find) == (
+        {"name": "data", "path": "/mnt/data", "id": "v1"},
+        {"name": "data", "path": "/mnt/data2", "id": "v1"},
+    )
+    assert resolve([], find) == ()
+
+
+@pytest.mark.parametrize("path", ["/mnt", "/home/user/my data", "/mnt/ünïcode", "/processes", "/device", "/a/b/c"])
+def test_places_that_are_fine(path: str) -> None:
+    assert fault_of(path) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("", "absolute"),
+        ("mnt", "absolute"),
+        ("./mnt", "absolute"),
+        ("/", "own"),
+        ("/proc", "own"),
+        ("/proc/1/root", "own"),
+        ("/sys/fs", "own"),
+        ("/dev/shm", "own"),
+        ("/mnt/..", "plain"),
+        ("/mnt/../proc", "plain"),
+        ("/mnt/./x", "plain"),
+        ("//mnt", "plain"),
+        ("/mnt//x", "plain"),
+        ("/mnt/", "plain"),
+        ("/mnt\n", "control"),
+        ("/mnt\0", "control"),
+        ("/mnt]:x", "control"),
+        ("/" + "x" * 255, "longer"),
+    ],
+)
+def test_places_that_are_not(path: str, why: str) -> None:
+    assert why in (fault_of(path) or "")
+
+
+def test_places_among_each_other() -> None:
+    assert "twice" in (fault_of("/a", ["/a"]) or "")
+    assert "each other" in (fault_of("/a/b", ["/a"]) or "")
+    assert "each other" in (fault_of("/a", ["/a/b"]) or "")
+    assert fault_of("/ab", ["/a"]) is None
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        resolve([("none", "/a"), ("data", "/b"), ("data", "c"), ("data", "/b/c")], find)
+    assert raised.value.message.splitlines()[:2] == ["invalid mounts:", "\t- volume mount #0: volume 'none' not found"]
+    assert [f"#{number}" in raised.value.message for number in range(4)] == [True, False, True, True]
+    with pytest.raises(InvalidInputError, match="at most"):
+        resolve([("data", f"/d{number}") for number in range(MOST_MOUNTS + 1)], find)
