@@ -11,6 +11,8 @@ DATA ?=
 ARGS ?=
 # whoever runs the tests may pick some: make test TESTS=tests/unit
 TESTS ?= tests
+# one more at once than there are cores, for tests also wait; the files that take longest first, as tests/conftest.py sorts them
+PYTEST := pytest --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venv-node/bin:$(PATH)
 
 help: ## list the targets
@@ -36,7 +38,7 @@ types: setup-dev ## make the API's types for the web anew
 
 test: setup-test web template template-interpreter ## set up everything and run every test and check
 	@$(MAKE) --no-print-directory static
-	@pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS) $(ARGS)
+	@$(PYTEST) $(TESTS) $(ARGS)
 
 check: setup-dev static ## formatting, lint, types, import directions, unit tests
 	@pytest tests/unit $(ARGS)
@@ -65,7 +67,7 @@ screenshots: setup-test web template ## take pictures of every page, in light an
 
 compatibility: setup-test template template-interpreter ## run the tests of the E2B protocol and write docs/e2b-compatibility.md from them
 	@rm -rf .cache/compatibility
-	@SANDYARD_COMPATIBILITY=$(CURDIR)/.cache/compatibility pytest --numprocesses auto --maxprocesses 4 --dist loadfile tests/protocol --ignore tests/protocol/test_compatibility.py $(ARGS)
+	@SANDYARD_COMPATIBILITY=$(CURDIR)/.cache/compatibility $(PYTEST) tests/protocol --ignore tests/protocol/test_compatibility.py $(ARGS)
 	@python -m tests.protocol.compatibility .cache/compatibility
 
 lock: ## resolve the dependencies anew: make lock ARGS=--upgrade

@@ -1,12 +1,79 @@
 """What every test may ask for."""
 
+import functools
+import gc
+import os
 import signal
+import ssl
 
-from tests.databases import database, database_url
+import httpx
+import httpx._transports.default
+import pytest
+
+from tests.databases import database, database_url, empty_database_url, postgres_schema, postgres_schema_url
 from tests.postgres import postgres, postgres_url
 
-__all__ = ["database", "database_url", "postgres", "postgres_url"]
+__all__ = [
+    "database",
+    "database_url",
+    "empty_database_url",
+    "postgres",
+    "postgres_schema",
+    "postgres_schema_url",
+    "postgres_url",
+]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts jobs in the background with Ctrl-C ignored, and programs that tests start would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@functools.cache
+def _authorities(*_: str | None) -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
+def _context(verify: ssl.SSLContext | str | bool = True, **options: object) -> ssl.SSLContext:
+    if verify is True:
+        return _authorities(*(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")))
+    return httpx.create_ssl_context(verify)
+
+
+# tests make thousands of clients of loopback servers, and to read a machine's authorities for each takes 70 ms
+httpx._transports.default.create_ssl_context = _context  # type: ignore[assignment]
+
+LONGEST_FIRST = ("acceptance", "web", "protocol", "conformance")
+"""Folders of tests by the time that a file of theirs takes, so that no worker is left alone with a long one at the end."""
+
+
+class Failures:
+    """Tells of a failure when it happens: a run that is cut off never comes to its summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write_line(f"\nfailed: {report.nodeid}, in {report.when}, after {report.duration:.1f} s")
+            reporter.write_line(report.longreprtext[-2000:])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Failures(config))
+    gc.disable()  # thousands of tests are loaded, and all of them stay
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures have brought together the tests that share them
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    folder = item.nodeid.removeprefix("tests/").partition("/")[0]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)

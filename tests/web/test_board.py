@@ -200,6 +200,7 @@ def test_all_of_it_by_the_keyboard(page: Page, board: Board) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("menuitem", name="Open")).to_be_focused()
     page.keyboard.type("Cancelled")
+    expect(page.get_by_role("menuitem", name="Cancelled")).to_be_focused()
     page.keyboard.press("Enter")
     folded = column(page, "Cancelled").get_by_role("button", name="Unfold Cancelled 1")
     expect(folded, "the column is folded, and the focus follows the card").to_be_focused()

@@ -32,8 +32,13 @@ class Client:
         if login.token is not None:
             headers["Authorization"] = f"Bearer {login.token.reveal()}"
         timeout = httpx.Timeout(patience, connect=min(patience, CONNECT_SECONDS))
-        # a proxy in the environment is for what lies outside of this machine
-        self._http = httpx.Client(base_url=login.url, headers=headers, timeout=timeout, trust_env=not login.local)
+        self._http = httpx.Client(
+            base_url=login.url,
+            headers=headers,
+            timeout=timeout,
+            trust_env=not login.local,  # a proxy in the environment is for what lies outside of this machine
+            verify=not login.url.startswith("http:"),  # nothing there to verify, and slow to set up
+        )
 
     def __enter__(self) -> Client:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 def platform() -> None:
     """Serve the platform until SIGTERM. Settings are SANDYARD_<NAME> and E2B_… variables."""
     lifeline.hold()
+    gc.disable()  # what is loaded stays; to look for garbage in it takes a quarter of the start
     from sandyard.platform.app import run  # noqa: PLC0415 - slow to load
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415
 
+    gc.enable()
     run(PlatformSettings.load(), announce)
 
 

@@ -15,7 +15,6 @@ from sqlalchemy import select
 from sandyard.kit.clock import ManualClock
 from sandyard.kit.vault import Vault
 from sandyard.platform.api.app import build
-from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Event
 from sandyard.platform.domain.audit.service import Audit
@@ -28,6 +27,7 @@ from sandyard.platform.domain.secrets.service import Secrets
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
+from tests.databases import sqlite_schema
 
 PASSWORD = "correct horse battery"
 
@@ -77,9 +77,10 @@ ROOT = Principal("usr_root", "root", "admin", "test")
 async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
     configured = PlatformSettings.load({}, data_dir=folder, **settings)
     clock = ManualClock()
+    if "database_url" not in settings and not (path := folder / "platform.db").exists():
+        path.write_bytes(sqlite_schema())
     database = Database(configured.database)
     await database.open()
-    await migrate.upgrade(database)
     projects, vault = Projects(database, clock), Vault(folder / "secret.key")
     world = World(
         settings=configured,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable
@@ -164,6 +165,7 @@ def _config(connection: Connection | None = None) -> Config:
     return config
 
 
+@functools.cache
 def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(_config())
 

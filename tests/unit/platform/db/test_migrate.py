@@ -18,8 +18,8 @@ NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
 
 
 @pytest.fixture
-async def empty(database_url: str):
-    opened = Database(database_url)
+async def empty(empty_database_url: str):
+    opened = Database(empty_database_url)
     await opened.open()
     yield opened
     await opened.close()
@@ -60,8 +60,8 @@ async def test_drift_is_seen(database: Database) -> None:
     assert "the trigger audit_no_delete is missing" in found
 
 
-async def test_platforms_that_start_at_once(empty: Database, database_url: str) -> None:
-    others = [Database(database_url) for _ in range(4)]
+async def test_platforms_that_start_at_once(empty: Database, empty_database_url: str) -> None:
+    others = [Database(empty_database_url) for _ in range(4)]
     for other in others:
         await other.open()
     try:

@@ -103,8 +103,9 @@ class Gateway:
         self._tasks = TaskSet("models")
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S, write=WRITE_S, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=50)
+        trust = httpx.create_ssl_context()  # one for both: to read this machine's authorities is slow
         self._far, self._near = (
-            httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False, trust_env=trust_env)
+            httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False, verify=trust, trust_env=trust_env)
             for trust_env in (True, False)
         )
 

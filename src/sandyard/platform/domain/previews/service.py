@@ -58,9 +58,8 @@ class Previews:
         self.outside = not is_loopback(urlsplit(settings.e2b_sandbox_url or "").hostname or "")
         self.http = httpx.AsyncClient(
             trust_env=self.outside,
-            verify=not (settings.e2b_sandbox_url or "").startswith(
-                "http:"
-            ),  # nothing there to verify, and slow to set up
+            # with http: there is nothing to verify, and it is slow to set up
+            verify=not (settings.e2b_sandbox_url or "").startswith("http:"),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         )
         self.http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # they are the browsers' to keep

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.domain.events import Feed
 from sandyard.platform.domain.users.model import Principal
@@ -70,11 +69,10 @@ async def test_nobody_misses_or_doubles_one(database: Database) -> None:
     await crowd([database])
 
 
-async def test_two_platforms_on_one_postgresql(postgres_url: str) -> None:
-    databases = [Database(postgres_url) for _ in range(2)]
+async def test_two_platforms_on_one_postgresql(postgres_schema_url: str) -> None:
+    databases = [Database(postgres_schema_url) for _ in range(2)]
     for database in databases:
         await database.open()
-    await migrate.upgrade(databases[0])
     await crowd(databases)
     for database in databases:
         await database.close()

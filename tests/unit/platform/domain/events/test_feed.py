@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import delete, text
 
 from sandyard.kit.clock import ManualClock
-from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, ProjectMember, User
 from sandyard.platform.domain.events import EventFilter, EventView, Feed, Subscription, notices
@@ -219,11 +218,10 @@ async def test_another_process_is_heard(database: Database, feed: Feed, database
     await other.close()
 
 
-async def test_the_line_to_postgresql_breaks(postgres, postgres_url: str, monkeypatch) -> None:
+async def test_the_line_to_postgresql_breaks(postgres, postgres_schema_url: str, monkeypatch) -> None:
     monkeypatch.setattr(notices, "RETRY_SECONDS", 0.02)
-    database = Database(postgres_url)
+    database = Database(postgres_schema_url)
     await database.open()
-    await migrate.upgrade(database)
     feed = Feed(database)
     await feed.open()
     subscription = await feed.subscribe(ADMIN)

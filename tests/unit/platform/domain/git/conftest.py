@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.platform.domain.git.mirrored import Mirrored, mirrored
-from tests.unit.platform.domain.sandboxes.conftest import empty_database, engine_process, yard
-
-__all__ = ["empty_database", "engine_process", "yard"]
 
 
 @pytest.fixture

@@ -30,7 +30,6 @@ from tests.unit.platform.domain.sandboxes.e2b.conftest import (  # noqa: F401 - 
     config,
     engine,
     new_sandbox,
-    process,
     sandbox,
 )
 

@@ -19,7 +19,6 @@ from tests.unit.platform.domain.git.test_guest import (  # noqa: F401 - fixtures
     empty,
     engine,
     new_sandbox,
-    process,
     upstream,
 )
 

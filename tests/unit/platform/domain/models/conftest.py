@@ -4,12 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.unit.platform.domain.sandboxes.conftest import empty_database, engine_process, yard
-
 from . import upstream as scripted
 from .upstream import Upstream
-
-__all__ = ["empty_database", "engine_process", "yard"]
 
 
 @pytest.fixture

@@ -16,10 +16,7 @@ from sandyard.platform.domain.agents.profiles.base import BuiltIn
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal
-from tests.unit.platform.domain.sandboxes.conftest import empty_database, engine_process, yard
 from tests.unit.platform.domain.sandboxes.yard import Yard
-
-__all__ = ["empty_database", "engine_process", "yard"]
 
 BARE = BuiltIn(name="bare", title="Bare", description="Needs nothing.", start=lambda _: Launch(argv=("true",)))
 

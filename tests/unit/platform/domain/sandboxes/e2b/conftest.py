@@ -1,9 +1,9 @@
-"""One engine for all tests here, and a sandbox for each."""
+"""A sandbox for each test."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from tenacity import wait_none
@@ -16,21 +16,10 @@ from tests.protocol.engine import Engine
 NewSandbox = Callable[..., Awaitable[EngineSandbox]]
 
 
-@pytest.fixture(scope="session")
-def process() -> Iterator[Engine]:
-    """The engine's process."""
-    engine = Engine(settings={"POOL_SIZE": "2", "METRICS_INTERVAL_S": "0.2", "DEFAULT_DISK_MB": "256"})
-    engine.start()
-    yield engine
-    left = engine.stop()
-    assert not left, f"the engine left behind: {left}"
-
-
 @pytest.fixture
-def config(process: Engine) -> EngineConfig:
-    return EngineConfig(
-        api_key=Secret(process.key), api_url=process.url, sandbox_url=process.url, create_timeout_s=30.0
-    )
+def config(engine_process: Engine) -> EngineConfig:
+    url = engine_process.url
+    return EngineConfig(api_key=Secret(engine_process.key), api_url=url, sandbox_url=url, create_timeout_s=30.0)
 
 
 @pytest.fixture

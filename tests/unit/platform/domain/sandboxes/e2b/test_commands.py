@@ -273,13 +273,13 @@ async def test_any_offset_of_a_finished_command(engine: SandboxEngine, sandbox: 
 
 
 async def test_the_engine_is_killed_and_restarted_in_the_middle(
-    engine: SandboxEngine, sandbox: EngineSandbox, process: Engine
+    engine: SandboxEngine, sandbox: EngineSandbox, engine_process: Engine
 ) -> None:
     seen = Seen()
     task = asyncio.create_task(seen.read(engine.commands.start(sandbox.id, spec(COUNTING))))
     await until(lambda: len(seen.stdout) > 30)
-    await asyncio.to_thread(process.kill)
-    await asyncio.to_thread(process.start)
+    await asyncio.to_thread(engine_process.kill)
+    await asyncio.to_thread(engine_process.start)
     counted(await asyncio.wait_for(task, 60))
 
 

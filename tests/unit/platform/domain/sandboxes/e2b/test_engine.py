@@ -201,9 +201,10 @@ async def test_a_wrong_key_is_the_operators_fault(config: EngineConfig) -> None:
     assert wrong.breaker.state is BreakerState.CLOSED
 
 
-async def test_without_a_key_it_says_what_to_set(process: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("E2B_API_KEY", process.key)  # what the settings did not name is not used behind their back
-    nobody = SandboxEngine(EngineConfig(api_key=None, api_url=process.url))
+async def test_without_a_key_it_says_what_to_set(engine_process: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # what the settings did not name is not used behind their back
+    monkeypatch.setenv("E2B_API_KEY", engine_process.key)
+    nobody = SandboxEngine(EngineConfig(api_key=None, api_url=engine_process.url))
     for attempt in (nobody.list(), nobody.info("i1"), nobody.stat("i1", "/"), run(nobody, "i1", "true")):
         with pytest.raises(EngineNotConfiguredError, match="Set E2B_API_KEY"):
             await attempt
@@ -220,10 +221,10 @@ def test_without_an_address_it_is_e2b_cloud() -> None:
 
 
 async def test_its_ports_are_for_those_who_have_its_token(
-    engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, process: Engine
+    engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, engine_process: Engine
 ) -> None:
     route = await engine.ports.route(sandbox.id, 8000)
-    async with httpx.AsyncClient(base_url=process.url) as client:
+    async with httpx.AsyncClient(base_url=engine_process.url) as client:
         routed = {"E2b-Sandbox-Id": sandbox.id, "E2b-Sandbox-Port": "8000"}
         assert (await client.get("/", headers=routed)).status_code == 403
         assert (await client.get("/", headers=dict(route.headers))).json()["port"] == 8000, "let in, to a closed port"
@@ -263,12 +264,12 @@ async def test_a_restarted_platform_asks_for_the_token_once(
 
 
 async def test_sandboxes_made_before_there_were_tokens_go_on(
-    engine: SandboxEngine, config: EngineConfig, process: Engine
+    engine: SandboxEngine, config: EngineConfig, engine_process: Engine
 ) -> None:
     open_to_all = await AsyncSandbox.create(**config.options)
     try:
         route = await engine.ports.route(open_to_all.sandbox_id, 8000)
         assert "e2b-traffic-access-token" not in route.headers
-        assert httpx.get(process.url, headers=dict(route.headers)).json()["port"] == 8000
+        assert httpx.get(engine_process.url, headers=dict(route.headers)).json()["port"] == 8000
     finally:
         await engine.kill(open_to_all.sandbox_id)
