@@ -30,13 +30,15 @@ class Planted:
 
     def plant(self, name: str, text: str) -> None:
         """A key of several lines is known by some of its lines."""
+        forms = {**self._forms}  # a watch may be searching for those there are
         lines = [line for line in text.splitlines() if len(line) > 30 and not line.startswith("-----")] or [text]
         for line in lines[:: max(1, len(lines) // CHECKED_LINES)]:
             raw = line.encode()
-            self._forms[raw] = name
-            self._forms.setdefault(quote(line, safe="").encode(), f"{name}, percent-encoded")
+            forms[raw] = name
+            forms.setdefault(quote(line, safe="").encode(), f"{name}, percent-encoded")
             for form in _base64(raw):
-                self._forms[form] = f"{name}, base64"
+                forms[form] = f"{name}, base64"
+        self._forms = forms
 
     def found(self, data: bytes) -> set[str]:
         return {name for form, name in self._forms.items() if form in data}

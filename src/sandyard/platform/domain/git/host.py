@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from sandyard.kit import processes
+from sandyard.kit.processes import Process
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError
 from sandyard.platform.domain.git.faults import masking, storable, translated
@@ -91,19 +93,13 @@ class Git:
             if largest is not None:
                 environment["GIT_ALLOC_LIMIT"] = str(largest)
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *_bounded(writes),
-                    "git",
-                    "-c",
-                    "core.hooksPath=/dev/null",  # not in the configuration: a local remote's own hooks are its rules
-                    *arguments,
+                # hooks not in the configuration: a local remote's own are its rules
+                process = await processes.start(
+                    [*_bounded(writes), "git", "-c", "core.hooksPath=/dev/null", *arguments],
                     cwd=where,
                     env=environment,
                     stdin=_opened(stdin, stack),
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
                     pass_fds=around.descriptors,
-                    start_new_session=True,
                 )
             except FileNotFoundError as missing:
                 raise GitFailedError(
@@ -111,8 +107,6 @@ class Git:
                     if not where.is_dir()
                     else "Git is not installed on the platform's machine."
                 ) from missing
-            assert process.stdout is not None
-            assert process.stderr is not None
             patience = self._timeout_s if timeout_s is None else timeout_s
             try:
                 async with asyncio.timeout(patience):
@@ -120,7 +114,7 @@ class Git:
                     try:
                         stdout, truncated = await _collect(process.stdout, limit)
                         if truncated:
-                            _signal(process, signal.SIGTERM)
+                            process.signal_all(signal.SIGTERM)
                             await _drain(process.stdout)
                         code = await process.wait()
                         stderr = await listening
@@ -150,7 +144,7 @@ def _bounded(writes: int | None) -> tuple[str, ...]:
 
 def _opened(stdin: Stdin, stack: ExitStack) -> int | IO[bytes]:
     if stdin is None:
-        return asyncio.subprocess.DEVNULL
+        return subprocess.DEVNULL
     if isinstance(stdin, bytes):
         descriptor = memory_file("git-stdin", stdin)
         stack.callback(os.close, descriptor)
@@ -178,9 +172,9 @@ async def _collect(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, boo
     return bytes(held), False
 
 
-async def _drain(stream: asyncio.StreamReader | None) -> None:
-    """Nobody wants the rest, but asyncio does not tell of a process's end before all that it wrote was read."""
-    while stream is not None and await stream.read(_CHUNK):
+async def _drain(stream: asyncio.StreamReader) -> None:
+    """Nobody wants the rest, but its end tells that all who could write there are gone."""
+    while await stream.read(_CHUNK):
         pass
 
 
@@ -212,26 +206,24 @@ async def _listen(stream: asyncio.StreamReader, mask: Callable[[str], str], prog
             return "\n".join(kept)
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: Process) -> None:
     """Nothing of the process group is left afterwards, however this is left."""
     try:
+        try:
+            if process.returncode is None:
+                process.signal_all(signal.SIGTERM)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_GRACE_S):
+                        await _gone(process)
+        finally:
+            process.signal_all(signal.SIGKILL)
         if process.returncode is None:
-            _signal(process, signal.SIGTERM)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_GRACE_S):
-                    await _gone(process)
+            await _gone(process)
     finally:
-        _signal(process, signal.SIGKILL)
-    if process.returncode is None:
-        await _gone(process)
+        process.close()
 
 
-async def _gone(process: asyncio.subprocess.Process) -> None:
+async def _gone(process: Process) -> None:
     await asyncio.gather(process.wait(), _drain(process.stdout), _drain(process.stderr))
 
 
