@@ -69,13 +69,22 @@ def login(context: BrowserContext, url: str, token: str) -> None:
 def watched(page: Page) -> list[str]:
     """What the page's console complains of from now on. Answers of the platform that refuse something are no complaint of the page's."""
     wrong: list[str] = []
+    changed = False
 
     def console(message: ConsoleMessage) -> None:
+        nonlocal changed
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
-            wrong.append(message.text)
+            complain(message.text)
+        # another engine has put its gateway on the loopback, or taken it off: Chromium ends all that is under way then
+        changed = changed or "net::ERR_NETWORK_CHANGED" in message.text
+
+    def complain(text: str) -> None:
+        loads_again = changed and "Failed to fetch dynamically imported module" in text
+        if not loads_again:
+            wrong.append(text)
 
     page.on("console", console)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("pageerror", lambda error: complain(str(error)))
     return wrong
 
 
@@ -85,6 +94,13 @@ def there(page: Page, words: str | None = None) -> None:
     if words:
         expect(page.get_by_text(re.compile(words)).locator("visible=true").first).to_be_visible()
     expect(page.locator("[role=status][aria-label^=Loading]")).to_have_count(0)
+
+
+def confirm(page: Page, answer: str) -> None:
+    """Gives the page's question this answer, and waits until it has been carried out: what lies behind it has no role till then."""
+    asked = page.get_by_role("alertdialog")
+    asked.get_by_role("button", name=answer).click()
+    expect(asked).to_be_hidden()
 
 
 def accessible(page: Page, *, ignore: tuple[str, ...] = ()) -> None:

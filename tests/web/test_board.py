@@ -15,7 +15,7 @@ from tests.acceptance.platform import Platform, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
 from tests.web.board import Board, act, card, choose, column, drag, shows, title, told
-from tests.web.browser import Theme, accessible, fits, signed_in
+from tests.web.browser import Theme, accessible, confirm, fits, signed_in
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -329,7 +329,7 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     expect(card(column(page, "In progress"), "First")).to_contain_text("In the queue, place 2")
 
     act(page, "Third", "Delete")
-    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    confirm(page, "Delete")
     expect(card(page, "Third")).to_have_count(0)
     assert board.yard.client.get(f"/tasks/{third}").status_code == 404
     expect(card(column(page, "In review"), "Second")).to_be_visible(

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.platform import ok, until
-from tests.web.browser import accessible
+from tests.web.browser import accessible, confirm
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -292,6 +292,6 @@ def test_a_session_without_a_task(page: Page, yard: Yard) -> None:
     session = page.url.rpartition("/")[2].partition("?")[0]
     page.get_by_role("button", name="Actions for We have talked").click()
     page.get_by_role("menuitem", name="Delete").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    confirm(page, "Delete")
     expect(page).to_have_url(re.compile("/sessions$"))
     assert yard.client.get(f"/sessions/{session}").status_code == 404

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.platform import until
-from tests.web.browser import accessible
+from tests.web.browser import accessible, confirm
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -108,7 +108,7 @@ def test_what_is_not_saved_is_not_lost_unasked(page: Page, yard: Yard, sandbox: 
     asked.value.dismiss()
     expect(_text(page, "notes.txt")).to_have_text("half a thought")
     page.get_by_role("button", name="Discard", exact=True).click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Discard").click()
+    confirm(page, "Discard")
     expect(_text(page, "notes.txt")).to_contain_text("first line")
 
 
@@ -138,14 +138,14 @@ def test_files_are_brought_taken_made_and_deleted(page: Page, yard: Yard, sandbo
     assert _read(yard, sandbox, "brought.txt") == b"brought from outside"
     first.write_text("brought once more")
     picker.set_input_files(first)
-    page.get_by_role("alertdialog").get_by_role("button", name="Replace").click()
+    confirm(page, "Replace")
     until(lambda: _read(yard, sandbox, "brought.txt") == b"brought once more")
     _tree(page).get_by_role("button", name="brought.txt").click()
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
     assert Path(download.value.path()).read_text() == "brought once more"
     page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    confirm(page, "Delete")
     expect(_tree(page).get_by_role("button", name="brought.txt")).to_have_count(0)
     page.get_by_role("button", name="New file").click()
     page.get_by_role("dialog").get_by_label("Name").fill("made/here.md")
@@ -226,7 +226,7 @@ def test_a_shell_outlives_the_page(page: Page, yard: Yard, sandbox: str) -> None
     expect(rows).to_contain_text("still:42")
     page.get_by_role("button", name="More").click()
     page.get_by_role("menuitem", name="End this shell").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="End the shell").click()
+    confirm(page, "End the shell")
     expect(page.get_by_text(re.compile("^The shell has ended"))).to_be_visible()
     assert shell["id"] not in [one["id"] for one in yard.get(f"/sandboxes/{sandbox}/terminals")["items"]]
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.acceptance.platform import until
-from tests.web.browser import accessible
+from tests.web.browser import accessible, confirm
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,7 +30,7 @@ def test_many_at_once(page: Page, yard: Yard) -> None:
     until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "running" for one in made))
     page.get_by_role("button", name="Destroy 2").click()
     expect(page.get_by_role("alertdialog")).to_contain_text("Branches, checkpoints and conversations stay")
-    page.get_by_role("alertdialog").get_by_role("button", name="Destroy").click()
+    confirm(page, "Destroy")
     until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "destroyed" for one in made))
     page.goto("/sandboxes?status=destroyed")
     expect(page.get_by_role("link", name=made[0])).to_be_visible()
@@ -53,7 +53,7 @@ def test_one_of_them(page: Page, yard: Yard) -> None:
     expect(page.get_by_text("A copy is running")).to_be_visible()
     assert len(yard.get("/sandboxes", status="running")["items"]) >= 2
     page.get_by_role("button", name="Destroy").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Destroy").click()
+    confirm(page, "Destroy")
     expect(page.get_by_text("Destroyed").first).to_be_visible()
 
 

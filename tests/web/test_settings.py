@@ -17,7 +17,7 @@ from sandyard.platform.domain.agents.profiles.demo import program
 from tests.acceptance.platform import Platform, ok, until
 from tests.forge import GitHub
 from tests.models import ModelServer
-from tests.web.browser import DESK, signed_in
+from tests.web.browser import DESK, confirm, signed_in
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -89,7 +89,7 @@ def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, git
     made = next(one for one in yard.get("/projects")["items"] if one["name"] == "Private")
     page.goto(f"/projects/{made['id']}")
     page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Delete the project").click()
+    confirm(page, "Delete the project")
     expect(page).to_have_url(re.compile("/projects$"))
     assert yard.client.get(f"/projects/{made['id']}").status_code == 404
 
@@ -141,7 +141,7 @@ def test_members(page: Page, yard: Yard) -> None:
     page.get_by_role("button", name="Add", exact=True).click()
     row = page.get_by_role("listitem").filter(has_text="ada")
     row.get_by_role("button", name="Remove").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Remove").click()
+    confirm(page, "Remove")
     expect(row).to_have_count(0)
     assert yard.get(f"/projects/{yard.sample}/members")["items"] == []
 
@@ -162,7 +162,7 @@ def test_secrets_go_in_and_never_come_out(whose: str, page: Page, yard: Yard) ->
     dialog.get_by_role("button", name="Cancel").click()
     assert "npm_only_going_in" not in page.content()
     page.get_by_role("button", name="Delete NPM_TOKEN").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    confirm(page, "Delete")
     expect(page.get_by_text("NPM_TOKEN", exact=True)).to_have_count(0)
 
 
@@ -182,7 +182,7 @@ def test_a_token_is_shown_once_and_ends_when_it_is_revoked(page: Page, platform:
     page.reload()
     page.get_by_role("button", name="Revoke laptop").click()
     assert value not in page.content()
-    page.get_by_role("alertdialog").get_by_role("button", name="Revoke").click()
+    confirm(page, "Revoke")
     expect(page.get_by_role("button", name="Revoke laptop")).to_have_count(0)
     assert status() == 401
 
@@ -209,7 +209,7 @@ def test_a_person_is_added_signs_in_and_is_disabled(page: Page, browser: Browser
     expect(theirs.get_by_role("heading", name="Settings")).to_be_visible()
     expect(theirs.get_by_role("button", name="Add a person")).to_have_count(0)
     page.get_by_role("button", name="Disable linus").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Disable").click()
+    confirm(page, "Disable")
     expect(page.get_by_role("button", name="Enable linus")).to_be_visible()
     theirs.goto("/board")
     expect(theirs).to_have_url(re.compile("/sign-in"))
@@ -241,7 +241,7 @@ def test_an_agent_of_ones_own(page: Page, yard: Yard) -> None:
     assert stored["argv"] == ["no-such-program"]
     assert stored["install"]["check"] == "test -s ~/my-own.pyz"
     page.get_by_role("button", name="Delete My own").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    confirm(page, "Delete")
     expect(page.get_by_role("button", name="Test My own")).to_have_count(0)
 
 
@@ -272,7 +272,7 @@ def test_a_model_provider(page: Page, yard: Yard) -> None:
         assert stored["models"] == ["scripted"]
         assert set(stored["prices"]) == {"scripted"}
     page.get_by_role("button", name="Delete house").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    confirm(page, "Delete")
     expect(page.get_by_role("button", name="Test house")).to_have_count(0)
 
 
@@ -301,7 +301,7 @@ def test_a_schedule(page: Page, yard: Yard) -> None:
     expect(page.get_by_text("switched off")).to_be_visible()
     assert [one["enabled"] for one in yard.get("/schedules")["items"] if one["name"] == "mondays"] == [False]
     page.get_by_role("button", name="Delete mondays").click()
-    page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    confirm(page, "Delete")
     expect(page.get_by_role("button", name="Run mondays now")).to_have_count(0)
 
 
