@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import ssl
+from typing import Any
 
 import httpx
 import httpx._transports.default
@@ -33,10 +34,10 @@ def _authorities(*_: str | None) -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _context(verify: ssl.SSLContext | str | bool = True, **options: object) -> ssl.SSLContext:
-    if verify is True:
+def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    if verify is True and cert is None:
         return _authorities(*(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")))
-    return httpx.create_ssl_context(verify)
+    return httpx.create_ssl_context(verify, cert, trust_env)
 
 
 # tests make thousands of clients of loopback servers, and to read a machine's authorities for each takes 70 ms

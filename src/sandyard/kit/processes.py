@@ -2,6 +2,9 @@
 
 uvloop starts them by fork, which copies the page tables of all memory the parent has while its loop stands still: for the
 platform 5 ms each, and ten times as long on a busy machine. `subprocess` of the standard library copies nothing.
+
+Nor are uvloop's pipes used: it closes a descriptor and then the file object it came in, whose number may by then be that of
+a file which another thread has opened.
 """
 
 from __future__ import annotations
@@ -12,19 +15,65 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO
+
+
+class Output:
+    """The end of a pipe that is read, by one reader at a time. Owns its descriptor, and gives it up at the end of what is written."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor: int | None = descriptor
+        self._readable: asyncio.Future[None] | None = None
+
+    async def read(self, most: int) -> bytes:
+        """What is there, no more than `most` bytes, as soon as there is some; nothing when everybody has closed it."""
+        while self._descriptor is not None:
+            try:
+                data = os.read(self._descriptor, most)
+            except BlockingIOError:
+                await self._wait(self._descriptor)
+                continue
+            if not data:
+                self.close()
+            return data
+        return b""
+
+    async def _wait(self, descriptor: int) -> None:
+        assert self._readable is None, "somebody reads it already"
+        loop = asyncio.get_running_loop()
+        self._readable = loop.create_future()
+        loop.add_reader(descriptor, self._wake)
+        try:
+            await self._readable
+        finally:
+            self._readable = None
+            if self._descriptor is not None:
+                loop.remove_reader(descriptor)
+
+    def _wake(self) -> None:
+        if self._readable is not None and not self._readable.done():
+            self._readable.set_result(None)
+
+    def close(self) -> None:
+        """Whoever reads it has come to the end. Idempotent."""
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+            self._wake()
 
 
 class Process:
     """The leader of a session of its own. `stdout` and `stderr` are there to be read; `returncode` is None while it runs."""
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], stdout: Output, stderr: Output) -> None:
         self._popen = popen
-        self._transports: list[asyncio.BaseTransport] = []
+        self.stdout, self.stderr = stdout, stderr
         self._ended = asyncio.Event()
-        self.stdout, self.stderr = asyncio.StreamReader(), asyncio.StreamReader()
+        pidfd = os.pidfd_open(popen.pid)
+        asyncio.get_running_loop().add_reader(pidfd, self._end, pidfd)
 
     @property
     def pid(self) -> int:
@@ -46,26 +95,17 @@ class Process:
 
     def close(self) -> None:
         """Stops reading. Idempotent."""
-        for transport in self._transports:
-            transport.close()
+        self.stdout.close()
+        self.stderr.close()
 
-    async def _open(self) -> None:
-        loop = asyncio.get_running_loop()
-        descriptor = os.pidfd_open(self.pid)
-        loop.add_reader(descriptor, self._end, loop, descriptor)
-        for reader, pipe in ((self.stdout, self._popen.stdout), (self.stderr, self._popen.stderr)):
-            assert pipe is not None
-            transport, _ = await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), pipe)
-            self._transports.append(transport)
-
-    def _end(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    def _end(self, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
         self._popen.wait()
         self._ended.set()
 
 
-async def start(
+def start(
     command: Sequence[str],
     *,
     cwd: Path,
@@ -73,22 +113,30 @@ async def start(
     stdin: int | IO[bytes] = subprocess.DEVNULL,
     pass_fds: Sequence[int] = (),
 ) -> Process:
-    """FileNotFoundError when there is no such program, or no such folder."""
-    popen = subprocess.Popen(  # noqa: ASYNC220 - waits for the child's exec alone
-        command,
-        cwd=cwd,
-        env=env,
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=pass_fds,
-        start_new_session=True,
-    )
-    process = Process(popen)
-    try:
-        await process._open()
-    except BaseException:
-        process.signal_all(signal.SIGKILL)
-        process.close()
-        raise
-    return process
+    """Waits for the child's exec, which takes a millisecond. FileNotFoundError when there is no such program, or folder."""
+    with contextlib.ExitStack() as read, contextlib.ExitStack() as written:
+        outputs, ends = [], []
+        for _ in range(2):
+            reading, writing = os.pipe()
+            written.callback(os.close, writing)
+            ends.append(writing)
+            outputs.append(Output(reading))
+            read.callback(outputs[-1].close)
+        popen = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            stdout=ends[0],
+            stderr=ends[1],
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+        try:
+            process = Process(popen, *outputs)
+        except BaseException:
+            popen.kill()
+            popen.wait()
+            raise
+        read.pop_all()
+        return process

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from sandyard.kit import processes
-from sandyard.kit.processes import Process
+from sandyard.kit.processes import Output, Process
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError
 from sandyard.platform.domain.git.faults import masking, storable, translated
@@ -94,7 +94,7 @@ class Git:
                 environment["GIT_ALLOC_LIMIT"] = str(largest)
             try:
                 # hooks not in the configuration: a local remote's own are its rules
-                process = await processes.start(
+                process = processes.start(
                     [*_bounded(writes), "git", "-c", "core.hooksPath=/dev/null", *arguments],
                     cwd=where,
                     env=environment,
@@ -162,7 +162,7 @@ def _verb(arguments: tuple[str, ...]) -> str:
     return "git"
 
 
-async def _collect(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
+async def _collect(stream: Output, limit: int) -> tuple[bytes, bool]:
     """What is on stdout, no more than `limit` bytes of it; whether there was more."""
     held = bytearray()
     while chunk := await stream.read(_CHUNK):
@@ -172,13 +172,13 @@ async def _collect(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, boo
     return bytes(held), False
 
 
-async def _drain(stream: asyncio.StreamReader) -> None:
+async def _drain(stream: Output) -> None:
     """Nobody wants the rest, but its end tells that all who could write there are gone."""
     while await stream.read(_CHUNK):
         pass
 
 
-async def _listen(stream: asyncio.StreamReader, mask: Callable[[str], str], progress: Progress) -> str:
+async def _listen(stream: Output, mask: Callable[[str], str], progress: Progress) -> str:
     """The last lines of stderr that are not progress; progress is told as it comes."""
     kept: list[str] = []
     size = 0
