@@ -20,8 +20,9 @@ import httpx
 from e2b import AsyncSandbox
 
 from bench import events
-from bench.processes import Endpoint, engine, floor, free_port
+from bench.processes import Endpoint, engine, floor
 from bench.report import Row, median, percentile
+from sandyard.kit.listen import free_port
 
 READ_RATE = 200
 READ_SECONDS = 10

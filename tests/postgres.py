@@ -11,7 +11,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+
+from sandyard.kit.listen import free_port
 
 OLDEST = 14  # what Ubuntu 22.04 has; Sandyard itself is promised for 15 and newer
 START_SECONDS = 60
@@ -101,9 +102,7 @@ class Server:
 
     def _serve(self) -> None:
         for _ in range(5):  # somebody may take the port between our look and the server's
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.port = int(probe.getsockname()[1])
+            self.port = free_port()
             settings = [*_OPTIONS, f"port={self.port}", "listen_addresses=127.0.0.1"]
             settings.append(f"unix_socket_directories={self.folder}")
             self.process = self._run("postgres", "-D", "data", *(f"--{setting}" for setting in settings))

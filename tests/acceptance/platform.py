@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 
-from tests.protocol.engine import ROOT, SCRATCH, Engine, free_port
+from sandyard.kit.listen import free_port
+from tests.protocol.engine import ROOT, SCRATCH, Engine
 
 READY_SECONDS = 300
 PATIENCE = 90.0

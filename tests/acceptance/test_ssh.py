@@ -20,9 +20,10 @@ from typing import Any
 import httpx
 import pytest
 
+from sandyard.kit.listen import free_port
 from tests.acceptance.conftest import serving
 from tests.acceptance.platform import Platform, ok, running, until
-from tests.protocol.engine import Engine, free_port
+from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(300)
 SANDYARD = str(Path(sys.executable).with_name("sandyard"))

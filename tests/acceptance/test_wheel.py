@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.protocol.engine import ROOT, free_port
+from sandyard.kit.listen import free_port
+from tests.protocol.engine import ROOT
 
 STATIC = "sandyard/platform/static/"
 SECONDS = 90

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from tests.protocol.engine import ROOT, free_port
+from sandyard.kit.listen import free_port
+from tests.protocol.engine import ROOT
 
 READY_SECONDS = 60
 FOLDER = Path(__file__).parent / "js"

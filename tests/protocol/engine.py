@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,18 +18,14 @@ from pathlib import Path
 
 import httpx
 
+from sandyard.kit.listen import free_port
+
 READY_SECONDS = 300
 STOP_SECONDS = 30
 GONE_SECONDS = 10
 ROOT = Path(__file__).parents[2]
 SCRATCH = Path(os.environ.get("SANDYARD_TEST_DIR", "/var/tmp"))
 """Where data directories go: a real disk, because the engine's copy-on-write store is a file in there."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -26,8 +26,9 @@ from websockets.typing import Subprotocol
 
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.certificates.files import key_pem
+from sandyard.kit.listen import free_port
 
-from .engine import Engine, free_port
+from .engine import Engine
 from .names import Names
 from .test_previews import ECHO, WEBSOCKETS
 from .waiting import until

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import resource
+import secrets
 import socket
+from pathlib import Path
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, SandyardError
 
 BACKLOG = 4096
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+BELOW, TRIES = 12_000, 50
+"""A free port is looked for among so many, so often."""
 FILES_WANTED = 1 << 20
 """A sandbox costs a handful of descriptors, a client one: room for thousands of each."""
 
@@ -32,6 +38,26 @@ def listen(host: str, port: int, kind_of: str = "") -> socket.socket:
         raise _reason(error, host, port, kind_of) from None
     listener.setblocking(False)
     return listener
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """One that nobody has, and hardly anybody takes before it is listened on: it lies below those that the kernel gives to
+    outgoing connections, and to whoever asks for any. Raises OSError when `host` is no address of this machine."""
+    try:
+        first = int(EPHEMERAL.read_text().split()[0])
+    except OSError:
+        first = 0
+    for port in (*(secrets.randbelow(BELOW) + first - BELOW for _ in range(TRIES if first > 2 * BELOW else 0)), 0):
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def is_loopback(host: str) -> bool:

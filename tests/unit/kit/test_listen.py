@@ -5,8 +5,9 @@ import socket
 
 import pytest
 
+from sandyard.kit import listen as listening
 from sandyard.kit.errors import ConflictError, InvalidInputError
-from sandyard.kit.listen import is_loopback, listen, raise_file_limit
+from sandyard.kit.listen import free_port, is_loopback, listen, raise_file_limit
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0"])
@@ -41,3 +42,21 @@ def test_the_file_limit_is_raised_as_far_as_it_may_be() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == now == before[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[0], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def test_a_free_port_is_none_that_outgoing_connections_take() -> None:
+    first = int(listening.EPHEMERAL.read_text().split()[0])
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 10
+    assert all(first - listening.BELOW <= port < first for port in ports)
+
+
+def test_where_all_of_those_are_taken_it_is_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "TRIES", 0)
+    with socket.create_server(("127.0.0.1", free_port("localhost"))) as server:
+        assert server.getsockname()[1] >= int(listening.EPHEMERAL.read_text().split()[0])
+
+
+def test_a_free_port_of_another_machine() -> None:
+    with pytest.raises(OSError, match="assign requested address"):
+        free_port("203.0.113.1")

@@ -8,6 +8,7 @@ import socket
 from urllib.parse import urlsplit
 
 from sandyard.cli.errors import CommandError
+from sandyard.kit.listen import free_port
 
 PATIENCE_SECONDS = 2.0
 
@@ -41,6 +42,8 @@ async def status_of(url: str) -> int:
 def reserve(host: str, port: int, option: str) -> int:
     """The port if it is free, a free one for 0. CommandError when it is taken or the address is not this machine's."""
     try:
+        if port == 0:
+            return free_port(host)
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -13,7 +13,6 @@ import pytest
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up.background import Background
-from sandyard.cli.up.health import reserve
 from tests.unit.cli.real import bytecode
 
 
@@ -29,7 +28,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_started_and_stopped(tmp_path: Path) -> None:
-    up = Background(reserve("127.0.0.1", 0, "--port"), keep=False)
+    up = Background(0, keep=False)
     assert up.fresh
     heard: list[str] = []
     up.start(heard.append, new_token=False)
@@ -42,7 +41,7 @@ def test_started_and_stopped(tmp_path: Path) -> None:
         assert "admin token: ***" in said and "#token=***" in said
         assert up.log.stat().st_mode & 0o777 == 0o600
         with pytest.raises(CommandError, match="runs already on") as caught:
-            Background(reserve("127.0.0.1", 0, "--port"), keep=False).start(heard.append, new_token=False)
+            Background(0, keep=False).start(heard.append, new_token=False)
         assert str(up.log) in caught.value.message
     finally:
         up.stop()
@@ -53,9 +52,8 @@ def test_started_and_stopped(tmp_path: Path) -> None:
 
 
 CODE = """
-import sys
 from sandyard.cli.up.background import Background
-up = Background(int(sys.argv[1]), keep=False)
+up = Background(0, keep=False)
 up.start(lambda words: None, new_token=True)
 print(up._process.pid, flush=True)
 input()
@@ -63,8 +61,7 @@ input()
 
 
 def test_it_ends_with_whoever_has_started_it() -> None:
-    port = str(reserve("127.0.0.1", 0, "--port"))
-    owner = subprocess.Popen([sys.executable, "-c", CODE, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    owner = subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert owner.stdout is not None and owner.stdin is not None
     number = int(owner.stdout.readline())
     owner.send_signal(signal.SIGKILL)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sandyard.kit.listen import free_port
 from sandyard.kit.secret import Secret
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -33,7 +34,7 @@ class Sshd:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.user = getpass.getuser()
-        self.port = _free_port()
+        self.port = free_port()
         folder.mkdir()
         self.make_key("host_key")
         self.key = Secret(self.make_key("user_key"))
@@ -66,12 +67,6 @@ def sshd(folder: Path) -> Iterator[Sshd]:
     finally:
         process.terminate()
         process.wait(10)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sandyard.kit.listen import free_port
 from sandyard.platform.domain.models.tunnel import AT_ONCE, Answering, Asking, Room, Tunnel, TunnelError
-from tests.protocol.engine import free_port
 
 from .local import Guest, LocalLines
 

@@ -8,6 +8,7 @@ import pytest
 from tenacity import wait_none
 
 from sandyard.kit.clock import ManualClock
+from sandyard.kit.listen import free_port
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import (
     BreakerOpenError,
@@ -17,7 +18,6 @@ from sandyard.platform.domain.sandboxes.e2b import (
     EngineUnreachableError,
     SandboxEngine,
 )
-from tests.protocol.engine import free_port
 
 from .reading import run
 
