@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "js"
 FILES = sorted(path.name for path in FOLDER.glob("*.test.mjs"))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", FILES)
 def test_javascript(engine: Engine, name: str) -> None:
     node = shutil.which("node", path=f"{FOLDER.parents[2] / '.venv-node/bin'}{os.pathsep}{os.environ['PATH']}")
@@ -28,7 +28,7 @@ def test_javascript(engine: Engine, name: str) -> None:
         env={**os.environ, **engine.environment, **javascript_environment(name)},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=400,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
