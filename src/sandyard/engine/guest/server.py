@@ -16,7 +16,7 @@ from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
 from sandyard.engine.guest.wire.http1 import BodyError, Exchange, HttpError, Request, read_request
 
 HttpHandler = Callable[[Exchange], Awaitable[None]]
-Unary = Callable[[Request, protojson.Message], Awaitable[protojson.Message]]
+Unary = Callable[[Request, protojson.Message], Awaitable[protojson.Message | bytes]]  # bytes: encoded already
 Streaming = Callable[[Exchange, protojson.Message], Awaitable[None]]
 
 _BACKLOG = 1024  # on a unix socket a client beyond it is not queued, but refused
@@ -158,7 +158,8 @@ class Server:
     async def _call_unary(self, exchange: Exchange) -> None:
         message = await connect.unary_message(exchange.request)
         result = await self._unary[exchange.request.path](exchange.request, message)
-        await exchange.reply_json(200, result)
+        body = result if isinstance(result, bytes) else protojson.render(result)
+        await exchange.reply(200, body, {"Content-Type": "application/json"})
 
     async def _call_server_stream(self, exchange: Exchange) -> None:
         message = await connect.only_message(exchange.request)

@@ -66,21 +66,22 @@ class Accounts:
         self._group_names: dict[int, str] = {}
 
     def lookup(self, name: str) -> User:
-        self._refresh()
+        self.refresh()
         try:
             return self._users[name]
         except KeyError:
             raise UnknownUserError(f"user: unknown user {name}") from None
 
     def user_name(self, uid: int) -> str:
-        self._refresh()
+        """As of the last `refresh`."""
         return self._names.get(uid) or str(uid)
 
     def group_name(self, gid: int) -> str:
-        self._refresh()
+        """As of the last `refresh`."""
         return self._group_names.get(gid) or str(gid)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Read the files again if they changed."""
         changed = self._passwd.refresh()
         if not (self._group.refresh() or changed or not self._users):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import time
@@ -9,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sandyard.engine.guest.config import GuestConfig
+from sandyard.engine.guest.files import service
+from sandyard.engine.guest.sandbox import Sandbox
+from sandyard.engine.guest.wire.connect import RpcError
 
 from .client import Agent, Client, RpcFailureError
 
@@ -172,3 +178,24 @@ def test_owners_without_a_name_are_numbers(client: Client, home: Path) -> None:
     entry = client.call(FS + "Stat", {"path": "foreign"})["entry"]
     assert (entry["owner"], entry["group"]) == ("54321", "54322")
     assert pwd.getpwuid(os.geteuid())
+
+
+def test_nested_directories_are_removed_and_listed(client: Client, home: Path) -> None:
+    folder = str(home)
+    for _ in range(1100):
+        folder += "/d"
+        os.mkdir(folder)  # noqa: PTH102 (a path that pathlib would split a thousand times)
+    assert len(client.call(FS + "ListDir", {"path": "~", "depth": 2000})["entries"]) == 1100
+    client.call(FS + "Remove", {"path": "d"})
+    assert not (home / "d").exists()
+
+
+async def test_a_listing_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = service.FilesystemService(Sandbox(GuestConfig(root=str(tmp_path))))
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+    monkeypatch.setattr(service, "MOST_ENTRIES", 3)
+    assert len(json.loads(await files._list("/", 1))["entries"]) == 3
+    (tmp_path / "4").touch()
+    with pytest.raises(RpcError, match="more than 100,000 entries"):
+        await files._list("/", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import posixpath
 import stat
@@ -17,11 +18,13 @@ _DIRECTORY_SIZE = 4096  # where the file system (btrfs) says that an empty one h
 
 def describe(sandbox: Sandbox, path: str) -> dict[str, Any]:
     """EntryInfo of an absolute path of the sandbox. OSError when there is nothing."""
+    sandbox.accounts.refresh()
     return describe_status(sandbox, path, os.lstat(sandbox.host(path)))
 
 
 def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict[str, Any]:
-    """A symbolic link has the type and mode of what it leads to, and its own everything else."""
+    """EntryInfo from a status that was read already. A symbolic link has the type and mode of what it leads to, and its
+    own everything else. User and group names are those of the last `accounts.refresh()`."""
     host = sandbox.host(path)
     mode = status.st_mode
     is_link = stat.S_ISLNK(mode)
@@ -70,6 +73,7 @@ def _kind(mode: int) -> str:
     return _DIRECTORY if stat.S_ISDIR(mode) else _UNSPECIFIED
 
 
+@functools.lru_cache(256)
 def permissions(mode: int) -> str:
     """Go's FileMode.String: letters for what is special, then nine for rwx."""
     letters = ""

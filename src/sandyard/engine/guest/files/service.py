@@ -9,9 +9,10 @@ import errno
 import os
 import posixpath
 import stat
+from collections.abc import Iterator
 from typing import Any
 
-from sandyard.engine.guest.files import entries
+from sandyard.engine.guest.files import entries, trees
 from sandyard.engine.guest.sandbox import PathError, Sandbox
 from sandyard.engine.guest.users import User
 from sandyard.engine.guest.wire import protojson
@@ -19,6 +20,8 @@ from sandyard.engine.guest.wire.connect import RpcError
 from sandyard.engine.guest.wire.http1 import Request
 
 _FAIR_SHARE = 256  # entries after which others get their turn
+MOST_ENTRIES = 100_000
+TOO_MANY_ENTRIES = f"{{path}} has more than {MOST_ENTRIES:,} entries: list a smaller directory or depth, or run a command such as `find`"
 
 Message = protojson.Message
 
@@ -65,49 +68,71 @@ class FilesystemService:
         """Remove whatever is there, with all below it. What is not there is removed already."""
         path, _user = self._path(request, message, "path")
         try:
-            await _remove_all(self._sandbox.host(path))
+            for count, _ in enumerate(trees.remove(self._sandbox.host(path)), 1):
+                if count % _FAIR_SHARE == 0:
+                    await asyncio.sleep(0)
         except OSError as error:
             where = self._sandbox.guest(str(error.filename or path))
             reason = f"error removing file or directory: {error.strerror}: {where}"
             raise RpcError("internal", reason) from None
         return {}
 
-    async def list_dir(self, request: Request, message: Message) -> Message:
+    async def list_dir(self, request: Request, message: Message) -> bytes:
         """Entries in the order of their names, each directory followed by what is in it, down to `depth` levels."""
         path, _user = self._path(request, message, "path")
         depth = protojson.uint32(message, "depth") or 1
-        host = self._sandbox.host(path)
         try:
-            if not stat.S_ISDIR(os.stat(host).st_mode):
+            if not stat.S_ISDIR(os.stat(self._sandbox.host(path)).st_mode):
                 raise RpcError("invalid_argument", f"path is not a directory: {path}")
-            found: list[dict[str, Any]] = []
-            await self._walk(path.rstrip("/"), depth, found)
+            return await self._list(path, depth)
         except FileNotFoundError:
             raise RpcError("not_found", f"path not found: {path}") from None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise RpcError("failed_precondition", f'cyclic symlink or chain >255 links at "{path}"') from None
             raise RpcError("internal", f"error reading directory {path}: {error.strerror}") from None
-        return {"entries": found}
 
-    async def _walk(self, path: str, depth: int, found: list[dict[str, Any]]) -> None:
+    async def _list(self, path: str, depth: int) -> bytes:
+        """The answer, encoded as it grows: entries as objects would take ten times the memory."""
+        self._sandbox.accounts.refresh()
+        found, encoded = 0, bytearray(b'{"entries":[')
+        above: list[Iterator[tuple[str, os.stat_result]]] = []  # directories that are left to go on with
+        current = self._scan(path.rstrip("/"))
+        while True:
+            for child, status in current:
+                if found == MOST_ENTRIES:
+                    raise RpcError("failed_precondition", TOO_MANY_ENTRIES.format(path=path))
+                encoded += b"," if found else b""
+                encoded += protojson.render(entries.describe_status(self._sandbox, child, status))
+                found += 1
+                if found % _FAIR_SHARE == 0:
+                    await asyncio.sleep(0)
+                if len(above) + 1 < depth and stat.S_ISDIR(status.st_mode):
+                    with contextlib.suppress(FileNotFoundError, PermissionError):
+                        inner = self._scan(child)
+                        above.append(current)
+                        current = inner
+                        break
+            else:
+                if not above:
+                    return bytes(encoded + b"]}")
+                current = above.pop()
+
+    def _scan(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The path and status of what is in a directory, in the order of names. Opens it at once."""
         fd = self._sandbox.open_directory(self._sandbox.host(path or "/"))
         try:
             names = sorted(os.listdir(fd), key=os.fsencode)
         finally:
             os.close(fd)
-        for name in names:
-            child = f"{path}/{name}"
-            try:
-                status = os.lstat(self._sandbox.host(child))
-            except FileNotFoundError:
-                continue
-            found.append(entries.describe_status(self._sandbox, child, status))
-            if len(found) % _FAIR_SHARE == 0:
-                await asyncio.sleep(0)
-            if depth > 1 and stat.S_ISDIR(status.st_mode):
-                with contextlib.suppress(FileNotFoundError, PermissionError):
-                    await self._walk(child, depth - 1, found)
+
+        def each() -> Iterator[tuple[str, os.stat_result]]:
+            for name in names:
+                child = f"{path}/{name}"
+                with contextlib.suppress(FileNotFoundError):
+                    yield child, os.lstat(self._sandbox.host(child))
+
+        return each()
 
     # shared ----------------------------------------------------------------------------------------------------------
 
@@ -132,45 +157,3 @@ class FilesystemService:
         except OSError as error:
             where = self._sandbox.guest(str(error.filename or host))
             raise RpcError("internal", f"failed to create directory: {error.strerror}: {where}") from None
-
-
-async def _remove_all(path: str) -> None:
-    """rm -rf that lets others have their turn. Never follows a link out of the tree."""
-    path = path.rstrip("/") or "/"
-    try:
-        os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (IsADirectoryError, PermissionError):
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise
-    else:
-        return
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        await _empty(fd, path)
-    finally:
-        os.close(fd)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path)
-
-
-async def _empty(directory: int, path: str) -> None:
-    for count, name in enumerate(os.listdir(directory)):
-        if count % _FAIR_SHARE == _FAIR_SHARE - 1:
-            await asyncio.sleep(0)
-        try:
-            os.unlink(name, dir_fd=directory)
-            continue
-        except FileNotFoundError:
-            continue
-        except (IsADirectoryError, PermissionError) as error:
-            if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                raise OSError(error.errno, error.strerror, f"{path}/{name}") from None
-        child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            await _empty(child, f"{path}/{name}")
-        finally:
-            os.close(child)
-        with contextlib.suppress(FileNotFoundError):
-            os.rmdir(name, dir_fd=directory)

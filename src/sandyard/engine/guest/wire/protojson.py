@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import functools
 import json
 import re
 import time
@@ -32,8 +33,11 @@ def parse(data: bytes) -> Message:
     return message
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
 def render(message: Message) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode()
+    return _encode(message).encode()
 
 
 def value(message: Message, name: str) -> Any:
@@ -109,10 +113,15 @@ def octets(message: Message, name: str) -> bytes:
         raise FieldError(f"field {name}: not base64") from None
 
 
+@functools.lru_cache(256)
+def _date(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
 def timestamp(nanoseconds: int) -> str:
     """google.protobuf.Timestamp, as RFC 3339 with as many digits as are needed."""
     seconds, nanos = divmod(nanoseconds, 1_000_000_000)
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    whole = _date(seconds)
     if not nanos:
         return whole + "Z"
     digits = f"{nanos:09d}"

@@ -88,3 +88,25 @@ def test_a_file_can_be_removed_too(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     files.remove_tree(str(tmp_path / "file"))
     assert not (tmp_path / "file").exists()
+
+
+def nest(root: Path, depth: int) -> None:
+    """Directories in each other, deeper than a path can name."""
+    root.mkdir()
+    fd = os.open(root, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("nested", dir_fd=fd)
+        child = os.open("nested", os.O_RDONLY, dir_fd=fd)
+        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=child))
+        os.close(fd)
+        fd = child
+    os.close(fd)
+
+
+def test_trees_may_be_nested_deeper_than_python_can_recurse(tmp_path: Path) -> None:
+    nest(tmp_path / "deep", 1500)
+    files.copy_tree(str(tmp_path / "deep"), str(tmp_path / "copy"))
+    assert files.disk_usage(str(tmp_path / "copy")) == files.disk_usage(str(tmp_path / "deep")) > 0
+    for name in ("deep", "copy"):
+        files.remove_tree(str(tmp_path / name))
+        assert not (tmp_path / name).exists()

@@ -23,6 +23,7 @@ from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.errors import from_os
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, open_up
 from sandyard.engine.drivers.namespace.store.guard import measure
+from sandyard.engine.drivers.namespace.zygote.files import disk_usage
 from sandyard.kit.errors import FullError
 
 SHARED, TRASH = "shared", "trash"
@@ -200,22 +201,10 @@ class PlainStore:
             self._discard(SHARED, name)
 
     async def usage(self, sandbox: str) -> int:
-        return await asyncio.to_thread(_blocks, self.path / SANDBOXES / sandbox / UPPER)
+        return await asyncio.to_thread(disk_usage, str(self.path / SANDBOXES / sandbox / UPPER))
 
 
 def _replace(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     partial.rename(path)
-
-
-def _blocks(path: Path) -> int:
-    """Bytes on disk below a directory, as far as this process may look."""
-    total = 0
-    with contextlib.suppress(OSError), os.scandir(path) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    total += _blocks(Path(entry.path))
-    return total

@@ -11,88 +11,114 @@ import fcntl
 import os
 import stat
 
+from sandyard.engine.guest.files import trees
+from sandyard.engine.guest.files.trees import FOLDER, Level, inode
+
 _FICLONE = 0x4004_9409
 _CHUNK = 1 << 26
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Inode = tuple[int, int]
 
 
 def remove_tree(path: str) -> None:
     """Remove a directory and all in it, or a file. Nothing happens when it isn't there."""
-    parent = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _remove(parent, os.path.basename(path))
-    finally:
-        os.close(parent)
-
-
-def _remove(parent: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno not in {errno.EISDIR, errno.EPERM}:
-            raise
-    else:
-        return
-    try:
-        fd = os.open(name, _FOLDER, dir_fd=parent)
-    except PermissionError:  # overlay's own work directory has mode 0
-        os.chmod(name, 0o700, dir_fd=parent)
-        fd = os.open(name, _FOLDER, dir_fd=parent)
-    try:
-        with os.scandir(fd) as entries:
-            names = [entry.name for entry in entries]
-        for entry in names:
-            _remove(fd, entry)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent)
+    for _ in trees.remove(path):
+        pass
 
 
 def copy_tree(source: str, target: str) -> None:
     """Copy a directory to a place that must not exist. Shares blocks where the file system can; keeps hard links and holes."""
     os.mkdir(target, 0o700)
-    source_fd = os.open(source, _FOLDER)
-    target_fd = os.open(target, _FOLDER)
+    source_fd = os.open(source, FOLDER)
+    target_fd = os.open(target, FOLDER)
+    seen: dict[Inode, tuple[str, str]] = {}
+    levels = [(Level("", (0, 0), os.listdir(source_fd)), (0, 0))]
     try:
-        _copy_folder(source_fd, target_fd, {})
+        while levels:
+            level, target_parent = levels[-1]
+            if level.names:
+                name = level.names.pop()
+                status = os.stat(name, dir_fd=source_fd, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    above = inode(source_fd), inode(target_fd)
+                    source_fd, target_fd = _enter_both(source_fd, target_fd, name)
+                    levels.append((Level(name, above[0], os.listdir(source_fd)), above[1]))
+                elif not _link_again(status, name, target_fd, seen):
+                    _copy_entry(source_fd, target_fd, name, status)
+                    _copy_metadata(f"/proc/self/fd/{source_fd}/{name}", f"/proc/self/fd/{target_fd}/{name}", status)
+                continue
+            _copy_metadata(f"/proc/self/fd/{source_fd}/.", f"/proc/self/fd/{target_fd}/.", os.fstat(source_fd))
+            levels.pop()
+            if levels:
+                source_fd = trees.enter_parent(source_fd, level.parent)
+                target_fd = trees.enter_parent(target_fd, target_parent)
     finally:
         os.close(source_fd)
         os.close(target_fd)
 
 
-def _copy_folder(source: int, target: int, seen: dict[Inode, tuple[str, str]]) -> None:
-    with os.scandir(source) as entries:
-        names = [entry.name for entry in entries]
-    for name in names:
-        status = os.stat(name, dir_fd=source, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            os.mkdir(name, 0o700, dir_fd=target)
-            inner_source, inner_target = os.open(name, _FOLDER, dir_fd=source), os.open(name, _FOLDER, dir_fd=target)
-            try:
-                _copy_folder(inner_source, inner_target, seen)
-            finally:
-                os.close(inner_source)
-                os.close(inner_target)
-        elif not _link_again(status, name, target, seen):
-            _copy_entry(source, target, name, status)
-            _copy_metadata(f"/proc/self/fd/{source}/{name}", f"/proc/self/fd/{target}/{name}", status)
-    _copy_metadata(f"/proc/self/fd/{source}/.", f"/proc/self/fd/{target}/.", os.fstat(source))
+def _enter_both(source: int, target: int, name: str) -> tuple[int, int]:
+    """The directory `name` in both trees, made in the second; the two above are closed."""
+    os.mkdir(name, 0o700, dir_fd=target)
+    inner_source = os.open(name, FOLDER, dir_fd=source)
+    try:
+        inner_target = os.open(name, FOLDER, dir_fd=target)
+    except OSError:
+        os.close(inner_source)
+        raise
+    os.close(source)
+    os.close(target)
+    return inner_source, inner_target
+
+
+def disk_usage(path: str) -> int:
+    """Bytes on disk below a directory, as far as this process may look."""
+    total = 0
+    try:
+        fd = os.open(path, FOLDER)
+    except OSError:
+        return 0
+    levels = [Level("", (0, 0), os.listdir(fd))]
+    try:
+        while levels:
+            level = levels[-1]
+            if not level.names:
+                levels.pop()
+                if levels:
+                    fd = trees.enter_parent(fd, level.parent)
+                continue
+            name = level.names.pop()
+            with contextlib.suppress(OSError):
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                total += status.st_blocks * 512
+                if stat.S_ISDIR(status.st_mode):
+                    child = os.open(name, FOLDER, dir_fd=fd)
+                    levels.append(Level(name, inode(fd), os.listdir(child)))
+                    os.close(fd)
+                    fd = child
+    except OSError:  # a sandbox moved a directory that was being measured
+        return total
+    else:
+        return total
+    finally:
+        os.close(fd)
 
 
 def _link_again(status: os.stat_result, name: str, target: int, seen: dict[Inode, tuple[str, str]]) -> bool:
     """Another name of a file that was copied already."""
     if status.st_nlink < 2:
         return False
-    inode = (status.st_dev, status.st_ino)
-    folder = os.readlink(f"/proc/self/fd/{target}")
-    if inode not in seen:
-        seen[inode] = (folder, name)
+    number = (status.st_dev, status.st_ino)
+    try:
+        folder = os.readlink(f"/proc/self/fd/{target}")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # nested too deep to be linked to: a copy of its own
+            return False
+        raise
+    if number not in seen:
+        seen[number] = (folder, name)
         return False
-    first_folder, first_name = seen[inode]
+    first_folder, first_name = seen[number]
     os.link(f"{first_folder}/{first_name}", name, dst_dir_fd=target, follow_symlinks=False)
     return True
 

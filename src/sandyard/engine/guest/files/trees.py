@@ -1,0 +1,110 @@
+"""Walking trees that others wrote: of any depth, with one open directory at a time, never following a link out of the tree.
+
+Neither recursion nor a descriptor per level: a tree may be nested deeper than both allow, and longer than any path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(slots=True)
+class Level:
+    """A directory that the walk is in: its name, what its parent is, and which names in it are still to be visited."""
+
+    name: str
+    parent: tuple[int, int]
+    names: list[str]
+
+
+def remove(path: str) -> Iterator[None]:
+    """Remove a directory and all in it, or a file. Nothing happens when it isn't there. Yields now and then, so that
+    others can have their turn. OSError names the path that could not be removed."""
+    path = path.rstrip("/") or "/"
+    try:
+        fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    top = Level(os.path.dirname(path), (0, 0), [os.path.basename(path)])
+    levels = [top]
+    try:
+        while levels:
+            level = levels[-1]
+            if level.names:
+                yield
+                name = level.names.pop()
+                if not _unlink(fd, name):
+                    try:
+                        child = _open(fd, name)
+                    except FileNotFoundError:
+                        continue
+                    levels.append(Level(name, inode(fd), os.listdir(child)))
+                    os.close(fd)
+                    fd = child
+            elif level is top:
+                return
+            else:
+                fd = enter_parent(fd, level.parent)
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(level.name, dir_fd=fd)
+                levels.pop()
+    except OSError as error:
+        where = [level.name for level in levels]
+        if isinstance(error.filename, str) and error.filename != where[-1]:
+            where.append(error.filename)
+        raise OSError(error.errno, error.strerror, "/".join(where)) from None
+    finally:
+        os.close(fd)
+
+
+def enter_parent(fd: int, expected: tuple[int, int]) -> int:
+    """The directory above `fd`, which is closed. OSError if it isn't the one that the walk came from: it was moved."""
+    parent = os.open("..", FOLDER, dir_fd=fd)
+    if inode(parent) != expected:
+        os.close(parent)
+        raise OSError(errno.ESTALE, "the directory was moved while it was walked")
+    os.close(fd)
+    return parent
+
+
+def inode(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _unlink(folder: int, name: str) -> bool:
+    """False if it is a directory that has something in it."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in {errno.EISDIR, errno.EPERM}:
+            raise
+    else:
+        return True
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            return False
+        if error.errno == errno.ENOTDIR:  # a file that may not be removed
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name) from None
+        raise
+    return True
+
+
+def _open(folder: int, name: str) -> int:
+    try:
+        return os.open(name, FOLDER, dir_fd=folder)
+    except PermissionError:  # overlay's own work directory has mode 0
+        os.chmod(name, 0o700, dir_fd=folder)
+        return os.open(name, FOLDER, dir_fd=folder)
