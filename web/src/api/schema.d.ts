@@ -877,9 +877,29 @@ export interface paths {
         };
         /**
          * File.List
-         * @description What is in a folder.
+         * @description List a folder, in the order of names. A folder with more than 100,000 entries can't be listed: use a command.
          */
         get: operations["file_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sandboxes/{sandbox_id}/files/info": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * File.Info
+         * @description Get a file's or a folder's name, kind, size, mode and owner. 404 if there is nothing at the path.
+         */
+        get: operations["file_info"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3319,11 +3339,6 @@ export interface components {
             /** Detail */
             detail: string;
         };
-        /** Folder */
-        Folder: {
-            /** Items */
-            items: components["schemas"]["Entry"][];
-        };
         /**
          * ForgeKind
          * @enum {string}
@@ -4419,6 +4434,16 @@ export interface components {
         Page_CommandView_: {
             /** Items */
             items: components["schemas"]["CommandView"][];
+            /**
+             * Nextcursor
+             * @description Send it as `cursor` for the next page; null on the last one.
+             */
+            nextCursor?: string | null;
+        };
+        /** Page[Entry] */
+        Page_Entry_: {
+            /** Items */
+            items: components["schemas"]["Entry"][];
             /**
              * Nextcursor
              * @description Send it as `cursor` for the next page; null on the last one.
@@ -12545,6 +12570,10 @@ export interface operations {
                 /** @description From the user's home, or absolute. */
                 path?: string;
                 depth?: number;
+                /** @description How many at most. */
+                limit?: number;
+                /** @description `nextCursor` of the page before; leave it out to begin. */
+                cursor?: string | null;
             };
             header?: never;
             path: {
@@ -12561,7 +12590,105 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Folder"];
+                    "application/json": components["schemas"]["Page_Entry_"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    file_info: {
+        parameters: {
+            query: {
+                /** @description From the user's home, or absolute. */
+                path: string;
+            };
+            header?: never;
+            path: {
+                /** @description The sandbox's id. */
+                sandbox_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Entry"];
                 };
             };
             /** @description The request is not valid. */

@@ -124,9 +124,15 @@ class Files:
                 self.get(posixpath.join(source, name), target / name)
 
     def _list(self, path: str) -> list[Any]:
-        answer = self._client.get(f"{self._base}/files/list", path=path, depth=1)
-        entries: list[Any] = answer["items"]
-        return entries
+        entries: list[Any] = []
+        cursor: str | None = None
+        while True:
+            query = {"cursor": cursor} if cursor else {}
+            answer = self._client.get(f"{self._base}/files/list", path=path, depth=1, limit=10_000, **query)
+            entries += answer["items"]
+            cursor = answer.get("nextCursor")
+            if cursor is None:
+                return entries
 
     @contextlib.contextmanager
     def _download(self, path: str, shown: str | None = None) -> Iterator[Iterator[bytes]]:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.guard import streams_body
+from sandyard.platform.api.paging import Page, PageRequest
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example
@@ -40,10 +41,6 @@ class Entry(Model):
     @classmethod
     def of(cls, entry: FileEntry) -> Entry:
         return cls.model_validate(entry)
-
-
-class Folder(Model):
-    items: list[Entry]
 
 
 class Uploaded(Model):
@@ -104,6 +101,18 @@ async def list_(
     sandbox_id: SandboxId,
     path: Path = ".",
     depth: Annotated[int, Query(ge=1, le=10)] = 1,
-) -> Folder:
-    """What is in a folder."""
-    return Folder(items=[Entry.of(entry) for entry in await sandboxes.list_files(caller, sandbox_id, path, depth)])
+    limit: Annotated[int, Query(ge=1, le=10_000, description="How many at most.")] = 1000,
+    cursor: Annotated[
+        str | None,
+        Query(pattern=r"^[0-9]{1,9}$", description="`nextCursor` of the page before; leave it out to begin."),
+    ] = None,
+) -> Page[Entry]:
+    """List a folder, in the order of names. A folder with more than 100,000 entries can't be listed: use a command."""
+    found = await sandboxes.list_files(caller, sandbox_id, path, depth, PageRequest(limit, cursor))
+    return Page[Entry].of(found, Entry.of)
+
+
+@router.get("/sandboxes/{sandbox_id}/files/info", name="file.info")
+async def info(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Entry:
+    """Get a file's or a folder's name, kind, size, mode and owner. 404 if there is nothing at the path."""
+    return Entry.of(await sandboxes.file_info(caller, sandbox_id, path))

@@ -12,7 +12,7 @@ import { useUnsaved } from "./drafts";
 import { Bin, FileView } from "./file-view";
 import { NewFileDialog } from "./new-file";
 import { between, crumbs, HOME, nameOf, parent, within } from "./paths";
-import { folder as folderQuery, useRemove } from "./queries";
+import { anyExists, useRemove } from "./queries";
 import { Tree } from "./tree";
 import { UploadList, useUploads } from "./uploads";
 
@@ -88,9 +88,8 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
   const bring = async (files: File[]) => {
     if (!files.length) return;
     try {
-      const there = await client.fetchQuery({ ...folderQuery(sandboxId, target), staleTime: 0 });
-      const names = new Set(there.map((entry) => entry.name));
-      if (files.some((one) => names.has(one.name))) setPending(files);
+      const exists = await anyExists(sandboxId, target, files);
+      if (exists) setPending(files);
       else void start(target, files);
     } catch (error) {
       failed("Could not upload")(error);

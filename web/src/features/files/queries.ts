@@ -2,7 +2,6 @@
 import { queryOptions, useMutation, useQueryClient } from "@tanstack/react-query";
 import { ApiError, api, got, type Problem, raw, type Schemas } from "@/api/client";
 import { failed } from "@/ui/toast";
-import { nameOf, parent } from "./paths";
 
 export type Entry = Schemas["Entry"];
 
@@ -10,21 +9,33 @@ export const folder = (sandboxId: string, path: string) =>
   queryOptions({
     queryKey: ["files", sandboxId, path],
     queryFn: async () => {
-      const query = { path, depth: 1 };
-      const { items } = await got(
+      const query = { path, depth: 1, limit: 10_000 };
+      const { items, nextCursor } = await got(
         api.GET("/api/v1/sandboxes/{sandbox_id}/files/list", { params: { path: { sandbox_id: sandboxId }, query } }),
       );
-      return items.sort((a, b) => Number(b.kind === "dir") - Number(a.kind === "dir") || a.name.localeCompare(b.name));
+      items.sort((a, b) => Number(b.kind === "dir") - Number(a.kind === "dir") || a.name.localeCompare(b.name));
+      return { items, truncated: nextCursor !== null };
     },
   });
 
 /** What is at a path now; undefined when nothing is. */
 export async function look(sandboxId: string, path: string): Promise<Entry | undefined> {
-  const query = { path: parent(path), depth: 1 };
-  const { items } = await got(
-    api.GET("/api/v1/sandboxes/{sandbox_id}/files/list", { params: { path: { sandbox_id: sandboxId }, query } }),
-  );
-  return items.find((entry) => entry.name === nameOf(path));
+  try {
+    return await got(
+      api.GET("/api/v1/sandboxes/{sandbox_id}/files/info", {
+        params: { path: { sandbox_id: sandboxId }, query: { path } },
+      }),
+    );
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 404) return undefined;
+    throw error;
+  }
+}
+
+/** Whether a folder has one of these files already. */
+export async function anyExists(sandboxId: string, folder: string, files: File[]): Promise<boolean> {
+  for (const file of files) if (await look(sandboxId, `${folder.replace(/\/$/, "")}/${file.name}`)) return true;
+  return false;
 }
 
 export function address(sandboxId: string, path: string): string {

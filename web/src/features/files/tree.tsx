@@ -42,7 +42,8 @@ export function Tree(props: Props) {
       </p>
     );
   }
-  if (!entries.data.length) {
+  const { items, truncated } = entries.data;
+  if (!items.length) {
     return (
       <p className="py-1 text-xs text-faint" style={style}>
         Empty
@@ -51,15 +52,21 @@ export function Tree(props: Props) {
   }
   return (
     <ul>
-      {entries.data.slice(0, most).map((entry) => (
+      {items.slice(0, most).map((entry) => (
         <Item key={entry.path} entry={entry} {...props} depth={depth} />
       ))}
-      {entries.data.length > most && (
+      {items.length > most ? (
         <li style={style}>
           <Button size="sm" look="ghost" onClick={() => setMost(most + 1000)}>
-            {entries.data.length - most} more
+            {items.length - most} more
           </Button>
         </li>
+      ) : (
+        truncated && (
+          <li className="py-1 text-xs text-faint" style={style}>
+            Showing the first {items.length.toLocaleString("en")} entries. Use the terminal for the rest.
+          </li>
+        )
       )}
     </ul>
   );

@@ -14,6 +14,7 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.api.files import Entry
 from sandyard.platform.api.mcp.given import Path, SandboxId
 from sandyard.platform.api.mcp.tool import Call, Toolbox
+from sandyard.platform.api.paging import PageRequest
 from sandyard.platform.api.schema import Input, Model, example
 
 tools = Toolbox()
@@ -114,8 +115,10 @@ async def write_file(call: Call, given: WriteFile) -> Written:
 @tools.add("list_files", title="List files", reads=True)
 async def list_files(call: Call, given: ListFiles) -> FileList:
     """List what is in a folder of a sandbox. A paused sandbox is woken."""
-    found = await call.services.sandboxes.list_files(call.caller, given.sandbox_id, given.path, given.depth)
-    return FileList(items=[Entry.of(entry) for entry in found[:MAX_ENTRIES]], truncated=len(found) > MAX_ENTRIES)
+    found = await call.services.sandboxes.list_files(
+        call.caller, given.sandbox_id, given.path, given.depth, PageRequest(MAX_ENTRIES)
+    )
+    return FileList(items=[Entry.of(entry) for entry in found.items], truncated=found.next_cursor is not None)
 
 
 async def _piece(chunks: AsyncIterator[bytes], offset: int, limit: int) -> tuple[bytes, bool]:

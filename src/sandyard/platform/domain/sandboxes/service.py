@@ -24,6 +24,7 @@ from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
+FIRST_FILES = PageRequest(limit=1000)
 _TEMPLATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
 
 
@@ -167,11 +168,21 @@ class Sandboxes:
             async for chunk in chunks:
                 yield chunk
 
-    async def list_files(self, principal: Principal, sandbox_id: str, path: str, depth: int) -> list[FileEntry]:
+    async def list_files(
+        self, principal: Principal, sandbox_id: str, path: str, depth: int, page: PageRequest = FIRST_FILES
+    ) -> Listing[FileEntry]:
+        """Entries in the order of their paths; the cursor is how many come before the page."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        return await self._lifecycle.call(
-            row, lambda engine_id: self._lifecycle.engine.list_files(engine_id, path, depth)
+        first = int(page.cursor or 0)
+        entries, more = await self._lifecycle.call(
+            row,
+            lambda engine_id: self._lifecycle.engine.list_files(engine_id, path, depth, first=first, limit=page.limit),
         )
+        return Listing(entries, str(first + len(entries)) if more else None)
+
+    async def file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        return await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.stat(engine_id, path))
 
     async def remove_file(self, principal: Principal, sandbox_id: str, path: str) -> None:
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)

@@ -233,7 +233,7 @@ async def test_a_call_wakes_what_the_engine_has_paused_by_itself(yard: Yard) -> 
     assert row.engine_id
     await yard.services.engine.pause(row.engine_id)
     entries = await yard.services.sandboxes.list_files(yard.owner, row.id, "/tmp", 1)
-    assert "file" in {entry.name for entry in entries}
+    assert "file" in {entry.name for entry in entries.items}
     assert (await yard.kinds(row))[2:] == ["sandbox.paused", "sandbox.resumed"]
     await yard.services.engine.pause(row.engine_id)
     assert await yard.run(row, "cat /tmp/file") == "kept\n"
@@ -401,7 +401,7 @@ async def test_too_large_uploads_leave_nothing(yard: Yard) -> None:
             await sandboxes.upload_file(yard.owner, row.id, "/tmp/bad", chunks(200_000), announced)
     size, data = await sandboxes.download_file(yard.owner, row.id, "/tmp/good")
     assert size == 100_000 and b"".join([chunk async for chunk in data]) == b"x" * 100_000
-    names = {entry.name for entry in await sandboxes.list_files(yard.owner, row.id, "/tmp", 1)}
+    names = {entry.name for entry in (await sandboxes.list_files(yard.owner, row.id, "/tmp", 1)).items}
     assert "good" in names and "bad" not in names
     await sandboxes.remove_file(yard.owner, row.id, "/tmp/good")
     assert await yard.kinds(row, "file.") == ["file.uploaded", "file.removed"]

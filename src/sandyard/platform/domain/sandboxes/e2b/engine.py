@@ -261,8 +261,16 @@ class SandboxEngine:
     async def write_file(self, engine_id: str, path: str, chunks: AsyncIterator[bytes]) -> int:
         return await self._files.write(engine_id, path, chunks)
 
-    async def list_files(self, engine_id: str, path: str, depth: int = 1) -> list[FileEntry]:  # type: ignore[valid-type]
-        return await self._files.list(engine_id, path, depth)
+    async def list_files(
+        self,
+        engine_id: str,
+        path: str,
+        depth: int = 1,
+        *,
+        first: int = 0,
+        limit: int = 1000,
+    ) -> tuple[list[FileEntry], bool]:  # type: ignore[valid-type]
+        return await self._files.list(engine_id, path, depth, first, limit)
 
     async def stat(self, engine_id: str, path: str) -> FileEntry:
         return await self._files.stat(engine_id, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,8 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     translate,
 )
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate
+
+LISTINGS_AT_ONCE = 4
 
 T = TypeVar("T")
 
@@ -40,6 +43,7 @@ class Files:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
 
     async def read(self, engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
         """The size, where the engine tells it before, and the bytes. The iterator is to be read to its end or closed
@@ -94,11 +98,14 @@ class Files:
             raise
         return written
 
-    async def list(self, engine_id: str, path: str, depth: int = 1) -> list[FileEntry]:
-        entries = await self._at(
-            engine_id, path, "list_files", lambda sandbox: sandbox.files.list(path, depth=depth), idempotent=True
-        )
-        return [_entry(entry) for entry in entries]
+    async def list(self, engine_id: str, path: str, depth: int, first: int, limit: int) -> tuple[list[FileEntry], bool]:
+        """`limit` entries from the one with number `first` on, and whether there are more. The protocol knows no pages, so
+        the engine sends all of them; few callers at a time keep that in memory."""
+        async with self._listings:
+            entries = await self._at(
+                engine_id, path, "list_files", lambda sandbox: sandbox.files.list(path, depth=depth), idempotent=True
+            )
+        return [_entry(entry) for entry in entries[first : first + limit]], len(entries) > first + limit
 
     async def stat(self, engine_id: str, path: str) -> FileEntry:
         found = await self._at(

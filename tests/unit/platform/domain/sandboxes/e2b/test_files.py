@@ -101,10 +101,13 @@ async def test_list_stat_make_remove(engine: SandboxEngine, sandbox: EngineSandb
     await engine.write_file(sandbox.id, "/tmp/tree/branch/leaf", pieces(b"green"))
     await run(engine, sandbox.id, "ln -s branch/leaf /tmp/tree/link")
 
-    shallow = {entry.name: entry for entry in await engine.list_files(sandbox.id, "/tmp/tree", 1)}
+    shallow = {entry.name: entry for entry in (await engine.list_files(sandbox.id, "/tmp/tree", 1))[0]}
     assert {name: entry.kind for name, entry in shallow.items()} == {"branch": "dir", "link": "symlink"}
     assert shallow["link"].symlink_target is not None
-    deep = {entry.path for entry in await engine.list_files(sandbox.id, "/tmp/tree", 3)}
+    everything, more = await engine.list_files(sandbox.id, "/tmp/tree", 3)
+    assert not more
+    deep = {entry.path for entry in everything}
+    assert await engine.list_files(sandbox.id, "/tmp/tree", 3, first=1, limit=1) == (everything[1:2], True)
     assert "/tmp/tree/branch/leaf" in deep
 
     leaf = await engine.stat(sandbox.id, "/tmp/tree/branch/leaf")
