@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -21,6 +22,8 @@ PHONE: ViewportSize = {"width": 360, "height": 740}
 PATIENCE_MS = 45_000
 Theme = Literal["light", "dark"]
 IMPACTS = ("serious", "critical")
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+COLOURS = "color-contrast"
 
 
 @contextlib.contextmanager
@@ -103,10 +106,15 @@ def confirm(page: Page, answer: str) -> None:
     expect(asked).to_be_hidden()
 
 
-def accessible(page: Page, *, ignore: tuple[str, ...] = ()) -> None:
-    """axe finds nothing serious. `ignore`: selectors of what is not ours."""
-    page.evaluate(AXE.read_text())
-    options = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+def accessible(page: Page, *, ignore: tuple[str, ...] = (), colours: bool | None = None) -> None:
+    """axe finds nothing serious. `ignore`: selectors of what is not ours; `colours`: look at nothing else, or at all else."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(_axe())
+    options: dict[str, Any] = {"resultTypes": ["violations"], "runOnly": RULES}
+    if colours is True:
+        options["runOnly"] = {"type": "rule", "values": [COLOURS]}
+    elif colours is False:
+        options["rules"] = {COLOURS: {"enabled": False}}
     found: dict[str, Any] = page.evaluate(
         "([context, options]) => axe.run(context, options)", [{"exclude": [[one] for one in ignore]}, options]
     )
@@ -116,6 +124,11 @@ def accessible(page: Page, *, ignore: tuple[str, ...] = ()) -> None:
         if one["impact"] in IMPACTS
     ]
     assert not serious, f"{page.url}: {json.dumps(serious, indent=2)}"
+
+
+@functools.cache
+def _axe() -> str:
+    return AXE.read_text()
 
 
 def _spot(node: dict[str, Any]) -> str:

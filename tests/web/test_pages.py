@@ -126,13 +126,12 @@ def test_a_page(name: str, window: Page, places: dict[str, str]) -> None:
     _reachable(window)
     accessible(window)
     window.emulate_media(color_scheme="dark")
-    window.reload()
-    there(window, read)
-    accessible(window)
+    expect(window.locator("html")).to_have_attribute("data-theme", "dark")
+    accessible(window, colours=True)
     window.set_viewport_size(PHONE)
     there(window)
     fits(window)
-    accessible(window)
+    accessible(window, colours=False)
     assert not wrong, wrong
 
 
