@@ -71,6 +71,7 @@ WORK = (
     "say: The list has **four** lines now: `DATA.md`.",
     "commit: docs: write it down",
 )
+RECOLOURED = "() => !document.getAnimations().some((one) => one instanceof CSSTransition)"
 FOCUS = """() => {
   const one = document.activeElement;
   if (!one || one === document.body) return null;
@@ -127,6 +128,7 @@ def test_a_page(name: str, window: Page, places: dict[str, str]) -> None:
     accessible(window)
     window.emulate_media(color_scheme="dark")
     expect(window.locator("html")).to_have_attribute("data-theme", "dark")
+    until(lambda: window.evaluate(RECOLOURED))
     accessible(window, colours=True)
     window.set_viewport_size(PHONE)
     there(window)
