@@ -1,18 +1,18 @@
-"""One engine, platform and Chromium for all tests of a worker; a browser of one's own for each test. A file that kills the platform, or
-needs it as it is after the first start, has one of its own (`own_platform`)."""
+"""One engine, platform and Chromium for all tests of a worker, a browser context for each file, a page and a sign-in for each test. A file
+that kills the platform, or needs it as it is after the first start, has one of its own (`own_platform`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.acceptance.conftest import started
 from tests.acceptance.platform import Platform, running
 from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
-from tests.web.browser import chromium, signed_in
+from tests.web.browser import browsing, chromium, fresh_page, signed_in
 from tests.web.yard import Yard
 
 SETTINGS = {
@@ -67,9 +67,15 @@ def yard(platform: Platform) -> Yard:
     return Yard(platform)
 
 
+@pytest.fixture(scope="module")
+def context(browser: Browser, platform: Platform) -> Iterator[BrowserContext]:
+    with browsing(browser, platform.url) as context:
+        yield context
+
+
 @pytest.fixture
-def page(browser: Browser, platform: Platform) -> Iterator[Page]:
-    with signed_in(browser, platform.url, platform.token) as page:
+def page(context: BrowserContext, platform: Platform) -> Iterator[Page]:
+    with fresh_page(context, platform.url, platform.token) as page:
         yield page
 
 
