@@ -60,7 +60,14 @@ class Failures:
             reporter.write_line(report.longreprtext[-2000:])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the tests that are marked slow, as `make test-all` does")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "slow: runs only with --all (make test-all), or when the test is named by its id"
+    )
     config.pluginmanager.register(Failures(config))
     gc.disable()  # thousands of tests are loaded, and all of them stay
 
@@ -71,7 +78,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(trylast=True)  # after fixtures have brought together the tests that share them
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not (config.getoption("all") or any("::" in argument for argument in config.args)):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
     items.sort(key=_rank)
 
 
