@@ -12,8 +12,7 @@ from sandyard.platform.db.database import Database, DatabaseUnavailableError, Tr
 from sandyard.platform.domain.agents import measure
 from sandyard.platform.domain.agents.consuming import Consumer
 from sandyard.platform.domain.agents.ports import Desk
-
-from .test_rows import drawn
+from tests.unit.platform.domain.agents.test_rows import drawn
 
 
 class Shaky:

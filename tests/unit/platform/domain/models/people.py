@@ -11,10 +11,8 @@ from sandyard.platform.db.models import Sandbox, Session, Turn
 from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, ModelEndpoint
 from sandyard.platform.domain.models.model import Price, ProviderInfo
 from sandyard.platform.domain.sandboxes.model import utc_now
-from tests.unit.platform.domain.sandboxes.yard import Yard
+from tests.unit.platform.domain.models.upstream import Upstream
 from tests.unit.platform.world import ROOT
-
-from .upstream import Upstream
 
 KEY = "sk-planted-8c1f0a97d2e64b35"
 PRICE = Price(input=1, output=2)
@@ -71,6 +69,9 @@ class Scene:
 
 AGENT = """
 import http.client, json, urllib.parse
+
+if TYPE_CHECKING:
+    from tests.integration.platform.domain.sandboxes.yard import Yard
 where = urllib.parse.urlsplit(said["base"])
 def opened(path="/v1/chat/completions", body=None, headers=None, method="POST"):
     line = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
