@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Sandbox, Session, Turn
@@ -13,6 +13,9 @@ from sandyard.platform.domain.models.model import Price, ProviderInfo
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.models.upstream import Upstream
 from tests.unit.platform.world import ROOT
+
+if TYPE_CHECKING:
+    from tests.integration.platform.domain.sandboxes.yard import Yard
 
 KEY = "sk-planted-8c1f0a97d2e64b35"
 PRICE = Price(input=1, output=2)
@@ -69,9 +72,6 @@ class Scene:
 
 AGENT = """
 import http.client, json, urllib.parse
-
-if TYPE_CHECKING:
-    from tests.integration.platform.domain.sandboxes.yard import Yard
 where = urllib.parse.urlsplit(said["base"])
 def opened(path="/v1/chat/completions", body=None, headers=None, method="POST"):
     line = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
