@@ -16,6 +16,8 @@ from sandyard.platform.db import sqlite
 from sandyard.platform.db.database import Database, DatabaseUnavailableError, parse_url
 from sandyard.platform.db.models import Event, Project, ProjectMember, Setting, User
 
+pytestmark = pytest.mark.both_databases
+
 NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
 
 

@@ -14,6 +14,8 @@ from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Audit, Base, Project
 
+pytestmark = pytest.mark.both_databases
+
 NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
 
 

@@ -11,6 +11,8 @@ from sqlalchemy.exc import StatementError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Event, Sandbox, Setting, User
 
+pytestmark = pytest.mark.both_databases
+
 NOW = datetime(2026, 1, 31, 10, 0, 0, 123456, tzinfo=UTC)
 
 

@@ -6,9 +6,13 @@ import asyncio
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from sandyard.platform.db.database import Database
 from sandyard.platform.domain.events import Feed
 from sandyard.platform.domain.users.model import Principal
+
+pytestmark = pytest.mark.both_databases
 
 ADMIN = Principal("usr_admin", "admin", "admin", "token:tok_1")
 EVENTS, WRITERS, READERS = 10_000, 50, 20

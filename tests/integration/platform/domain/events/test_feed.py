@@ -15,6 +15,8 @@ from sandyard.platform.db.models import Project, ProjectMember, User
 from sandyard.platform.domain.events import EventFilter, EventView, Feed, Subscription, notices
 from sandyard.platform.domain.users.model import Principal
 
+pytestmark = pytest.mark.both_databases
+
 NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
 ADMIN = Principal("usr_admin", "admin", "admin", "token:tok_1")
 ADA = Principal("usr_ada", "ada", "member", "token:tok_2")

@@ -16,6 +16,8 @@ import pytest
 from sandyard.platform.domain.tasks.durable import Course, Durable, Result, StepOf
 from tests.protocol.engine import ROOT
 
+pytestmark = pytest.mark.both_databases
+
 Make = Callable[[Course], Durable]
 
 
