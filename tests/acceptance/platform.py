@@ -16,17 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from sandyard.kit.listen import free_port
 from tests.protocol.engine import ROOT, SCRATCH, Engine
 
 READY_SECONDS = 300
 PATIENCE = 90.0
-mostly_sqlite = pytest.mark.parametrize(
-    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
-)
-"""For a test that asks little of the database: the other one only in the long run."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.platform import Platform, mostly_sqlite, ok, running, until
+from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import Seat, problem, work
 from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
@@ -38,7 +38,6 @@ def one(engine: Engine) -> Iterator[Platform]:
         yield platform
 
 
-@mostly_sqlite
 def test_from_an_address_to_a_merged_pull_request(platform: Platform, github: GitHub) -> None:
     project = work(platform, github, labels=["sandyard"], reviewers=["grace"])
     grace = github.colleague("grace")

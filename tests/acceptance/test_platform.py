@@ -12,7 +12,7 @@ import pytest
 from e2b import Sandbox
 
 from tests.acceptance.conftest import serving
-from tests.acceptance.platform import Platform, mostly_sqlite, ok, running, until
+from tests.acceptance.platform import Platform, ok, running, until
 from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(400)
@@ -40,6 +40,7 @@ def status(client: httpx.Client, sandbox: str) -> str:
     return str(ok(client.get(f"/sandboxes/{sandbox}"))["status"])
 
 
+@pytest.mark.both_databases
 def test_the_life_of_a_session(engine: Engine, platform: Platform) -> None:
     client = platform.client
     session = ok(client.post("/sessions", json={"title": "first"}), 201)
@@ -104,7 +105,6 @@ def test_the_life_of_a_session(engine: Engine, platform: Platform) -> None:
     assert not Sandbox.list_snapshots().next_items(), "no checkpoint is left either"
 
 
-@mostly_sqlite
 def test_events_are_watched_live_and_nothing_is_missed(platform: Platform) -> None:
     """A reader that is cut off by the platform's death goes on with what came after its last event."""
     client = platform.client
@@ -135,7 +135,6 @@ def test_events_are_watched_live_and_nothing_is_missed(platform: Platform) -> No
     ok(client.delete(f"/sessions/{session['id']}"))
 
 
-@mostly_sqlite
 def test_a_sandbox_that_died_is_shown_and_replaced_from_its_checkpoint(engine: Engine, platform: Platform) -> None:
     client = platform.client
     session = ok(client.post("/sessions", json={}), 201)
@@ -154,7 +153,6 @@ def test_a_sandbox_that_died_is_shown_and_replaced_from_its_checkpoint(engine: E
     ok(client.delete(f"/sessions/{session['id']}"))
 
 
-@mostly_sqlite
 def test_no_crash_leaks_a_sandbox(engine: Engine, platform: Platform) -> None:
     """Killed while it creates, it finds its sandboxes again or ends them: none is left that no row knows."""
     for _ in range(2):
@@ -191,7 +189,6 @@ def _quietly(client: httpx.Client, path: str) -> None:
         return
 
 
-@mostly_sqlite
 def test_an_engine_that_is_away_is_said_so_and_comes_back(engine: Engine, platform: Platform) -> None:
     client = platform.client
     sandbox = ok(client.post("/sandboxes", json={}), 201)["id"]
