@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help up engine web wheel types test check compatibility screenshots format lock bench clean setup setup-dev setup-test template template-interpreter
+.PHONY: help up engine web wheel types test test-all check compatibility screenshots format lock bench clean setup setup-dev setup-test template template-interpreter
 
 HOST ?= 127.0.0.1
 PORT ?= 8700
@@ -12,7 +12,11 @@ ARGS ?=
 # whoever runs the tests may pick some: make test TESTS=tests/unit
 TESTS ?= tests
 # one more at once than there are cores, for tests also wait; the files that take longest first, as tests/conftest.py sorts them
+# unit tests do not wait: as many at once as there are cores
+UNIT := pytest --numprocesses $$(nproc) --dist worksteal
 PYTEST := pytest --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
+# Python must be allowed to keep what it has compiled: every worker and every program that tests start compiles it otherwise
+export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venv-node/bin:$(PATH)
 
 help: ## list the targets
@@ -36,22 +40,17 @@ types: setup-dev ## make the API's types for the web anew
 	@scripts/node-packages web
 	@scripts/web-types
 
-test: setup-test web template template-interpreter ## set up everything and run every test and check
-	@$(MAKE) --no-print-directory static
+test: setup-test web template template-interpreter ## set up everything and run the checks and the tests, in minutes
+	@scripts/static
 	@$(PYTEST) $(TESTS) $(ARGS)
 
-check: setup-dev static ## formatting, lint, types, import directions, unit tests
-	@pytest tests/unit $(ARGS)
+test-all: setup-test web template template-interpreter ## all of that, the slow tests too, and every test on both databases
+	@scripts/static
+	@$(PYTEST) --all $(TESTS) $(ARGS)
 
-.PHONY: static
-static:
-	@ruff format --check --quiet .
-	@ruff check --quiet .
-	@mypy
-	@lint-imports --no-logo
-	@scripts/node-packages web
-	@scripts/web-types --check
-	@cd web && npm run --silent check
+check: setup-dev ## formatting, lint, types, import directions, unit tests
+	@scripts/static
+	@$(UNIT) --sqlite tests/unit $(ARGS)
 
 format: setup-dev ## format the code and mend what ruff can mend
 	@ruff format --quiet .

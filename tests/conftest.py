@@ -43,7 +43,9 @@ def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ss
 # tests make thousands of clients of loopback servers, and to read a machine's authorities for each takes 70 ms
 httpx._transports.default.create_ssl_context = _context  # type: ignore[assignment]
 
-LONGEST_FIRST = ("acceptance", "web", "protocol", "conformance")
+DATABASES = ("database_url", "empty_database_url")
+"""Fixtures whose parameter is the kind of a database."""
+LONGEST_FIRST = ("acceptance", "web", "protocol", "conformance", "integration")
 """Folders of tests by the time that a file of theirs takes, so that no worker is left alone with a long one at the end."""
 
 
@@ -60,7 +62,17 @@ class Failures:
             reporter.write_line(report.longreprtext[-2000:])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="every test, on every database, as `make test-all` does")
+    parser.addoption("--sqlite", action="store_true", help="nothing on PostgreSQL, as `make check` does")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "slow: runs only with --all (make test-all), or when the test is named by its id",
+        "both_databases: depends on the database, so that it runs on PostgreSQL too without --all",
+    ):
+        config.addinivalue_line("markers", line)
     config.pluginmanager.register(Failures(config))
     gc.disable()  # thousands of tests are loaded, and all of them stay
 
@@ -71,8 +83,24 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(trylast=True)  # after fixtures have brought together the tests that share them
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if not _is_wanted(item)]
+    if left_out:
+        items[:] = [item for item in items if _is_wanted(item)]
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=_rank)
+
+
+def _is_wanted(item: pytest.Item) -> bool:
+    config, parameters = item.config, getattr(item, "callspec", None)
+    postgresql = parameters is not None and any(parameters.params.get(name) == "postgresql" for name in DATABASES)
+    if postgresql and config.getoption("sqlite"):
+        return False
+    if config.getoption("all") or any("::" in argument for argument in config.args):
+        return True
+    if postgresql and not item.get_closest_marker("both_databases"):
+        return False
+    return not item.get_closest_marker("slow")
 
 
 def _rank(item: pytest.Item) -> int:

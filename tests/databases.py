@@ -1,4 +1,4 @@
-"""The platform's database for tests: each runs on SQLite and on PostgreSQL.
+"""The platform's database for tests: each runs on SQLite; on PostgreSQL too when it is marked `both_databases`, or with --all.
 
 The schema is made once and copied for each test: to bring an empty database up to it takes half a second.
 """

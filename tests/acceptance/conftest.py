@@ -1,4 +1,5 @@
-"""One small engine for the acceptance tests: little disk and memory per sandbox, so that filling them is quick."""
+"""One small engine for all acceptance tests of a worker: little disk and memory per sandbox, so that filling them is quick. A file that
+kills its engine, or looks at all that is in it, has one of its own."""
 
 from __future__ import annotations
 
@@ -18,25 +19,47 @@ PIDS = 200
 
 
 @contextlib.contextmanager
-def serving(**settings: str) -> Iterator[Engine]:
-    """An engine that the SDKs find through the environment. It must leave nothing behind."""
+def started(**settings: str) -> Iterator[Engine]:
+    """An engine, which must leave nothing behind."""
     engine = Engine(settings)
     engine.start()
-    before = {name: os.environ.get(name) for name in engine.environment}
-    os.environ.update(engine.environment)
     yield engine
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
     left = engine.stop()
     assert not left, f"the engine left behind: {left}"
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with serving(DEFAULT_DISK_MB=str(DISK_MB), DEFAULT_MEMORY_MB=str(MEMORY_MB), DEFAULT_PIDS=str(PIDS)) as engine:
+@contextlib.contextmanager
+def pointed_at(engine: Engine) -> Iterator[None]:
+    """The SDKs find the engine through the environment, as a user's would."""
+    before = {name: os.environ.get(name) for name in engine.environment}
+    os.environ.update(engine.environment)
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def serving(**settings: str) -> Iterator[Engine]:
+    """An engine of one's own, which the SDKs find."""
+    with started(**settings) as engine, pointed_at(engine):
         yield engine
+
+
+@pytest.fixture(scope="package")
+def shared_engine() -> Iterator[Engine]:
+    limits = {"DEFAULT_DISK_MB": str(DISK_MB), "DEFAULT_MEMORY_MB": str(MEMORY_MB), "DEFAULT_PIDS": str(PIDS)}
+    with started(POOL_SIZE="2", **limits) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def engine(shared_engine: Engine) -> Iterator[Engine]:
+    """Without sandboxes of the files before, and without those of this one afterwards."""
+    with pointed_at(shared_engine):
+        yield shared_engine
+    shared_engine.clear()
 
 
 @pytest.fixture

@@ -53,6 +53,15 @@ OPENCODE = Agent("opencode", "scripted", "/v1/chat/completions", "opencode acp")
 CODEX = Agent("codex", "gpt-5.5", "/v1/responses", "codex-acp")
 
 
+def _with(*agents: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("desk", agents, indirect=True, scope="module", ids=lambda agent: agent.name)
+
+
+with_both = _with(CODEX, OPENCODE)
+mostly_with_codex = _with(CODEX, pytest.param(OPENCODE, marks=pytest.mark.slow))
+"""For what is the platform's doing, not the agent's: with the other only in the long run."""
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with serving(DEFAULT_MEMORY_MB="2048", DEFAULT_DISK_MB="4096", POOL_SIZE="2") as engine:
@@ -142,7 +151,7 @@ class Desk:
         return self.card.messages(self.session)
 
 
-@pytest.fixture(scope="module", params=[CODEX, OPENCODE], ids=lambda agent: agent.name)
+@pytest.fixture(scope="module")
 def desk(request: pytest.FixtureRequest, platform: Platform, github: GitHub, models: ModelServer) -> Desk:
     """The first task: the agent looks, mends it wrongly, is told so by the project's tests, and mends it."""
     agent: Agent = request.param
@@ -168,6 +177,7 @@ def desk(request: pytest.FixtureRequest, platform: Platform, github: GitHub, mod
     return Desk(agent, project, card, attempt, models)
 
 
+@with_both
 def test_a_card_becomes_a_pull_request(desk: Desk, github: GitHub) -> None:
     attempt, word = desk.attempt, f"addition-{desk.agent.name}"
     names = [step["name"] for step in attempt["steps"]]
@@ -192,6 +202,7 @@ def test_a_card_becomes_a_pull_request(desk: Desk, github: GitHub) -> None:
     assert attempt["spent"]["costUsd"] >= (1500 * 10 + 150 * 100) / 1e6
 
 
+@with_both
 def test_its_transcript_is_typed_and_has_all(desk: Desk) -> None:
     parts = [part for message in desk.transcript() if message["role"] == "agent" for part in message["parts"]]
     texts = [part["text"] for part in parts if part["type"] == "text"]
@@ -205,6 +216,7 @@ def test_its_transcript_is_typed_and_has_all(desk: Desk) -> None:
     assert any("return a + b" in diff["newText"] for diff in diffs)
 
 
+@with_both
 def test_the_key_is_not_in_the_sandbox(desk: Desk) -> None:
     """Not in any file that the agent may read, nor in any process."""
     desk.does("say hello with the key", [Say("Hello.")])
@@ -215,6 +227,7 @@ def test_the_key_is_not_in_the_sandbox(desk: Desk) -> None:
     assert desk.execute(look)["stdout"] == ""
 
 
+@with_both
 def test_a_permission_is_asked_for_and_refused(desk: Desk) -> None:
     configure(desk.project, agent={"permissions": {"mode": "ask"}})
     try:
@@ -238,6 +251,7 @@ def test_a_permission_is_asked_for_and_refused(desk: Desk) -> None:
         configure(desk.project, agent={"permissions": {"mode": "allow_all"}})
 
 
+@mostly_with_codex
 def test_it_is_cancelled_in_mid_turn(desk: Desk) -> None:
     turn = desk.prompt("think about it forever", [Hang("Let me think")])
     desk.models.wait_for(lambda _: desk.calls("think about it forever"), 120)
@@ -250,12 +264,14 @@ def test_it_is_cancelled_in_mid_turn(desk: Desk) -> None:
     assert "I am here again." in desk.said()
 
 
+@mostly_with_codex
 def test_a_model_that_stumbles_is_asked_again(desk: Desk) -> None:
     desk.does("stumble on your way", [Fail(500), Cut(), Say("I have recovered.")])
     assert "I have recovered." in desk.said()
     assert len(desk.calls("stumble on your way")) == 3
 
 
+@mostly_with_codex
 def test_a_model_that_stays_broken_fails_the_turn(desk: Desk) -> None:
     status = 500 if desk.agent is CODEX else 400  # OpenCode would try for more than a minute
     broken = [Fail(status, "The model house is on fire.", times=None)]
@@ -266,6 +282,7 @@ def test_a_model_that_stays_broken_fails_the_turn(desk: Desk) -> None:
     desk.does("ask the mended model", [Say("It is mended.")])
 
 
+@mostly_with_codex
 def test_an_agent_that_is_killed_fails_its_turn_and_comes_back(desk: Desk) -> None:
     turn = desk.prompt("die in the middle", [Hang("I feel unwell")])
     desk.models.wait_for(lambda _: desk.calls("die in the middle"), 120)
@@ -279,6 +296,7 @@ def test_an_agent_that_is_killed_fails_its_turn_and_comes_back(desk: Desk) -> No
     assert f"addition-{desk.agent.name}" in json.dumps(last), "it remembers the session, or was told of it"
 
 
+@mostly_with_codex
 def test_a_task_that_spends_too_much_is_stopped(desk: Desk) -> None:
     word = f"expensive-{desk.agent.name}"
     steps = [Shell(f"echo {number}", usage=Usage(input=400, output=100)) for number in range(50)]
@@ -293,6 +311,7 @@ def test_a_task_that_spends_too_much_is_stopped(desk: Desk) -> None:
     assert not any(step["name"] == "pull_request" for step in attempt["steps"])
 
 
+@with_both
 def test_the_model_is_changed_between_turns(desk: Desk) -> None:
     """OpenCode speaks to every provider: to the next one in the same session, with what was said before."""
     if desk.agent is CODEX:

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.conftest import serving
 from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import Seat, problem, work
 from tests.forge import GitHub, forge
@@ -18,12 +17,6 @@ from tests.protocol.engine import Engine
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = {"RECONCILE_EVERY_S": "2", "HEALTH_EVERY_S": "2", "FORGE_POLL_S": "2", "CREATES_PER_MINUTE": "1000"}
 NEVER = "86400"
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with serving(POOL_SIZE="2") as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.acceptance.conftest import serving
 from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import Seat, Work, problem, work
 from tests.forge import GitHub, forge
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.timeout(400)
 SETTINGS = {"RECONCILE_EVERY_S": "2", "HEALTH_EVERY_S": "2", "FORGE_POLL_S": "2", "CREATES_PER_MINUTE": "1000"}
 LARGE = 3_000_000
 """Of a file that makes a push one in several pieces."""
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with serving(POOL_SIZE="2") as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +61,11 @@ def pushed(project: Work, seat: Seat) -> None:
     assert project.repository.log(f"main..{branch}") == seat.execute("git log --format=%s origin/main..").splitlines()
 
 
+def _most(names: Iterable[str], *always: str) -> list[Any]:
+    """Those in `always` run in `make test`, the others only in the long run."""
+    return [name if name in always else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 BREAKS: dict[str, Callable[[GitHub], None]] = {
     "502 twice": lambda github: github.faults.answer(502, times=2, on="git"),
     "503 in the push itself": lambda github: github.faults.answer(503, on="push"),
@@ -79,7 +77,7 @@ BREAKS: dict[str, Callable[[GitHub], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKS)
+@pytest.mark.parametrize("name", _most(BREAKS, "502 twice", "429", "cut in the middle", "arrived, but not told"))
 def test_a_push_gets_through(project: Work, seat: Seat, github: GitHub, name: str) -> None:
     BREAKS[name](github)
     seat.git("push")
@@ -87,7 +85,7 @@ def test_a_push_gets_through(project: Work, seat: Seat, github: GitHub, name: st
     pushed(project, seat)
 
 
-@pytest.mark.parametrize("name", ["502", "cut", "unanswered"])
+@pytest.mark.parametrize("name", _most(["502", "cut", "unanswered"], "cut"))
 def test_a_push_that_does_not_get_through_says_so(project: Work, seat: Seat, github: GitHub, name: str) -> None:
     if name == "502":
         github.faults.answer(502, times=1000, on="git")
@@ -180,7 +178,7 @@ API_BREAKS: dict[str, Callable[[GitHub], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", API_BREAKS)
+@pytest.mark.parametrize("name", _most(API_BREAKS, "502 twice", "made, but not told", "out of budget"))
 def test_a_pull_request_is_opened_once(project: Work, seat: Seat, github: GitHub, name: str) -> None:
     """At once, or when asked again after one clear error."""
     API_BREAKS[name](github)
@@ -197,7 +195,7 @@ def test_a_pull_request_is_opened_once(project: Work, seat: Seat, github: GitHub
     assert [event["data"]["number"] for event in seat.events("pull_request.opened")] == [number]
 
 
-@pytest.mark.parametrize("fault", ["502", "unanswered", "limit"])
+@pytest.mark.parametrize("fault", _most(["502", "unanswered", "limit"], "unanswered"))
 def test_a_merge_is_done_once(project: Work, seat: Seat, github: GitHub, fault: str) -> None:
     number = seat.pull_request()[1]["number"]
     if fault == "502":
@@ -241,7 +239,7 @@ def meanwhile(ask: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("arrives", [False, True])
+@pytest.mark.parametrize("arrives", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_platform_dies_in_the_middle_of_a_push(mortal: Platform, github: GitHub, arrives: bool) -> None:
     project = work(mortal, github)
     seat = project.session()

@@ -40,6 +40,7 @@ def status(client: httpx.Client, sandbox: str) -> str:
     return str(ok(client.get(f"/sandboxes/{sandbox}"))["status"])
 
 
+@pytest.mark.both_databases
 def test_the_life_of_a_session(engine: Engine, platform: Platform) -> None:
     client = platform.client
     session = ok(client.post("/sessions", json={"title": "first"}), 201)
@@ -154,7 +155,7 @@ def test_a_sandbox_that_died_is_shown_and_replaced_from_its_checkpoint(engine: E
 
 def test_no_crash_leaks_a_sandbox(engine: Engine, platform: Platform) -> None:
     """Killed while it creates, it finds its sandboxes again or ends them: none is left that no row knows."""
-    for _ in range(4):
+    for _ in range(2):
         client = platform.client
         makers = [
             threading.Thread(target=_quietly, args=(client, "/sessions")),

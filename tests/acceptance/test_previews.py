@@ -16,7 +16,6 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.acceptance.conftest import serving
 from tests.acceptance.platform import Platform, ok, running, until
 from tests.protocol.engine import Engine
 
@@ -25,12 +24,6 @@ PORT = 3000
 SERVER = (Path(__file__).parent / "preview_server.py").read_bytes()
 ASLEEP = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}
 """Of what a page asks by itself."""
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with serving(POOL_SIZE="2") as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

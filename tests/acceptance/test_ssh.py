@@ -21,7 +21,6 @@ import httpx
 import pytest
 
 from sandyard.kit.listen import free_port
-from tests.acceptance.conftest import serving
 from tests.acceptance.platform import Platform, ok, running, until
 from tests.protocol.engine import Engine
 
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.timeout(300)
 SANDYARD = str(Path(sys.executable).with_name("sandyard"))
 LARGE = 20 << 20
 PASSWORD = "a long enough password"
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with serving(POOL_SIZE="2") as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

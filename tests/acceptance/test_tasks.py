@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.board import add, configure
-from tests.acceptance.conftest import serving
 from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import problem, work
 from tests.forge import GitHub, forge
@@ -16,12 +15,6 @@ from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = {"CREATES_PER_MINUTE": "10000", "EXECUTES_PER_MINUTE": "10000", "FORGE_POLL_S": "1"}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with serving(DEFAULT_MEMORY_MB="256", DEFAULT_DISK_MB="512") as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

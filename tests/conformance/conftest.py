@@ -1,4 +1,5 @@
-"""The same tests for every driver. Root runs them with all drivers, and `test_rootless.py` runs them again as another user."""
+"""The same tests for every driver. Root runs them with all drivers, and `test_rootless.py` runs them again as another user. In `make test`
+the drivers that repeat another one run only what is theirs."""
 
 from __future__ import annotations
 
@@ -12,6 +13,17 @@ import pytest_asyncio
 
 from tests.conformance import tiny
 from tests.conformance.yard import Yard, kinds
+
+OWN = {"namespace-plain": {"test_copies.py", "test_limits.py"}, "fake": {"test_lifecycle.py"}}
+"""Where a driver is looked at in `make test`: the store of plain directories is another way to copy and to count."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent:
+            kind = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
+            if kind in OWN and item.path.name not in OWN[kind]:
+                item.add_marker(pytest.mark.slow)
 
 
 def _lacking(kind: str) -> str | None:

@@ -1,4 +1,5 @@
-"""The real `@e2b/cli`, pointed here by the variables that point the SDKs here."""
+"""The real `@e2b/cli`, pointed here by the variables that point the SDKs here. Each call starts node: of the verbs that the SDKs have as
+well, `make test` runs those that a person uses every day."""
 
 from __future__ import annotations
 
@@ -45,6 +46,7 @@ def test_create_and_list_and_info(cli: Cli, unique: str, new_sandbox: NewSandbox
     assert "wasn't found" in cli("sandbox", "kill", made)
 
 
+@pytest.mark.slow
 def test_lifecycle_of_create(cli: Cli) -> None:
     made = cli("sandbox", "create", "-d", "--lifecycle.ontimeout", "pause", "--lifecycle.autoresume").strip()
     info = Sandbox.get_info(made)
@@ -61,6 +63,7 @@ def test_exec(cli: Cli, sandbox: Sandbox) -> None:
     assert cli("sandbox", "exec", sandbox.sandbox_id, "wc", "-l", stdin="one\ntwo\n") == "2\n"
 
 
+@pytest.mark.slow
 def test_exec_in_the_background(cli: Cli, sandbox: Sandbox) -> None:
     pid = int(cli("sandbox", "exec", "--background", sandbox.sandbox_id, "sleep 600"))
     assert pid in [process.pid for process in sandbox.commands.list()]
@@ -80,6 +83,7 @@ def test_connect(cli: Cli, sandbox: Sandbox) -> None:
     assert sandbox.is_running(), "leaving a terminal ends no sandbox"
 
 
+@pytest.mark.slow
 def test_create_connects(cli: Cli) -> None:
     with cli.terminal("sandbox", "create", "base") as terminal:
         terminal.expect("with sandbox ID")
@@ -100,6 +104,7 @@ def test_logs(cli: Cli, sandbox: Sandbox) -> None:
     assert "404" in cli("sandbox", "logs", "nosuchsandbox", code=1)
 
 
+@pytest.mark.slow
 def test_logs_are_followed_to_the_end(cli: Cli, sandbox: Sandbox) -> None:
     with cli.terminal("sandbox", "logs", "--follow", sandbox.sandbox_id) as terminal:
         terminal.expect("The sandbox was created")
@@ -108,6 +113,7 @@ def test_logs_are_followed_to_the_end(cli: Cli, sandbox: Sandbox) -> None:
         assert terminal.ends() == 0
 
 
+@pytest.mark.slow
 def test_metrics(cli: Cli, sandbox: Sandbox) -> None:
     until(sandbox.get_metrics)
     assert "Memory" in cli("sandbox", "metrics", sandbox.sandbox_id)
@@ -124,6 +130,7 @@ def test_pause_resume_kill(cli: Cli, new_sandbox: NewSandbox, unique: str) -> No
     assert not sandbox.is_running()
 
 
+@pytest.mark.slow
 def test_snapshots(cli: Cli, sandbox: Sandbox, unique: str) -> None:
     name = f"cli-{unique}"
     assert "Created snapshot" in cli("sandbox", "snapshot", "create", "--name", name, sandbox.sandbox_id)
@@ -144,6 +151,7 @@ def test_a_wrong_key_is_refused_with_a_reason(cli: Cli) -> None:
     assert "key is not valid" in cli("sandbox", "list", code=1, E2B_API_KEY=f"e2b_{'0' * 40}")
 
 
+@pytest.mark.slow
 def test_logging_in_with_a_key(cli: Cli, engine: Engine, tmp_path: Path) -> None:
     """What E2B's pages in a browser would do is done by the test: an engine has no such pages."""
     opened, browser = tmp_path / "opened", tmp_path / "xdg-open"
@@ -169,12 +177,14 @@ def test_logging_in_with_a_key(cli: Cli, engine: Engine, tmp_path: Path) -> None
         assert "Logged out" in cli("auth", "logout", E2B_API_KEY="")
 
 
+@pytest.mark.slow
 def test_nobody_is_logged_in(cli: Cli) -> None:
     assert "Not logged in" in cli("auth", "info")
     assert "Not logged in" in cli("auth", "logout")
     assert "must be logged in" in cli("sandbox", "list", code=1, E2B_API_KEY="")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_dockerfile_becomes_a_template(cli: Cli, tmp_path: Path, unique: str, new_sandbox: NewSandbox) -> None:
     name = f"cli-{unique}"
@@ -197,6 +207,7 @@ def test_a_dockerfile_becomes_a_template(cli: Cli, tmp_path: Path, unique: str, 
     assert name not in cli("template", "list", "--format", "json")
 
 
+@pytest.mark.slow
 def test_a_build_that_fails_says_where(cli: Cli, tmp_path: Path, unique: str) -> None:
     (tmp_path / "e2b.Dockerfile").write_text("FROM e2bdev/base\nRUN echo no further >&2; exit 9\n")
     said = cli("template", "create", f"cli-{unique}", "--path", str(tmp_path), code=1)
@@ -209,6 +220,7 @@ def _template(template_id: str, cli: Cli) -> dict[str, object]:
     return next(template for template in listed if template["templateID"] == template_id)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_init_generates_is_built_unchanged(cli: Cli, tmp_path: Path, unique: str, new_sandbox: NewSandbox) -> None:
     name = f"init-{unique}"
@@ -217,6 +229,7 @@ def test_what_init_generates_is_built_unchanged(cli: Cli, tmp_path: Path, unique
     assert new_sandbox(name).commands.run("echo it works").stdout == "it works\n"
 
 
+@pytest.mark.slow
 def test_migrate(cli: Cli, tmp_path: Path) -> None:
     """It writes files and asks no server; what it writes is what `init` writes."""
     (tmp_path / "e2b.Dockerfile").write_text("FROM e2bdev/base\nRUN echo hi\n")

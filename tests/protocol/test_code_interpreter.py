@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -327,18 +328,22 @@ def test_code_is_run_for_those_with_the_token_only(engine: Engine, sandbox: Sand
 
 
 def test_a_client_that_leaves_interrupts(sandbox: Sandbox, context: Context) -> None:
-    for language, code in (
-        ("python", "import time; time.sleep(60)"),
-        ("python", "!sleep 60"),
-        ("javascript", "while (true) {}"),
-        ("javascript", "await new Promise(() => setInterval(() => {}, 1000))"),
-        ("bash", "sleep 60"),
-    ):
-        with pytest.raises(TimeoutException):
-            sandbox.run_code(code, language=language, timeout=1.5)
-        simple = {"bash": "echo 2"}.get(language, "1+1")
-        execution = sandbox.run_code(simple, language=language, timeout=60)
-        assert execution.text == "2" or execution.logs.stdout == ["2\n"], (language, code)
+    codes = {
+        "python": ("import time; time.sleep(60)", "!sleep 60"),
+        "javascript": ("while (true) {}", "await new Promise(() => setInterval(() => {}, 1000))"),
+        "bash": ("sleep 60",),
+    }
+
+    def leave(language: str) -> None:
+        for code in codes[language]:
+            with pytest.raises(TimeoutException):
+                sandbox.run_code(code, language=language, timeout=1.5)
+            simple = {"bash": "echo 2"}.get(language, "1+1")
+            execution = sandbox.run_code(simple, language=language, timeout=60)
+            assert execution.text == "2" or execution.logs.stdout == ["2\n"], (language, code)
+
+    with ThreadPoolExecutor() as each:
+        list(each.map(leave, codes))
 
 
 def test_executions_of_a_context_wait_for_their_turn(sandbox: Sandbox, context: Context) -> None:

@@ -87,6 +87,7 @@ def test_images_by_their_own_verbs(hub: Served, unique: str) -> None:
     assert Template.alias_exists(f"hub-{unique}-2")
 
 
+@pytest.mark.slow
 async def test_images_by_their_own_verbs_async(hub: Served, unique: str) -> None:
     described = [
         AsyncTemplate().from_alpine_image(),
@@ -106,6 +107,7 @@ async def test_images_by_their_own_verbs_async(hub: Served, unique: str) -> None
     assert [await AsyncTemplate.alias_exists(name) for name in names] == [True] * len(names)
 
 
+@pytest.mark.slow
 def test_images_by_their_own_verbs_in_javascript(hub: Served, behind_proxy: Engine) -> None:
     ran = subprocess.run(
         [node(), "--test", "--test-reporter=spec", "hub/images.test.mjs"],

@@ -1,4 +1,5 @@
-"""The JavaScript SDK, driven by node's own test runner in js/. One test here for each file there."""
+"""The JavaScript SDK, driven by node's own test runner in js/. One test here for each file there; of those, the ones in `SMOKE` run in
+`make test`, for the others repeat what the tests of the Python SDK prove of the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from .compatibility.recording import javascript_environment
 from .engine import Engine
 
 FOLDER = Path(__file__).parent / "js"
-FILES = sorted(path.name for path in FOLDER.glob("*.test.mjs"))
+SMOKE = {"commands.test.mjs", "files.test.mjs", "lifecycle.test.mjs"}
+FILES = [
+    name if name in SMOKE else pytest.param(name, marks=pytest.mark.slow)
+    for name in sorted(path.name for path in FOLDER.glob("*.test.mjs"))
+]
 
 
 @pytest.mark.timeout(420)

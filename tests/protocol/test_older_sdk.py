@@ -13,8 +13,9 @@ from .engine import ROOT, Engine
 
 SCENARIOS = Path(__file__).parent / "older_sdk" / "scenarios.py"
 PYTHON = Path(os.environ.get("SANDYARD_OLD_SDK_PYTHON") or ROOT / ".venv-e2b-2.50/bin/python")
+SMOKE = {"is_from_before_the_second_version_of_create", "create_and_kill", "commands", "files"}
 NAMES = [
-    node.name
+    node.name if node.name in SMOKE else pytest.param(node.name, marks=pytest.mark.slow)
     for node in ast.parse(SCENARIOS.read_text()).body
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_")
 ]

@@ -198,9 +198,9 @@ def test_bad_pause(sandbox: Sandbox, api: httpx.Client, body: object) -> None:
 
 def test_a_command_s_time_stands_still(sandbox: Sandbox) -> None:
     """A pause of any length does not use it up."""
-    running = sandbox.commands.run("sleep 600", background=True, timeout=4)
+    running = sandbox.commands.run("sleep 600", background=True, timeout=3)
     sandbox.pause()
-    time.sleep(6)
+    time.sleep(3.5)
     sandbox.connect()
     assert running.pid in [process.pid for process in sandbox.commands.list()]
     until(lambda: running.pid not in [process.pid for process in sandbox.commands.list()], 20)

@@ -220,14 +220,12 @@ def test_what_is_inherited(name: str, new_sandbox: NewSandbox) -> None:
 
 def test_a_ready_command_that_only_sleeps_is_no_delay_for_sandboxes(name: str, new_sandbox: NewSandbox) -> None:
     template = (
-        Template()
-        .from_base_image()
-        .set_start_cmd("sleep 1; exec python3 -m http.server 8000", wait_for_timeout(12_000))
+        Template().from_base_image().set_start_cmd("sleep 1; exec python3 -m http.server 8000", wait_for_timeout(6_000))
     )
     build(template, name)
     began = time.monotonic()
     sandbox = new_sandbox(name)
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 6
     assert sandbox.commands.run("curl -s -o /dev/null -w '%{http_code}' localhost:8000").stdout == "200"
 
 

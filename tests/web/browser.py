@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect, sync_playwright
 
+from tests.acceptance.platform import until
 from tests.protocol.engine import ROOT
 
 AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
@@ -21,6 +23,9 @@ PHONE: ViewportSize = {"width": 360, "height": 740}
 PATIENCE_MS = 45_000
 Theme = Literal["light", "dark"]
 IMPACTS = ("serious", "critical")
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+COLOURS = "color-contrast"
+STORED = "local_storage,indexeddb,websql,service_workers,cache_storage,shared_storage"
 
 
 @contextlib.contextmanager
@@ -40,8 +45,8 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def signed_in(browser: Browser, url: str, token: str, *, phone: bool = False, theme: Theme = "light") -> Iterator[Page]:
-    """A page of somebody who has this token, in a browser of their own. At its end nothing may have gone wrong in it unseen."""
+def browsing(browser: Browser, url: str, *, phone: bool = False, theme: Theme = "light") -> Iterator[BrowserContext]:
+    """A browser of one's own: nothing in it is of another."""
     context = browser.new_context(
         base_url=url,
         viewport=PHONE if phone else DESK,
@@ -51,14 +56,37 @@ def signed_in(browser: Browser, url: str, token: str, *, phone: bool = False, th
         accept_downloads=True,
     )
     context.set_default_timeout(PATIENCE_MS)
-    login(context, url, token)
+    try:
+        yield context
+    finally:
+        context.close()
+
+
+@contextlib.contextmanager
+def fresh_page(context: BrowserContext, url: str, token: str) -> Iterator[Page]:
+    """A page of somebody who has this token. Of the pages before, the browser has kept nothing but the files it got: to load and compile
+    the application anew takes longer than most tests. At its end nothing may have gone wrong in it unseen."""
     page = context.new_page()
+    devtools = context.new_cdp_session(page)
+    devtools.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": STORED})
+    devtools.detach()
+    context.clear_cookies()
+    context.clear_permissions()
+    login(context, url, token)
     wrong = watched(page)
     try:
         yield page
         assert not wrong, "the page complained:\n" + "\n".join(wrong)
     finally:
-        context.close()
+        for one in context.pages:
+            one.close()
+
+
+@contextlib.contextmanager
+def signed_in(browser: Browser, url: str, token: str, *, phone: bool = False, theme: Theme = "light") -> Iterator[Page]:
+    """The same, in a browser of their own."""
+    with browsing(browser, url, phone=phone, theme=theme) as context, fresh_page(context, url, token) as page:
+        yield page
 
 
 def login(context: BrowserContext, url: str, token: str) -> None:
@@ -103,10 +131,15 @@ def confirm(page: Page, answer: str) -> None:
     expect(asked).to_be_hidden()
 
 
-def accessible(page: Page, *, ignore: tuple[str, ...] = ()) -> None:
-    """axe finds nothing serious. `ignore`: selectors of what is not ours."""
-    page.evaluate(AXE.read_text())
-    options = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+def accessible(page: Page, *, ignore: tuple[str, ...] = (), colours: bool | None = None) -> None:
+    """axe finds nothing serious. `ignore`: selectors of what is not ours; `colours`: look at nothing else, or at all else."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(_axe())
+    options: dict[str, Any] = {"resultTypes": ["violations"], "runOnly": RULES}
+    if colours is True:
+        options["runOnly"] = {"type": "rule", "values": [COLOURS]}
+    elif colours is False:
+        options["rules"] = {COLOURS: {"enabled": False}}
     found: dict[str, Any] = page.evaluate(
         "([context, options]) => axe.run(context, options)", [{"exclude": [[one] for one in ignore]}, options]
     )
@@ -118,8 +151,20 @@ def accessible(page: Page, *, ignore: tuple[str, ...] = ()) -> None:
     assert not serious, f"{page.url}: {json.dumps(serious, indent=2)}"
 
 
+@functools.cache
+def _axe() -> str:
+    return AXE.read_text()
+
+
 def _spot(node: dict[str, Any]) -> str:
     return f"{node['html'][:200]}: {' '.join(check['message'] for check in node['any'])}"
+
+
+def darken(page: Page) -> None:
+    """The system turns dark, and the open page with it."""
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    until(lambda: page.evaluate("() => !document.getAnimations().some((one) => one instanceof CSSTransition)"))
 
 
 def fits(page: Page) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.acceptance.platform import Platform, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
 from tests.web.board import Board, act, card, choose, column, drag, shows, title, told
-from tests.web.browser import Theme, accessible, confirm, fits, signed_in
+from tests.web.browser import accessible, confirm, darken, fits
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -382,19 +382,23 @@ def test_on_a_phone(phone: Page, board: Board) -> None:
     fits(phone)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everybody_can_read_it(browser: Browser, platform: Platform, board: Board, theme: Theme) -> None:
+def test_everybody_can_read_it(page: Page, board: Board) -> None:
     task = board.task("Reviewed", "create A.md: one", "commit: docs: one", start=True)
     board.task("Blocked", needs=[task])
     board.task("Urgent", priority=9, attempts=[{"agent": "demo"}, {"agent": "demo"}])
     board.task("Broken", "fail: it rains", start=True)
     board.task("At work", LONG, start=True)
-    with signed_in(browser, platform.url, platform.token, theme=theme) as page:
-        board.open(page)
-        expect(card(column(page, "In review"), "Reviewed")).to_be_visible(timeout=SLOW_MS)
-        expect(card(page, "Broken")).to_contain_text("it rains", timeout=SLOW_MS)
-        expect(card(page, "At work")).to_contain_text("Agent at work", timeout=SLOW_MS)
-        accessible(page)
-        page.get_by_role("button", name="Actions for At work").click()
-        expect(page.get_by_role("menuitem", name="Stop")).to_be_visible()
-        accessible(page)
+    board.open(page)
+    expect(card(column(page, "In review"), "Reviewed")).to_be_visible(timeout=SLOW_MS)
+    expect(card(page, "Broken")).to_contain_text("it rains", timeout=SLOW_MS)
+    expect(card(page, "At work")).to_contain_text("Agent at work", timeout=SLOW_MS)
+    accessible(page)
+    page.get_by_role("button", name="Actions for At work").click()
+    expect(page.get_by_role("menuitem", name="Stop")).to_be_visible()
+    accessible(page)
+    page.keyboard.press("Escape")
+    darken(page)
+    accessible(page, colours=True)
+    page.get_by_role("button", name="Actions for At work").click()
+    expect(page.get_by_role("menuitem", name="Stop")).to_be_visible()
+    accessible(page, colours=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 import zlib
@@ -209,11 +210,10 @@ def test_a_shell_outlives_the_page(page: Page, yard: Yard, sandbox: str) -> None
     expect(rows).to_contain_text("again:42")
     (shell,) = yard.get(f"/sandboxes/{sandbox}/terminals")["items"]
     page.set_viewport_size({"width": 1360, "height": 500})
-    _enter(page, "stty size | tr ' ' x | sed 's/^/size:/'")
-    expect(rows).to_contain_text(re.compile(r"size:\d+x\d+"))
-    small = _lines(rows.inner_text())
+    probes = itertools.count()
+    small = _ask_height(page, rows, next(probes))
     page.set_viewport_size({"width": 1360, "height": 900})
-    until(lambda: _asked(page, rows) > small)
+    until(lambda: _ask_height(page, rows, next(probes)) > small)
     page.get_by_role("button", name="New shell").first.click()
     until(lambda: len(yard.get(f"/sandboxes/{sandbox}/terminals")["items"]) == 2)
     _ready(page)
@@ -231,15 +231,14 @@ def test_a_shell_outlives_the_page(page: Page, yard: Yard, sandbox: str) -> None
     assert shell["id"] not in [one["id"] for one in yard.get(f"/sandboxes/{sandbox}/terminals")["items"]]
 
 
-def _lines(text: str) -> int:
-    found = re.findall(r"size:(\d+)x\d+", text)
-    return int(found[-1])
-
-
-def _asked(page: Page, rows: Locator) -> int:
-    _enter(page, "clear; stty size | tr ' ' x | sed 's/^/size:/'")
-    expect(rows).to_contain_text(re.compile(r"size:\d+x\d+"))
-    return _lines(rows.inner_text())
+def _ask_height(page: Page, rows: Locator, probe: int) -> int:
+    """Ask the shell for the lines of its terminal. Returns when it has answered this very question and shows its prompt again."""
+    _enter(page, f"echo size:{probe}:$(stty size | tr ' ' x)")
+    answer = re.compile(rf"size:{probe}:(\d+)x\d+.*\$\s*$", re.DOTALL)
+    expect(rows).to_contain_text(answer)
+    found = answer.search(rows.inner_text())
+    assert found
+    return int(found[1])
 
 
 def test_a_shell_that_ends_by_itself(page: Page, yard: Yard) -> None:

@@ -16,6 +16,11 @@ pytestmark = pytest.mark.timeout(300)
 TWO_MINUTES_MS = 120_000
 
 
+@pytest.fixture(scope="module")
+def platform(own_platform: Platform) -> Platform:
+    return own_platform
+
+
 def test_from_the_printed_address_to_the_first_branch_within_two_minutes(browser: Browser, platform: Platform) -> None:
     context = browser.new_context(base_url=platform.url, viewport=DESK)
     context.set_default_timeout(PATIENCE_MS)

@@ -17,6 +17,11 @@ pytestmark = pytest.mark.timeout(300)
 SLOW_MS = 120_000
 
 
+@pytest.fixture(scope="module")
+def platform(own_platform: Platform) -> Platform:
+    return own_platform
+
+
 def test_a_card_moves_by_itself(page: Page, yard: Yard) -> None:
     page.goto("/board")
     expect(page.locator("[data-live=live]")).to_be_attached()

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.acceptance.platform import Platform, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
-from tests.web.browser import DESK, PATIENCE_MS, PHONE, accessible, fits, login, there, watched
+from tests.web.browser import DESK, PATIENCE_MS, PHONE, accessible, darken, fits, login, there, watched
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -125,14 +125,12 @@ def test_a_page(name: str, window: Page, places: dict[str, str]) -> None:
     assert re.search(r"\w+ · Sandyard$", window.title()), window.title()
     _reachable(window)
     accessible(window)
-    window.emulate_media(color_scheme="dark")
-    window.reload()
-    there(window, read)
-    accessible(window)
+    darken(window)
+    accessible(window, colours=True)
     window.set_viewport_size(PHONE)
     there(window)
     fits(window)
-    accessible(window)
+    accessible(window, colours=False)
     assert not wrong, wrong
 
 

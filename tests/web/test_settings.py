@@ -34,6 +34,11 @@ CHANGES = {
 """On each tab a field, what is written into it, and what is stored then."""
 
 
+@pytest.fixture(scope="module")
+def platform(own_platform: Platform) -> Platform:
+    return own_platform
+
+
 def choose(page: Page, box: Locator, choice: str) -> None:
     box.click()
     page.get_by_role("option", name=choice).click()

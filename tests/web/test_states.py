@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.acceptance.platform import Platform
-from tests.web.browser import DESK, PATIENCE_MS, accessible, watched
+from tests.web.browser import DESK, PATIENCE_MS, accessible, signed_in, watched
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -133,8 +133,15 @@ def test_what_was_written_stays_when_it_cannot_be_sent(page: Page) -> None:
     expect(page.get_by_role("button", name="Delete KEPT")).to_be_visible()
 
 
-def test_the_first_load_is_small(page: Page) -> None:
+@pytest.fixture
+def new_page(browser: Browser, platform: Platform) -> Iterator[Page]:
+    with signed_in(browser, platform.url, platform.token) as page:
+        yield page
+
+
+def test_the_first_load_is_small(new_page: Page) -> None:
     """What comes over the wire, packed, until the board is there."""
+    page = new_page
     came: list[Request] = []
     page.on("requestfinished", lambda request: came.append(request))  # noqa: PLW0108 - it wants a function written in Python
     wrong = watched(page)

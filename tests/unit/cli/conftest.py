@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.real import Yard, read
 from tests.unit.cli.server import Server, serving
 
 
@@ -30,21 +29,3 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.setenv("SANDYARD_URL", running.url)
         monkeypatch.setenv("SANDYARD_TOKEN", "sy_test")
         yield running
-
-
-@pytest.fixture(scope="session")
-def yard() -> Iterator[Yard]:
-    """The real thing, for all tests that change nothing of each other's. Any of them may kill a part of it."""
-    if os.geteuid() != 0:
-        pytest.skip("sandboxes with all their means need root")
-    running = Yard(settings={"SANDYARD_LOGINS_PER_MINUTE": "1000"})
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="session")
-def box(yard: Yard) -> str:
-    """A sandbox that runs."""
-    made = read(yard, "sandbox", "create")
-    assert made["status"] == "running"
-    return str(made["id"])

@@ -12,8 +12,7 @@ from sandyard.cli.asks import body_of, described
 from sandyard.cli.errors import CommandError
 from sandyard.cli.main import cli
 from tests.unit.cli.server import Reply, Server
-from tests.unit.cli.tasks.answers import TASK, attempt, page, task
-from tests.unit.cli.tasks.test_following import ASK
+from tests.unit.cli.tasks.answers import ASK, TASK, attempt, page, task
 
 
 def question(**properties: Any) -> dict[str, Any]:

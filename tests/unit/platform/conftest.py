@@ -1,36 +1,16 @@
-"""A world without an engine for each test; one engine for all that need it, and a platform on it for each."""
+"""A world without an engine for each test."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.databases import sqlite_schema
-from tests.protocol.engine import Engine
 from tests.unit.platform import world as worlds
-from tests.unit.platform.domain.sandboxes import yard as yards
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[worlds.World]:
     async with worlds.opened(tmp_path) as made:
         yield made
-
-
-@pytest.fixture(scope="session")
-def engine_process() -> Iterator[Engine]:
-    engine = Engine({"POOL_SIZE": "2", "METRICS_INTERVAL_S": "0.2", "DEFAULT_DISK_MB": "256"})
-    engine.start()
-    yield engine
-    left = engine.stop()
-    assert not left, f"the engine left behind: {left}"
-
-
-@pytest.fixture
-async def yard(tmp_path: Path, engine_process: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[yards.Yard]:
-    (tmp_path / "platform.db").write_bytes(sqlite_schema())
-    async with yards.opened(tmp_path, engine_process, monkeypatch) as made:
-        yield made
-        await yards.cleared(made)

@@ -24,6 +24,20 @@ PULL: dict[str, Any] = {
     "checks": "none",
     "mergeable": None,
 }
+ASK: dict[str, Any] = {
+    "id": "ask_1",
+    "sessionId": SESSION,
+    "kind": "permission",
+    "title": "Run rm -rf build",
+    "status": "pending",
+    "detail": {
+        "toolCall": {"toolCallId": "c", "title": "Run it", "rawInput": {"command": ["rm", "-rf", "dist"]}},
+        "options": [
+            {"optionId": "ok", "name": "Allow", "kind": "allow_once"},
+            {"optionId": "never", "name": "Never", "kind": "reject_always"},
+        ],
+    },
+}
 AGENTS = {
     "items": [{"name": "demo", "title": "Demo", "demo": True}, {"name": "codex", "title": "Codex", "demo": False}]
 }

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from .support import Bench, bench
+from tests.unit.engine.e2b.support import Bench, bench
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from e2b.sandbox.signature import get_signature
 
 from sandyard.engine.sandboxes.model import Network, State
 from sandyard.kit.secret import Secret
-
-from .support import TOKEN, Bench, read_request, reply, request, sandbox
-from .test_relay import Reader, Writer
+from tests.unit.engine.e2b.support import TOKEN, Bench, read_request, reply, request, sandbox
+from tests.unit.engine.e2b.test_relay import Reader, Writer
 
 BROWSER = "User-Agent: Mozilla/5.0 (X11; Linux x86_64) Chrome/120.0"
 

@@ -45,10 +45,9 @@ from sandyard.engine.store.keys import ApiKeys
 from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.errors import FullError, NotFoundError
 from sandyard.kit.secret import Secret
+from tests.unit.engine.e2b.support import TOKEN, sandbox
 from tests.unit.engine.volumes.support import Shelf as Directories
 from tests.unit.engine.volumes.support import Users
-
-from .support import TOKEN, sandbox
 
 KEY = "e2b_0123456789"
 NOW = 1_700_000_000.25

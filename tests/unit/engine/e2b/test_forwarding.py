@@ -14,10 +14,9 @@ from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.e2b.dataplane.forwarding import forwarded, secure_name
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.engine.sandboxes.model import Network
-
-from .support import Bench, answer_chunk, answer_head, read_request, reply, request, sandbox
-from .test_relay import Reader, Writer
-from .test_tunnel import shout, upgrade
+from tests.unit.engine.e2b.support import Bench, answer_chunk, answer_head, read_request, reply, request, sandbox
+from tests.unit.engine.e2b.test_relay import Reader, Writer
+from tests.unit.engine.e2b.test_tunnel import shout, upgrade
 
 TARGET = Target("iabc", 8000)
 

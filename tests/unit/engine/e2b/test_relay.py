@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from .support import Bench, answer, answer_chunk, answer_head, read_request, reply, request
+from tests.unit.engine.e2b.support import Bench, answer, answer_chunk, answer_head, read_request, reply, request
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: application/connect+json\r\ntransfer-encoding: chunked\r\n\r\n"

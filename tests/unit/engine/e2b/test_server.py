@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from .support import Bench
+from tests.unit.engine.e2b.support import Bench
 
 
 @pytest.mark.parametrize(

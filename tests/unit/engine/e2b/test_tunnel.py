@@ -9,9 +9,8 @@ import socket
 import pytest
 
 from sandyard.kit.secret import Secret
-
-from .support import Bench, answer, answer_head, reply, request, sandbox
-from .test_relay import Reader, Writer
+from tests.unit.engine.e2b.support import Bench, answer, answer_head, reply, request, sandbox
+from tests.unit.engine.e2b.test_relay import Reader, Writer
 
 UPGRADED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 

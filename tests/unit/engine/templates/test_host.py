@@ -8,8 +8,7 @@ import pytest
 
 from sandyard.engine.templates import host
 from sandyard.engine.templates.folder import Folder
-
-from .conftest import Put
+from tests.unit.engine.templates.conftest import Put
 
 
 @pytest.fixture

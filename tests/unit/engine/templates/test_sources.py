@@ -6,8 +6,7 @@ import pytest
 
 from sandyard.engine.templates.sources import Release, Source, read_release, read_sources, without_credentials
 from sandyard.kit.errors import UnsupportedError
-
-from .conftest import Put
+from tests.unit.engine.templates.conftest import Put
 
 BOOKWORM = Release("debian", "bookworm", "Debian 12")
 DEB822 = """\

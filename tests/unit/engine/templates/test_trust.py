@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.templates.trust import BUNDLE, Trust, is_safe, read_trust, write_layer
-
-from .conftest import Put
+from tests.unit.engine.templates.conftest import Put
 
 
 def certificate(name: str, width: int = 64) -> str:

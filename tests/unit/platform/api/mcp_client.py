@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 from fastapi import FastAPI
@@ -16,7 +16,9 @@ from mcp_types import CallToolResult
 from sandyard.kit.listen import listen
 from sandyard.platform import app as platform
 from sandyard.platform.domain.sandboxes.model import Status
-from tests.unit.platform.domain.sandboxes.yard import Yard
+
+if TYPE_CHECKING:
+    from tests.integration.platform.domain.sandboxes.yard import Yard
 
 
 @contextlib.asynccontextmanager

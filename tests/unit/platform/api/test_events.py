@@ -26,6 +26,8 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
 
+pytestmark = pytest.mark.both_databases
+
 DEADLINE = 30
 
 

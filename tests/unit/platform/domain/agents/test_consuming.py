@@ -12,8 +12,9 @@ from sandyard.platform.db.database import Database, DatabaseUnavailableError, Tr
 from sandyard.platform.domain.agents import measure
 from sandyard.platform.domain.agents.consuming import Consumer
 from sandyard.platform.domain.agents.ports import Desk
+from tests.unit.platform.domain.agents.test_rows import drawn
 
-from .test_rows import drawn
+pytestmark = pytest.mark.both_databases
 
 
 class Shaky:

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from . import upstream as scripted
-from .upstream import Upstream
+from tests.unit.platform.domain.models import upstream as scripted
+from tests.unit.platform.domain.models.upstream import Upstream
 
 
 @pytest.fixture

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Sandbox, Session, Turn
 from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, ModelEndpoint
 from sandyard.platform.domain.models.model import Price, ProviderInfo
 from sandyard.platform.domain.sandboxes.model import utc_now
-from tests.unit.platform.domain.sandboxes.yard import Yard
+from tests.unit.platform.domain.models.upstream import Upstream
 from tests.unit.platform.world import ROOT
 
-from .upstream import Upstream
+if TYPE_CHECKING:
+    from tests.integration.platform.domain.sandboxes.yard import Yard
 
 KEY = "sk-planted-8c1f0a97d2e64b35"
 PRICE = Price(input=1, output=2)

@@ -16,6 +16,8 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import World
 
+pytestmark = pytest.mark.both_databases
+
 
 class Purse:
     def __init__(self, world: World, session: Session) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
+import pytest
+
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.models import ModelCall
 from sandyard.platform.domain.models.ledger import Ledger, calls_of
 from tests.unit.platform.world import World
+
+pytestmark = pytest.mark.both_databases
 
 
 def call(at: datetime, model: str | None, project_id: str | None, micros: int | None = 0) -> ModelCall:

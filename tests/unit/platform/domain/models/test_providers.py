@@ -17,9 +17,8 @@ from sandyard.platform.domain.models.model import NoModelError, Price
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.service import chosen_from
 from sandyard.platform.domain.paging import PageRequest
+from tests.unit.platform.domain.models.people import KEY, Speaker
 from tests.unit.platform.world import ROOT, World
-
-from .people import KEY, Speaker
 
 CHAT = {"kind": ModelApi.OPENAI_CHAT, "key": Secret(KEY)}
 

@@ -12,6 +12,8 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ForgeSettings, ProjectSettings, check_pattern
 from tests.unit.platform.world import ROOT, World
 
+pytestmark = pytest.mark.both_databases
+
 
 async def test_who_sees_and_changes_what(world: World) -> None:
     maria, otto, eve = [await world.person(name) for name in ("maria", "otto", "eve")]

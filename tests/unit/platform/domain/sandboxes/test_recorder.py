@@ -16,6 +16,8 @@ from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFile
 from sandyard.platform.domain.sandboxes.recorder import INLINE_BYTES, Recorder
 from sandyard.platform.domain.sandboxes.rows import new_row
 
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.fixture
 async def rows(database: Database) -> tuple[Sandbox, Command]:

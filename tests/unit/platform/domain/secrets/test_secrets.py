@@ -13,6 +13,8 @@ from sandyard.platform.db.models import StoredSecret
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.world import World
 
+pytestmark = pytest.mark.both_databases
+
 
 async def test_write_list_reveal_delete(world: World) -> None:
     maria = (await world.person("maria")).principal

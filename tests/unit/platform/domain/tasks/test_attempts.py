@@ -12,6 +12,8 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from tests.unit.platform.domain.tasks.yard import Board
 
+pytestmark = pytest.mark.both_databases
+
 
 async def test_limits_and_order(board: Board) -> None:
     """Of the project, the person and the machine; by priority, then by age."""

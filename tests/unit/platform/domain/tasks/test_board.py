@@ -23,6 +23,8 @@ from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from tests.unit.platform.domain.tasks.desk import Desk
 
+pytestmark = pytest.mark.both_databases
+
 BACKLOG, IN_PROGRESS, IN_REVIEW, DONE, CANCELLED = Column
 
 

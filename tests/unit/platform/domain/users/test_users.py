@@ -23,6 +23,8 @@ from sandyard.platform.domain.users.standing import stands
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import PASSWORD, ROOT, World
 
+pytestmark = pytest.mark.both_databases
+
 
 async def test_bootstrap_makes_one_admin_once(world: World) -> None:
     made = await asyncio.gather(*(world.users.bootstrap() for _ in range(5)))

@@ -18,8 +18,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     EngineUnreachableError,
     SandboxEngine,
 )
-
-from .reading import run
+from tests.unit.platform.domain.sandboxes.e2b.reading import run
 
 
 def nowhere(**options: float) -> EngineConfig:

@@ -1,0 +1,178 @@
+"""A day's work with `sandyard project, session, git, pr` against the real server and a repository of this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.real import Yard, read
+
+
+class Upstream:
+    """A bare repository, and a colleague's clone of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bare, self.clone = folder / "site.git", folder / "clone"
+        self.git("init", "-q", "--bare", "-b", "main", str(self.bare), at=folder)
+        self.git("clone", "-q", str(self.bare), str(self.clone), at=folder)
+        self.commit("feat: begin", **{"a.txt": "one\ntwo\nthree\n", "b.txt": "b\n"})
+
+    def git(self, *arguments: str, at: Path | None = None) -> str:
+        identity = ["-c", "user.name=Maria", "-c", "user.email=maria@example.org"]
+        done = subprocess.run(
+            ["git", *identity, *arguments], cwd=at or self.clone, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def commit(self, message: str, branch: str = "main", **files: str) -> None:
+        for name, text in files.items():
+            (self.clone / name).write_text(text)
+        self.git("add", ".")
+        self.git("commit", "-qm", message)
+        self.git("push", "-q", "origin", f"HEAD:{branch}")
+
+    def subjects(self, branch: str) -> list[str]:
+        return self.git("log", "--format=%s", branch, at=self.bare).splitlines()
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    return Upstream(tmp_path)
+
+
+@pytest.fixture
+def site(yard: Yard, upstream: Upstream) -> Iterator[str]:
+    """A project's name."""
+    name = f"site-{upstream.bare.parent.name}"
+    read(yard, "project", "add", name, "--repository", str(upstream.bare))
+    yield name
+    for session in read(yard, "session", "list", "--project", name)["items"]:
+        yard.ok("session", "delete", session["id"], "--yes")
+    yard.ok("project", "delete", name, "--yes")
+
+
+def test_from_a_project_to_a_pushed_branch(yard: Yard, upstream: Upstream, site: str) -> None:
+    assert read(yard, "project", "test", site)["ok"]
+    made = read(yard, "session", "create", "--project", site, "--title", "Mend", "--wait")
+    name = made["id"]
+    status = read(yard, "git", "status", name)
+    assert (status["clean"], status["live"]) == (True, True), "--wait has waited for the checkout"
+    assert made["id"] in [one["id"] for one in read(yard, "session", "list", "--project", site)["items"]]
+
+    change = r"printf 'one\n2\nthree\n' > a.txt && git mv b.txt c.txt && printf 'x\033[31m\n' > new.txt"
+    yard.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, change)
+    shown = yard.ok("git", "status", name)
+    assert "  renamed:      b.txt -> c.txt\n" in shown
+    assert "  modified:     a.txt\n" in shown
+    assert "New, not staged:\n  new.txt\n" in shown
+    patch = yard.ok("git", "diff", name)
+    assert "\n-two\n+2\n" in patch
+    assert "\n+x^[[31m\n" in patch
+    upstream.git("apply", "--check", str(_file(upstream, yard.run("git", "diff", name, "--raw").stdout)))
+    assert yard.ok("git", "diff", name, "--name-only", "--", "a.txt") == "a.txt\n"
+
+    refused = yard.run("git", "commit", name, "-m", "Mended it")
+    assert refused.returncode == 1
+    hint = refused.stderr.decode().splitlines()[1]
+    assert hint.startswith(f"Try: sandyard git commit {name} -m ")
+    yard.ok("git", "stage", name, "a.txt")
+    yard.ok("git", "commit", name, "-m", "fix: say 2", "--staged")
+    yard.ok("git", "commit", name, "-m", "feat: more", "-m", "Why.")
+    assert yard.run("git", "commit", name, "-m", "feat: more").returncode == 1, "nothing is left to commit"
+    assert [line.partition(" ")[2] for line in yard.ok("git", "log", name).splitlines()] == ["feat: more", "fix: say 2"]
+
+    pushed = read(yard, "git", "push", name)
+    branch = pushed["detail"]["branch"]
+    assert upstream.subjects(branch) == ["feat: more", "fix: say 2", "feat: begin"]
+    assert yard.ok("git", "push", name, "-o", "table").startswith("Nothing is new")
+    address = yard.ok("pr", "open", name).splitlines()[-1]
+    assert address.startswith("http")
+    assert read(yard, "pr", "show", name)["url"] == address
+    kinds = [one["kind"] for one in read(yard, "git", "operations", name)["items"]]
+    assert kinds[-1] == "clone"
+    assert {"push", "commit", "stage"} <= set(kinds)
+
+
+def test_others_work_there_too(yard: Yard, upstream: Upstream, site: str) -> None:
+    name = read(yard, "session", "create", "--project", site, "--wait")["id"]
+
+    def write(text: str, message: str) -> None:
+        yard.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, f"printf '{text}' > a.txt")
+        yard.ok("git", "commit", name, "-m", message)
+
+    write(r"one\n2\nthree\n", "fix: say 2")
+    upstream.commit("docs: elsewhere", **{"b.txt": "bb\n"})
+    assert yard.ok("git", "update", name, "-o", "table").startswith("Brought in 1 commit of main")
+    upstream.commit("feat: zwei", **{"a.txt": "one\nzwei\nthree\n"})
+    assert yard.run("git", "update", name, "--check").returncode == 1
+    refused = yard.run("git", "update", name)
+    said = refused.stderr.decode()
+    assert refused.returncode == 1
+    assert "  a.txt (content)\n" in said
+    assert f"  sandyard git update {name} --agent " in said
+    yard.ok("git", "update", name, "--agent")
+    assert "Conflicts:\n  both changed: a.txt\n" in yard.ok("git", "status", name)
+    assert yard.ok("git", "update", name, "--give-up", "-o", "table") == "Everything is as it was before.\n"
+
+    branch = read(yard, "git", "push", name)["detail"]["branch"]
+    upstream.git("fetch", "-q")
+    upstream.git("checkout", "-q", "-B", "theirs", f"origin/{branch}")
+    upstream.commit("docs: theirs", branch, **{"d.txt": "d\n"})
+    yard.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, "echo e > e.txt")
+    yard.ok("git", "commit", name, "-m", "docs: mine")
+    moved = yard.run("git", "push", name)
+    assert moved.returncode == 1
+    assert f"sandyard git update {name} --source branch" in moved.stderr.decode()
+    yard.ok("git", "update", name, "--source", "branch")
+    yard.ok("git", "push", name)
+    assert upstream.subjects(branch)[:2] == ["docs: mine", "docs: theirs"]
+
+
+def test_what_was_not_committed_comes_back(yard: Yard, site: str) -> None:
+    made = read(yard, "session", "create", "--project", site, "--wait")
+    name = made["id"]
+    yard.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, "echo draft > draft.txt")
+    kept = read(yard, "git", "checkpoint", name)["detail"]["checkpointId"]
+    yard.ok("git", "discard", name, "--all", "--yes")
+    assert read(yard, "git", "status", name)["clean"]
+    assert kept in yard.ok("git", "checkpoints", name, "-o", "table")
+    restored = read(yard, "git", "restore", kept)
+    assert restored["sandboxId"] != made["sandboxId"]
+    yard.ok("session", "pause", name)
+    asleep = yard.ok("git", "status", name)
+    assert "The sandbox does not run" in asleep
+    assert "  draft.txt\n" in asleep
+    assert "\n+draft\n" in yard.ok("git", "diff", name, "--against", "head")
+    assert read(yard, "session", "show", name)["sandbox"]["status"] == "paused", "looking wakes nobody"
+
+
+def test_a_sandbox_without_a_session(yard: Yard, site: str) -> None:
+    box = read(yard, "sandbox", "create")["id"]
+    none = yard.run("git", "diff", box)
+    assert none.returncode == 1
+    assert b"sandyard git clone" in none.stderr
+    detail = read(yard, "git", "clone", box, "--project", site, "--branch", "feature/x")["detail"]
+    assert (detail["branch"], detail["baseBranch"]) == ("feature/x", "main")
+    assert json.loads(yard.ok("git", "branch", box, "other"))["detail"]["branch"] == "other"
+    yard.ok("sandbox", "kill", box)
+
+
+def test_a_project_that_cannot_be_reached(yard: Yard, tmp_path: Path) -> None:
+    done = yard.run("project", "add", "nowhere", "--repository", str(tmp_path / "none.git"))
+    assert done.returncode == 1
+    made = json.loads(done.stdout)
+    assert "✗ repository: " in done.stderr.decode()
+    opened = yard.run("session", "create", "--project", made["id"], "--wait")
+    assert opened.returncode != 0
+    assert b"was opened, but has no checkout: " in opened.stderr
+    yard.ok("project", "delete", made["id"], "-y")
+
+
+def _file(upstream: Upstream, patch: bytes) -> Path:
+    file = upstream.clone.parent / "change.patch"
+    file.write_bytes(patch)
+    return file

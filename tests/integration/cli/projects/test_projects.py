@@ -1,0 +1,262 @@
+"""`sandyard project`: what opens a repository never is an argument, and a new project is tried at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sandyard.cli.main import cli
+from tests.integration.cli.real import Terminal, Yard
+from tests.unit.cli.server import Reply, Server, problem
+
+PROJECT: dict[str, Any] = {
+    "id": "prj_1",
+    "name": "website",
+    "repository": "https://example.org/o/website.git",
+    "baseBranch": None,
+    "settings": {
+        "commandPolicy": {"allow": [], "deny": ["sudo"]},
+        "git": {"author": None, "commitMessages": "conventional"},
+        "forge": {"kind": "auto", "labels": ["bot"], "mergeMethod": "squash"},
+        "template": "base",
+    },
+}
+GOOD = {
+    "ok": True,
+    "findings": [{"what": "base_branch", "ok": True, "detail": "main is\x1b[2J there."}],
+    "budget": None,
+}
+BAD = {"ok": False, "findings": [{"what": "credential", "ok": False, "detail": "The token is wrong."}]}
+
+
+@pytest.fixture
+def ready(server: Server) -> Server:
+    server.on("POST", "/projects", Reply(201, PROJECT))
+    server.on("PUT", "/projects/prj_1/credentials", Reply(200, {"items": []}))
+    server.on("POST", "/projects/prj_1/test", Reply(200, GOOD))
+    server.on("GET", "/projects", Reply(200, {"items": [PROJECT], "nextCursor": None}))
+    server.on("GET", "/projects/prj_1", Reply(200, PROJECT))
+    server.on("PATCH", "/projects/prj_1", Reply(200, PROJECT))
+    return server
+
+
+def run(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli, ["project", *arguments], input=stdin)
+
+
+def asked(server: Server) -> list[tuple[str, str]]:
+    return [(request.method, request.path.removeprefix("/api/v1")) for request in server.asked]
+
+
+def test_add_with_a_token(ready: Server) -> None:
+    address = "https://example.org/o/website.git"
+    result = run("add", "website", "--repository", address, "--base", "main", "--token-stdin", stdin="ghp_secret\n")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == PROJECT
+    assert result.stderr == "✓ base branch: main is [2J there.\n"
+    assert "ghp_secret" not in result.output
+    assert asked(ready) == [
+        ("POST", "/projects"),
+        ("PUT", "/projects/prj_1/credentials"),
+        ("POST", "/projects/prj_1/test"),
+    ]
+    assert ready.asked[0].json() == {"name": "website", "repository": address, "baseBranch": "main"}
+    assert ready.asked[1].json() == {"token": "ghp_secret"}
+
+
+def test_add_with_keys(ready: Server, tmp_path: Path) -> None:
+    ssh, app = tmp_path / "id", tmp_path / "app.pem"
+    ssh.write_text("SSH KEY\n")
+    app.write_text("APP KEY\n")
+    options = ["--ssh-key", str(ssh), "--app-id", "7", "--installation-id", "9", "--private-key", str(app)]
+    forge = ["--forge", "github", "--api-url", "https://ghe.example.org/api/v3"]
+    result = run("add", "w", "--repository", "git@example.org:o/w", *options, *forge, "--no-test")
+    assert result.exit_code == 0, result.output
+    assert asked(ready)[-1] == ("PUT", "/projects/prj_1/credentials")
+    settings = {"forge": {"kind": "github", "apiUrl": "https://ghe.example.org/api/v3"}}
+    assert ready.asked[0].json()["settings"] == settings
+    given = {"appId": "7", "installationId": "9", "privateKey": "APP KEY\n"}
+    assert ready.asked[1].json() == {"sshKey": "SSH KEY\n", "app": given}
+
+
+def test_a_path_of_this_machine_is_made_absolute(
+    ready: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for given, sent in (("repository", str(tmp_path / "repository")), ("o/name", "o/name")):
+        assert run("add", "w", "--repository", given).exit_code == 0
+        assert [request for request in ready.asked if request.path.endswith("/projects")][-1].json()[
+            "repository"
+        ] == sent
+
+
+def test_a_project_that_does_not_work_yet(ready: Server) -> None:
+    ready.on("POST", "/projects/prj_1/test", Reply(200, BAD))
+    result = run("add", "website", "--repository", "https://example.org/x", "--no-token")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["id"] == "prj_1"
+    assert "✗ credential: The token is wrong.\n" in result.stderr
+    assert "sandyard project test prj_1" in result.stderr
+
+
+def test_a_credential_that_is_refused_leaves_the_project(ready: Server) -> None:
+    ready.on("PUT", "/projects/prj_1/credentials", problem(400, "invalid_argument", "That is no token."))
+    result = run("add", "website", "--repository", "https://example.org/x", "--token-stdin", stdin="x\n")
+    assert result.exit_code == 1
+    assert "was added as prj_1" in result.stderr
+    assert "That is no token." in result.stderr
+
+
+def test_on_a_terminal_the_token_is_asked_for_and_not_shown(ready: Server) -> None:
+    command = Yard.command("project", "add", "website", "--repository", "https://example.org/o/website")
+    terminal = Terminal(command, {**os.environ, "COLUMNS": "200"})
+    try:
+        terminal.until("Token for example.org (empty: none): ")
+        terminal.type("ghp_typed\n")
+        terminal.until("prj_1")
+        assert terminal.ends() == 0
+        assert b"ghp_typed" not in terminal.shown
+    finally:
+        terminal.close()
+    assert ready.asked[1].json() == {"token": "ghp_typed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "words"),
+    [
+        (["--token-stdin", "--webhook-secret-stdin"], "x", 2, "either the token"),
+        (["--token-stdin", "--no-token"], "x", 2, "not both"),
+        (["--token-stdin"], "\n", 1, "is empty"),
+        (["--app-id", "7"], "", 2, "--installation-id"),
+        (["--username", "me"], "", 2, "goes with a token"),
+        (["--ssh-key", "EMPTY"], "", 1, "is not a key"),
+        (["--ssh-key", "BINARY"], "", 1, "is not text"),
+    ],
+)
+def test_mistakes(server: Server, tmp_path: Path, arguments: list[str], stdin: str, code: int, words: str) -> None:
+    (tmp_path / "EMPTY").touch()
+    (tmp_path / "BINARY").write_bytes(b"\xff\xfe")
+    places = [str(tmp_path / word) if word in {"EMPTY", "BINARY"} else word for word in arguments]
+    result = run("add", "w", "--repository", "https://example.org/x", *places, stdin=stdin)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert server.asked == [], "nothing is made before all is well"
+
+
+def test_a_new_token(ready: Server) -> None:
+    result = run("token", "website", "--token-stdin", "--username", "me", stdin="ghp_new\n")
+    assert result.exit_code == 0, result.output
+    (put,) = [request for request in ready.asked if request.method == "PUT"]
+    assert put.json() == {"token": "ghp_new", "username": "me"}
+    ready.on("POST", "/projects/prj_1/test", Reply(200, BAD))
+    assert run("token", "prj_1", "--webhook-secret-stdin", stdin="hush\n").exit_code == 1
+    assert [request.json() for request in ready.asked if request.method == "PUT"][-1] == {"webhookSecret": "hush"}
+    ready.on("DELETE", "/projects/prj_1/credentials/ssh_key", Reply(204))
+    assert run("token", "website", "--remove", "ssh-key").exit_code == 0
+    assert run("token", "website").exit_code == 1, "in a pipe there is nobody to ask"
+
+
+def test_the_test(ready: Server) -> None:
+    assert run("test", "website", "-o", "table").stdout == "✓ base branch: main is [2J there.\n"
+    ready.on("POST", "/projects/prj_1/test", Reply(200, BAD))
+    result = run("test", "website", "-o", "table")
+    assert (result.exit_code, result.stdout) == (1, "✗ credential: The token is wrong.\n")
+    assert json.loads(run("test", "prj_1").stdout)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        (["--name", "site", "--base", ""], {"name": "site", "baseBranch": None}),
+        (["--archive"], {"archived": True}),
+        (["--repository", "https://example.org/y"], {"repository": "https://example.org/y"}),
+    ],
+)
+def test_what_is_changed(ready: Server, arguments: list[str], body: dict[str, object]) -> None:
+    assert run("set", "website", *arguments).exit_code == 0
+    assert ready.asked[-1].json() == body
+
+
+def test_settings_keep_what_is_not_named(ready: Server) -> None:
+    result = run(
+        "set",
+        "website",
+        "--author",
+        "Maria M <m@example.org>",
+        "--label",
+        "",
+        "--merge-method",
+        "rebase",
+        "--template",
+        "",
+    )
+    assert result.exit_code == 0, result.output
+    old = PROJECT["settings"]
+    assert ready.asked[-1].json() == {
+        "settings": {
+            **old,
+            "git": {**old["git"], "author": {"name": "Maria M", "email": "m@example.org"}},
+            "forge": {**old["forge"], "labels": [], "mergeMethod": "rebase"},
+            "template": None,
+        }
+    }
+    assert run("set", "website").exit_code == 2
+    assert run("set", "website", "--author", "Maria").exit_code == 2
+
+
+def test_how_tasks_are_done(ready: Server) -> None:
+    words = ("--verify", "make test", "--setup", "", "--agent", "claude", "--permissions", "ask", "--parallel", "2")
+    assert run("set", "website", *words, "--budget-usd", "5", "--monthly-budget-usd", "0").exit_code == 0
+    settings = ready.asked[-1].json()["settings"]
+    assert settings == {
+        **PROJECT["settings"],
+        "verify": {"command": "make test"},
+        "setup": {"command": None},
+        "agent": {"default": "claude", "permissions": {"mode": "ask"}},
+        "tasks": {"parallel": 2, "budget": {"usd": 5}, "monthlyBudget": {"usd": None}},
+    }
+
+
+def test_names(ready: Server) -> None:
+    assert json.loads(run("show", "website").stdout) == PROJECT
+    assert asked(ready) == [("GET", "/projects"), ("GET", "/projects/prj_1")]
+    assert run("show", "other").exit_code == 3
+    twice = {"items": [PROJECT, PROJECT | {"id": "prj_2"}], "nextCursor": None}
+    ready.on("GET", "/projects", Reply(200, twice))
+    result = run("show", "website")
+    assert result.exit_code == 1
+    assert "prj_1, prj_2" in result.stderr
+
+
+def test_show_and_list_and_delete(ready: Server) -> None:
+    credentials = {"items": [{"kind": "token", "hint": "…wxyz", "updatedAt": None}]}
+    ready.on("GET", "/projects/prj_1/credentials", Reply(200, credentials))
+    assert "…wxyz" in run("show", "website", "-o", "table").stdout
+    ready.on("GET", "/projects/prj_1/credentials", problem(403, "forbidden", "No."))
+    assert run("show", "website", "-o", "table").exit_code == 0
+    assert "website" in run("list", "-o", "table").stdout
+    ready.on("DELETE", "/projects/prj_1", Reply(204))
+    assert run("delete", "website", stdin="n\n").exit_code == 1
+    assert run("delete", "website", "--yes").exit_code == 0
+
+
+def test_members(ready: Server) -> None:
+    ada = {"id": "usr_1", "name": "ada"}
+    path = "/projects/prj_1/members"
+    ready.on("GET", path, Reply(200, {"items": [ada]}))
+    ready.on("GET", "/users", Reply(200, {"items": [ada], "nextCursor": None}))
+    ready.on("PUT", f"{path}/usr_1", Reply(204))
+    ready.on("DELETE", f"{path}/usr_1", Reply(204))
+    assert "ada" in run("members", "list", "website", "-o", "table").stdout
+    assert run("members", "add", "website", "ada").exit_code == 0
+    assert run("members", "add", "website", "usr_1").exit_code == 0
+    assert run("members", "add", "website", "bob").exit_code == 3
+    ready.on("GET", "/users", problem(403, "forbidden", "No."))
+    assert run("members", "remove", "website", "ada").exit_code == 0, "members are known by name to each other"
+    assert "by name" in run("members", "add", "website", "bob").stderr

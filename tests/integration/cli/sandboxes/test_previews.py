@@ -1,0 +1,36 @@
+"""`sandyard sandbox ports` and `preview` against the real server."""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import urlsplit
+
+import httpx
+
+from tests.integration.cli.real import Yard, read
+
+
+def test_ports_and_a_preview(yard: Yard) -> None:
+    name = read(yard, "sandbox", "create")["id"]
+    assert "Nothing listens" in yard.run("sandbox", "ports", name, "-o", "table").stderr.decode()
+    yard.ok("sandbox", "exec", name, "nohup python3 -m http.server 3000 >/dev/null 2>&1 &")
+    deadline = time.monotonic() + 60
+    while not (found := read(yard, "sandbox", "ports", name)["items"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert (found[0]["port"], found[0]["process"]) == (3000, "python3")
+    assert found[0]["url"] in yard.ok("sandbox", "ports", name, "-o", "table")
+
+    url = yard.ok("sandbox", "preview", name, "3000", "--path", "/x?y=z").strip()
+    assert url.startswith(f"{found[0]['url']}x?y=z&sandyard_ticket=")
+    parts = urlsplit(url)
+    answer = httpx.get(f"{yard.url}{parts.path}?{parts.query}", headers={"Host": parts.netloc})
+    assert (answer.status_code, answer.headers["location"]) == (303, f"{found[0]['url']}x?y=z")
+    assert set(read(yard, "sandbox", "preview", name, "3000", "-o", "json")) == {"url", "expiresAt"}
+
+    yard.ok("sandbox", "pause", name)
+    assert "asleep" in yard.run("sandbox", "ports", name, "-o", "table").stderr.decode()
+    assert yard.run("sandbox", "preview", name, "0").returncode == 2
+    refused = yard.run("sandbox", "preview", name, "3000", "--path", "x")
+    assert (refused.returncode, b"begins with '/'" in refused.stderr) == (1, True)
+    yard.ok("sandbox", "kill", name)

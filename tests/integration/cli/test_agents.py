@@ -1,0 +1,117 @@
+"""`sandyard agent`: listed, added, removed, tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sandyard.cli.main import cli
+from tests.integration.cli.real import Yard, read
+from tests.unit.cli.server import Reply, Server, events, problem
+
+DEMO: dict[str, Any] = {
+    "name": "demo",
+    "title": "Demo agent (no model)",
+    "description": "Follows instructions.",
+    "demo": True,
+    "builtIn": True,
+    "apis": [],
+    "models": [],
+    "modes": ["work", "ask"],
+    "version": None,
+    "definition": None,
+    "ownerId": None,
+    "createdAt": None,
+    "updatedAt": None,
+}
+SESSION = "ses_1"
+
+
+def agent(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["agent", *words])
+
+
+def event(kind: str, **data: Any) -> dict[str, Any]:
+    return {"seq": 1, "kind": kind, "data": data}
+
+
+def outcome(**result: Any) -> dict[str, Any]:
+    steps = [{"name": "sandbox", "seconds": 0.21, "ok": True}, {"name": "install", "seconds": 4.0, "ok": result["ok"]}]
+    return event("agent.tested", **{"agent": "demo", "steps": steps, "answer": None, "error": None} | result)
+
+
+def test_they_are_listed_and_shown(server: Server) -> None:
+    server.on("GET", "/agents", Reply(body={"items": [DEMO]}))
+    server.on("GET", "/agents/demo", Reply(body=DEMO))
+    listed = agent("list", "-o", "table")
+    assert "Demo agent (no model)" in listed.output
+    assert "work, ask" in agent("show", "demo", "-o", "table").output
+    assert json.loads(agent("show", "demo").output) == DEMO
+    assert agent("show", "nobody").exit_code == 3
+
+
+def test_one_is_added_replaced_and_removed(server: Server, tmp_path: Path) -> None:
+    server.on("POST", "/agents", Reply(201, DEMO))
+    server.on("PUT", "/agents/mine", Reply(200, DEMO))
+    server.on("DELETE", "/agents/mine", Reply(204))
+    (tmp_path / "install.sh").write_text("npm i -g mine@1\n")
+    words = ["--title", "Mine", "--install", f"@{tmp_path}/install.sh", "--check", "command -v mine", "-e", "A={model}"]
+    done = agent("add", *words, "--api", "openai", "mine", "mine-agent", "acp", "--flag")
+    assert done.exit_code == 0, done.output
+    assert server.asked[-1].json() == {
+        "name": "mine",
+        "title": "Mine",
+        "definition": {
+            "argv": ["mine-agent", "acp", "--flag"],
+            "install": {"script": "npm i -g mine@1\n", "check": "command -v mine"},
+            "envs": {"A": "{model}"},
+            "apis": ["openai"],
+        },
+    }
+    assert agent("add", "--replace", "mine", "--", "other").exit_code == 0
+    assert server.asked[-1].json() == {"definition": {"argv": ["other"]}}
+    assert agent("remove", "mine").exit_code == 0
+    assert agent("add", "--check", "true", "mine", "x").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "words"),
+    [
+        ({"ok": True, "answer": "ready"}, 0, "It works. It said: ready"),
+        ({"ok": False, "error": "The install ended with 1.\x1b[2J"}, 1, "It does not work. The install ended with 1."),
+    ],
+)
+def test_a_trial_is_followed_to_its_end(server: Server, result: dict[str, Any], code: int, words: str) -> None:
+    server.on("POST", "/agents/demo/test", Reply(202, {"agent": "demo", "sessionId": SESSION}))
+    told = events(
+        ("1", "sandbox.running", event("sandbox.running")),
+        ("2", "agent.installing", event("agent.installing", what="npm says")),
+        ("3", "agent.tested", outcome(**result)),
+    )
+    server.on("GET", "/events", events(("1", "sandbox.running", event("sandbox.running")), cut=True), told)
+    done = agent("test", "demo", "--model", "big")
+    assert done.exit_code == code, done.output
+    assert words in done.output
+    assert "sandbox" in done.output and "0.2 s" in done.output
+    posted, first, again = server.asked
+    assert posted.json() == {"model": "big", "background": True}
+    assert (first.query["sessionId"], first.headers["last-event-id"]) == (SESSION, "0")
+    assert again.headers["last-event-id"] == "1"
+    server.on("GET", "/events", told)
+    assert json.loads(agent("test", "demo", "-o", "json").output)["ok"] is (code == 0)
+
+
+def test_a_trial_that_cannot_begin(server: Server) -> None:
+    server.on("POST", "/agents/x/test", problem(404, "not_found", "There is no agent 'x'."))
+    done = agent("test", "x")
+    assert (done.exit_code, "There is no agent" in done.output) == (3, True)
+
+
+def test_the_demo_works_in_the_real_thing(yard: Yard) -> None:
+    assert [one["name"] for one in read(yard, "agent", "list")["items"]][-1] == "demo"
+    result = read(yard, "agent", "test", "demo", "-o", "json")
+    assert (result["ok"], result["error"]) == (True, None)

@@ -1,0 +1,175 @@
+"""`sandyard run` before a server that answers as told, and once with all that it starts itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from sandyard.cli.main import cli
+from sandyard.cli.up.health import reserve
+from tests.integration.cli.real import bytecode
+from tests.protocol.engine import Engine
+from tests.unit.cli.server import Reply, Server
+from tests.unit.cli.tasks.answers import PULL, TASK, Story, attempt, page, task
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "website"
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", str(folder), *who, "commit", "-q", "--allow-empty", "-m", "begin"], check=True)
+    return folder
+
+
+@pytest.fixture
+def story(server: Server) -> Story:
+    story = Story(server)
+    server.on("GET", "/me", Reply(200, {"name": "admin"}))
+    server.on("GET", "/projects", page([]))
+    server.on("POST", "/projects", lambda request: Reply(201, {"id": "prj_1", "settings": {}, **request.json()}))
+    server.on("POST", "/projects/prj_1/test", Reply(200, {"ok": True, "findings": []}))
+    server.on("POST", "/tasks", Reply(201, task("in_progress", attempt("queued"))))
+    return story
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *arguments])
+
+
+def body(story: Story, path: str) -> Any:
+    return next(one.json() for one in story.server.asked if one.method == "POST" and one.path == f"/api/v1{path}")
+
+
+def rests(story: Story, status: str, **more: Any) -> None:
+    def ended() -> None:
+        story.task = task("in_review" if status == "in_review" else "in_progress", attempt(status, **more))
+
+    story.scene(ended, "attempt.step")
+
+
+def test_to_a_pull_request(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests(story, "in_review", pullRequest=PULL)
+    monkeypatch.setenv("MY_TOKEN", "ghp_secret")
+    story.server.on("PUT", "/projects/prj_1/credentials", Reply(200, {}))
+    url = "https://example.org/o/website.git"
+    result = run("Mend it\nall", "--repo", url, "--token-from", "MY_TOKEN", "--verify", "make test", "--base", "dev")
+    assert (result.exit_code, result.stdout) == (0, f"{PULL['url']}\n"), result.stderr
+    settings = {"verify": {"command": "make test"}}
+    assert body(story, "/projects") == {"name": "website", "repository": url, "settings": settings}
+    made = {"title": "Mend it", "description": "all", "baseBranch": "dev", "projectId": "prj_1", "start": True}
+    assert body(story, "/tasks") == made
+    assert next(one.json() for one in story.server.asked if one.method == "PUT") == {"token": "ghp_secret"}
+    assert "demo (no model) is no real agent" in result.stderr
+    assert "ghp_secret" not in result.output
+
+
+def test_to_a_branch_where_there_are_no_pull_requests(story: Story, repository: Path) -> None:
+    rests(story, "in_review", pullRequest={**PULL, "number": None, "state": "pushed"})
+    same = {"id": "prj_1", "name": "website", "repository": str(repository), "settings": {}}
+    story.server.on("GET", "/projects", page([same]))
+    result = run("Mend it", "--repo", f"{repository}/")
+    assert (result.exit_code, result.stdout) == (0, "sandyard/login\n"), result.stderr
+    assert f"git -C {repository} diff main...sandyard/login" in result.stderr
+    assert not [one for one in story.server.asked if one.method == "POST" and one.path == "/api/v1/projects"]
+
+
+def test_an_honest_failure(story: Story, repository: Path) -> None:
+    rests(story, "failed", error="The agent gave up.")
+    result = run("Mend it", "--repo", str(repository))
+    assert result.exit_code == 1
+    assert "It failed: The agent gave up.\n" in result.stderr
+    assert f"sandyard task retry {TASK}" in result.stderr
+
+
+def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
+    for repo, words in (
+        (str(tmp_path), "is not a git repository"),
+        ("./nothing", "There is no directory"),
+        ("", "--repo is empty"),
+    ):
+        result = run("Mend it", "--repo", repo)
+        assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
+    assert not story.server.asked, "what is on this machine is looked at first"
+    findings = [{"what": "push", "ok": False, "detail": "The token may not push."}]
+    story.server.on("POST", "/projects/prj_1/test", Reply(200, {"ok": False, "findings": findings}))
+    result = run("Mend it", "--repo", "https://example.org/o/website.git")
+    assert result.exit_code == 1
+    assert "The repository cannot be used: The token may not push." in result.stderr
+    assert "--token-from" in result.stderr
+    assert run("Mend it", "--repo", "git@example.org:o/r", "--token-from", "NOT_SET").exit_code == 1
+    assert run(" ", "--repo", "git@example.org:o/r").exit_code == 1
+
+
+def test_directories(story: Story, repository: Path, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path / "empty")], check=True)
+    (repository / "inside").mkdir()
+    for repo, words in ((tmp_path / "empty", "has no commit yet"), (repository / "inside", f"say --repo {repository}")):
+        result = run("Mend it", "--repo", str(repo))
+        assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
+    (repository / "a.txt").write_text("new")
+    rests(story, "failed", error="The agent gave up.")
+    assert "1 file is not committed" in run("Mend it", "--repo", str(repository)).stderr
+
+
+def test_somebody_has_to_be_logged_in(server: Server) -> None:
+    server.on("GET", "/me", Reply(401, {"detail": "The token is not valid."}, "application/problem+json"))
+    result = run("Mend it", "--repo", "https://example.org/o/r")
+    assert result.exit_code == 4
+    assert "sandyard login" in result.stderr
+
+
+def test_another_machine_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDYARD_URL", "http://sandyard.invalid:1")
+    assert run("Mend it", "--repo", "https://example.org/o/r").exit_code == 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with all their means need root")
+def test_without_any_set_up(repository: Path, nobody: Path) -> None:
+    """A platform is started, does it all, and is gone."""
+    (repository / "a.txt").write_text("old\n")
+    for words in (
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "feat: begin"],
+    ):
+        subprocess.run(["git", "-C", str(repository), *words], check=True)
+    engine = Engine()  # that of what is started: afterwards it ends the sandboxes, which outlive everything
+    engine.data = engine.folder / "up" / "engine"
+    settings = {
+        "SANDYARD_URL": f"http://127.0.0.1:{reserve('127.0.0.1', 0, '--port')}",
+        "SANDYARD_DATA_DIR": str(engine.folder / "up"),
+        "SANDYARD_POOL_SIZE": "0",
+        **bytecode(engine.folder),
+    }
+    command = [sys.executable, "-m", "sandyard", "run", "-", "--repo", str(repository), "--agent", "demo"]
+    try:
+        done = subprocess.run(
+            [*command, "--verify", "grep new a.txt"],
+            input="Make it new\nreplace a.txt: old -> new\ncommit: feat: make it new\n",
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(settings["SANDYARD_URL"])
+    finally:
+        engine.start()
+        engine.stop()
+    assert done.returncode == 0, done.stderr
+    assert "attempt 1: demo (no model)\n" in done.stderr
+    for name in ("setup", "provision", "checkout", "agent", "verify", "commit", "push", "pull request"):
+        assert f"✓ {name}" in done.stderr
+    assert "✓ edit  Replace in a.txt\n    a.txt  +1 -1\n    -old\n    +new\n" in done.stdout
+    branch = done.stdout.splitlines()[-1]
+    shown = ["git", "-C", str(repository), "show", f"{branch}:a.txt"]
+    assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "new\n"
+    assert (nobody / "sandyard" / "config.json").stat().st_mode & 0o777 == 0o600, "the login is kept"

@@ -1,0 +1,76 @@
+"""`sandyard up` without engine and platform: the real supervisor over two small servers, so that a test of it takes no time.
+
+python -m tests.integration.cli.up.keeper DATA_DIR [stubborn] [broken]
+python -m tests.integration.cli.up.keeper serve NAME PORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+from sandyard.cli.up import child, lifeline
+from sandyard.cli.up.child import Child
+from sandyard.cli.up.health import reserve
+from sandyard.cli.up.state import State
+from sandyard.cli.up.supervisor import supervise
+from sandyard.kit.errors import SandyardError
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def serve(name: str, port: int, manner: str) -> None:
+    lifeline.hold()
+    if manner == "broken":
+        say("I cannot")
+        sys.exit(7)
+    server = HTTPServer(("127.0.0.1", port), Handler)
+    server.timeout = 0.05
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    say(f"{name} is {os.getpid()}")
+    while not asked or manner == "stubborn":
+        server.handle_request()
+    say(f"{name} says goodbye")
+
+
+def supervised(data: Path, manner: str) -> None:
+    state = State(data)
+    state.take()
+    children = []
+    for name in ("first", "second"):
+        port = reserve("127.0.0.1", 0, "--port")
+        command = [sys.executable, "-m", "tests.integration.cli.up.keeper", "serve", name, str(port)]
+        command.append(manner if name == "second" else "")
+        url = f"http://127.0.0.1:{port}/"
+        children.append(Child(name, command, dict(os.environ), url, 204, state.lock, say, say))
+    asyncio.run(supervise(children, lambda: say("all ready")))
+    say("stopped")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    else:
+        lifeline.STOP_SECONDS = 1.0 if "stubborn" in sys.argv else lifeline.STOP_SECONDS
+        child.FIRST_PAUSE = 0.1
+        try:
+            supervised(Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
+        except SandyardError as error:
+            say(f"error: {error.message}")
+            sys.exit(1)

@@ -1,0 +1,366 @@
+"""What a sandbox can reach, tried for real: the default policy first, then what policies and the operator change."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from functools import partial
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings, links
+from sandyard.engine.drivers.namespace.net.netlink import Netlink
+from sandyard.engine.drivers.namespace.net.nft import Nft
+from sandyard.kit.errors import InvalidInputError, NotFoundError
+from tests.integration.engine.drivers.namespace.net.world import (
+    CLOUD,
+    HOST,
+    LAN,
+    METADATA,
+    MIRROR,
+    NEIGHBOUR,
+    STREAM,
+    WEB,
+    Internet,
+    World,
+    dial,
+    inside,
+    knock,
+    ping,
+    within,
+)
+
+REFUSED = "ECONNREFUSED"
+ALL = "0.0.0.0/0"
+
+
+async def tcp(slot: NetSlot, address: str, port: int = 80) -> str:
+    return await inside(slot.netns_path, lambda: dial(address, port))
+
+
+async def udp(slot: NetSlot, address: str) -> str:
+    return await inside(slot.netns_path, lambda: knock(address))
+
+
+async def test_internet_is_reached_through_the_hosts_address(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+    assert await tcp(slot, WEB) == "ok"
+    assert await udp(slot, MIRROR) == "ok"
+    assert await inside(slot.netns_path, lambda: ping(WEB)) == "ok"
+    assert set(world.internet.seen) == {("tcp", WEB, HOST), ("udp", MIRROR, HOST)}
+
+
+async def test_the_host_is_out_of_reach_on_every_address(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+    assert slot.gateway
+    services = Internet(world.host, ("127.0.0.1", HOST, slot.gateway), names=False)
+    try:
+        for address in ("127.0.0.1", HOST, slot.gateway):
+            assert (dial(address), knock(address)) == ("ok", "ok"), "the service must be there to be denied"
+        services.seen.clear()
+        for address in (HOST, slot.gateway):
+            assert await tcp(slot, address) == REFUSED
+            assert await udp(slot, address) != "ok"
+            assert await inside(slot.netns_path, partial(ping, address)) != "ok"
+        # The sandbox's own loopback is not the host's.
+        assert await tcp(slot, "127.0.0.1") == REFUSED
+        assert services.seen == []
+    finally:
+        services.close()
+
+
+async def test_what_the_host_redirects_from_itself_stays_out_of_reach(world: World, network: Network) -> None:
+    """A port that Docker, say, publishes on the host's address and leads elsewhere."""
+    slot = await network.acquire(0)
+    nft = Nft()
+    nft.run(
+        "add table ip nat\n"
+        "add chain ip nat PREROUTING { type nat hook prerouting priority dstnat; }\n"
+        f"add rule ip nat PREROUTING fib daddr type local tcp dport 8088 dnat to {WEB}:80\n"
+    )
+    nft.close()
+    await network.set_policy(0, NetworkPolicy(allow_out=("198.18.0.0/16", ALL)))
+    assert await tcp(slot, HOST, 8088) == REFUSED
+    assert await tcp(slot, WEB) == "ok"
+    assert world.internet.seen == [("tcp", WEB, HOST)]
+
+
+async def test_other_sandboxes_are_out_of_reach(world: World, network: Network) -> None:
+    one, two = await network.acquire(0), await network.acquire(1)
+    assert two.address
+    namespace = two.netns_path.open()
+    services = Internet(namespace.fileno(), (two.address,), names=False)
+    try:
+        with within(namespace.fileno()):
+            assert dial(two.address) == "ok"
+        services.seen.clear()
+        await network.set_policy(0, NetworkPolicy(allow_out=(two.address, "100.64.0.0/10", ALL)))
+        assert await tcp(one, two.address) == REFUSED
+        assert await udp(one, two.address) != "ok"
+        assert services.seen == []
+        assert dial(two.address, timeout=0.3) != "ok", "nor does the host get an answer"
+    finally:
+        services.close()
+        namespace.close()
+
+
+@pytest.mark.parametrize("lan", ["deny", "allow"])
+async def test_nobody_reaches_a_sandbox_from_outside(
+    world: World, tmp_path: Path, lan: Literal["deny", "allow"]
+) -> None:
+    network = Network("in", tmp_path / "net", NetworkSettings(lan=lan, pool=1, resolv_conf=world.resolv_conf))
+    await network.open(())
+    slot = await network.acquire(0)
+    assert slot.address
+    namespace = slot.netns_path.open()
+    services = Internet(namespace.fileno(), (slot.address,), names=False)
+    try:
+        with within(world.outside), Netlink() as netlink:
+            netlink.request(links.default_route(IPv4Address(HOST), 10))  # a neighbour who routes through the host
+        with within(world.outside):
+            assert dial(slot.address, timeout=0.5) != "ok"
+            assert knock(slot.address, timeout=0.5) != "ok"
+        assert services.seen == []
+    finally:
+        services.close()
+        namespace.close()
+        await network.close(remove=True)
+
+
+@pytest.mark.parametrize("address", [METADATA, CLOUD, "224.0.0.251", "255.255.255.255", "0.0.0.0", "240.0.0.1"])
+@pytest.mark.parametrize("policy", [NetworkPolicy(), NetworkPolicy(allow_out=("169.254.0.0/16", "100.64.0.0/10", ALL))])
+async def test_some_addresses_are_never_reached(
+    world: World, network: Network, address: str, policy: NetworkPolicy
+) -> None:
+    slot = await network.acquire(0)
+    await network.set_policy(0, policy)
+    assert await tcp(slot, address) != "ok"
+    assert await udp(slot, address) != "ok"
+    assert world.internet.seen == []
+
+
+async def test_private_networks_need_permission(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+    for address in (LAN, NEIGHBOUR):
+        assert await tcp(slot, address) == REFUSED
+        assert await udp(slot, address) != "ok"
+    await network.set_policy(0, NetworkPolicy(allow_out=(ALL,)))
+    assert await tcp(slot, LAN) == REFUSED, "everything names nothing in particular"
+    await network.set_policy(0, NetworkPolicy(allow_out=("10.1.0.0/16",)))
+    assert await tcp(slot, LAN) == "ok"
+    assert await tcp(slot, NEIGHBOUR) == REFUSED
+    assert await tcp(slot, WEB) == "ok"
+    await network.set_policy(0, NetworkPolicy(allow_out=(NEIGHBOUR,)))
+    assert await tcp(slot, LAN) == REFUSED
+    assert await tcp(slot, NEIGHBOUR) == "ok"
+    assert await tcp(slot, HOST) == REFUSED
+
+
+async def test_the_operator_may_open_the_lan(world: World, tmp_path: Path) -> None:
+    settings = NetworkSettings(lan="allow", pool=1, resolv_conf=world.resolv_conf)
+    network = Network("lan", tmp_path / "net", settings)
+    await network.open(())
+    try:
+        slot = await network.acquire(0)
+        services = Internet(world.host, (HOST,), names=False)
+        try:
+            assert await tcp(slot, LAN) == await tcp(slot, NEIGHBOUR) == "ok"
+            assert await tcp(slot, HOST) == await tcp(slot, METADATA) == REFUSED
+            assert services.seen == []
+        finally:
+            services.close()
+    finally:
+        await network.close(remove=True)
+
+
+async def test_a_network_the_host_joins_later_is_private_too(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+    assert await tcp(slot, WEB) == "ok"
+    with Netlink() as netlink:
+        netlink.request(links.add_address(10, IPv4Address("198.51.100.1"), 24))
+    with within(world.outside), Netlink() as netlink:
+        netlink.request(links.route_to(IPv4Address("198.51.100.1"), 10))
+    for _ in range(1000):
+        if await tcp(slot, WEB) == REFUSED:
+            break
+        await asyncio.sleep(0.02)
+    assert dial(WEB) == "ok"
+    assert await tcp(slot, WEB) == REFUSED
+
+
+async def test_there_is_no_ipv6_but_on_the_loopback(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+
+    def look() -> tuple[list[str], list[str]]:
+        devices = [line.split()[-1] for line in Path("/proc/thread-self/net/if_inet6").read_text().splitlines()]
+        outcomes = []
+        for address in (("2001:db8::1", 80), ("fe80::1%eth0", 80)):
+            with socket.socket(socket.AF_INET6) as asking:
+                try:
+                    asking.settimeout(1)
+                    asking.connect(socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][4])
+                    outcomes.append("ok")
+                except OSError as error:
+                    outcomes.append(type(error).__name__)
+        with socket.socket(socket.AF_INET6) as listener:
+            listener.bind(("::1", 0))
+            listener.listen()
+            socket.create_connection(listener.getsockname()[:2], timeout=1).close()
+        return devices, outcomes
+
+    devices, outcomes = await inside(slot.netns_path, look)
+    assert devices == ["lo"]
+    assert len(outcomes) == 2
+    assert "ok" not in outcomes
+    names = {line.split()[-1] for line in Path("/proc/net/if_inet6").read_text().splitlines()}
+    assert not names & world.interfaces()
+
+
+async def test_allow_internet_false_denies_all(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+    await network.set_policy(0, NetworkPolicy(allow_internet=False))
+    assert await tcp(slot, WEB) == REFUSED
+    assert await udp(slot, WEB) == "EHOSTUNREACH"
+    assert await inside(slot.netns_path, lambda: ping(WEB)) == "EHOSTUNREACH"
+    assert world.internet.seen == []
+    await network.set_policy(0, NetworkPolicy())
+    assert await tcp(slot, WEB) == "ok"
+
+
+@pytest.mark.parametrize("closing", [{"allow_internet": False}, {"deny_out": (ALL,)}])
+async def test_allow_out_is_what_is_left_of_denying_all(
+    world: World, network: Network, closing: dict[str, object]
+) -> None:
+    slot = await network.acquire(0)
+    await network.set_policy(0, NetworkPolicy(allow_out=(WEB,), **closing))  # type: ignore[arg-type]
+    assert await tcp(slot, WEB) == await udp(slot, WEB) == "ok"
+    assert await tcp(slot, MIRROR) == REFUSED
+    await network.set_policy(0, NetworkPolicy(allow_out=("198.51.100.16/28",), **closing))  # type: ignore[arg-type]
+    assert await tcp(slot, WEB) == REFUSED
+    assert await tcp(slot, MIRROR) == "ok"
+
+
+async def test_deny_out_and_allow_out_over_it(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+    await network.set_policy(0, NetworkPolicy(deny_out=("198.51.100.0/24",), allow_out=(MIRROR,)))
+    assert await tcp(slot, WEB) == REFUSED
+    assert await tcp(slot, MIRROR) == "ok"
+    await network.set_policy(0, NetworkPolicy(deny_out=(MIRROR,)))
+    assert await tcp(slot, WEB) == "ok"
+    assert await tcp(slot, MIRROR) == REFUSED
+
+
+async def test_a_policy_is_one_sandboxes_own(world: World, network: Network) -> None:
+    one, two = await network.acquire(0), await network.acquire(1)
+    await network.set_policy(0, NetworkPolicy(allow_internet=False, allow_out=(MIRROR,)))
+    await network.set_policy(1, NetworkPolicy(deny_out=(MIRROR,)))
+    assert (await tcp(one, WEB), await tcp(one, MIRROR)) == (REFUSED, "ok")
+    assert (await tcp(two, WEB), await tcp(two, MIRROR)) == ("ok", REFUSED)
+
+
+async def test_a_new_policy_cuts_established_connections_and_no_others(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+
+    def connect() -> tuple[socket.socket, socket.socket]:
+        return socket.create_connection((WEB, 80), timeout=3), socket.create_connection((MIRROR, 80), timeout=3)
+
+    def exchange(connection: socket.socket) -> str:
+        try:
+            connection.sendall(b"ping")
+            return connection.recv(10).decode()
+        except OSError as error:
+            return type(error).__name__
+
+    web, mirror = await inside(slot.netns_path, connect)
+    try:
+        assert exchange(web) == exchange(mirror) == "ping"
+        await network.set_policy(0, NetworkPolicy(deny_out=(WEB,)))
+        assert exchange(web) == "ConnectionResetError"
+        assert exchange(mirror) == "ping"
+        await network.set_policy(0, NetworkPolicy(allow_internet=False, allow_out=(MIRROR,)))
+        assert exchange(mirror) == "ping"
+        await network.set_policy(0, NetworkPolicy(allow_internet=False))
+        assert exchange(mirror) == "ConnectionResetError"
+    finally:
+        web.close()
+        mirror.close()
+
+
+async def test_a_new_policy_also_cuts_what_only_comes_in(world: World, network: Network) -> None:
+    """A server that goes on sending to somebody who never says another word."""
+    slot = await network.acquire(0)
+
+    def subscribe() -> socket.socket:
+        listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        listening.settimeout(2)
+        listening.connect((WEB, STREAM))
+        listening.send(b"start")
+        for _ in range(3):
+            assert listening.recv(100) == b"stream"
+        return listening
+
+    with await inside(slot.netns_path, subscribe) as listening:
+        await network.set_policy(0, NetworkPolicy(deny_out=(WEB,)))
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                listening.recv(100)  # what had arrived before
+        sent = world.internet.streamed
+        while world.internet.streamed < sent + 20:
+            await asyncio.sleep(0.01)
+        with pytest.raises(BlockingIOError):
+            listening.recv(100)
+
+
+async def test_one_sandbox_cannot_fill_the_hosts_connection_table(world: World, tmp_path: Path) -> None:
+    network = Network("few", tmp_path / "net", NetworkSettings(pool=1, connections=5, resolv_conf=world.resolv_conf))
+    await network.open(())
+    try:
+        slot, other = await network.acquire(0), await network.acquire(1)
+
+        def many() -> tuple[list[socket.socket], str]:
+            held = [socket.create_connection((WEB, 80), timeout=3) for _ in range(5)]
+            return held, dial(WEB)
+
+        held, sixth = await inside(slot.netns_path, many)
+        assert sixth == REFUSED
+        assert await tcp(other, WEB) == "ok"
+        for connection in held:
+            connection.close()
+    finally:
+        await network.close(remove=True)
+
+
+async def test_a_bad_policy_changes_nothing(network: Network) -> None:
+    slot = await network.acquire(0)
+    await network.set_policy(0, NetworkPolicy(deny_out=(WEB,)))
+    for bad in (
+        NetworkPolicy(deny_out=("web.test",)),
+        NetworkPolicy(allow_out=("web.test",)),
+        NetworkPolicy(allow_internet=False, allow_out=("not a name",)),
+    ):
+        with pytest.raises(InvalidInputError):
+            await network.set_policy(0, bad)
+    with pytest.raises(NotFoundError):
+        await network.set_policy(7, NetworkPolicy())
+    assert await tcp(slot, WEB) == REFUSED
+    assert await tcp(slot, MIRROR) == "ok"
+
+
+async def test_a_flushed_firewall_is_put_back(world: World, network: Network) -> None:
+    """`systemctl restart nftables` empties everything on most hosts."""
+    one, two = await network.acquire(0), await network.acquire(1)
+    await network.set_policy(1, NetworkPolicy(deny_out=(WEB,)))
+    nft = Nft()
+    nft.run("flush ruleset")
+    for _ in range(2000):
+        if nft.query("list tables"):
+            break
+        await asyncio.sleep(0.01)
+    nft.close()
+    assert await tcp(one, WEB) == "ok"
+    assert (await tcp(two, WEB), await tcp(two, MIRROR)) == (REFUSED, "ok")

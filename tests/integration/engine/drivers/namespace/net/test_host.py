@@ -1,0 +1,186 @@
+"""How we get along with what else is on the host: other routes, other firewalls, other engines."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.drivers.namespace.net import Network, NetworkSettings, links, probe, subnet
+from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.netlink import Netlink
+from sandyard.engine.drivers.namespace.net.nft import Nft
+from tests.integration.engine.drivers.namespace.net.world import WEB, World, dial, found, inside, resolve
+
+DOCKER = """
+add table ip filter
+add chain ip filter FORWARD { type filter hook forward priority filter; policy drop; }
+add chain ip filter DOCKER-USER
+add rule ip filter FORWARD jump DOCKER-USER
+add rule ip filter DOCKER-USER return
+"""
+STRICT = """
+add table inet strict
+add chain inet strict incoming { type filter hook input priority filter; policy drop; }
+add chain inet strict passing { type filter hook forward priority filter; policy drop; }
+add rule inet strict incoming iifname "lo" accept
+add rule inet strict incoming ct state established,related accept
+"""
+
+
+def make(world: World, instance: str = "test", **settings: object) -> Network:
+    chosen = NetworkSettings(**{"pool": 1, "resolv_conf": world.resolv_conf, **settings})  # type: ignore[arg-type]
+    return Network(instance, world.state / instance, chosen)
+
+
+def rules(nft: Nft, what: str) -> str:
+    return str(nft.query(f"list {what}"))
+
+
+async def reaches_the_web(network: Network) -> bool:
+    slot = await network.acquire(0)
+    return await inside(slot.netns_path, lambda: dial(WEB, timeout=0.7)) == "ok"
+
+
+@pytest.mark.parametrize("first", ["docker", "engine"])
+async def test_dockers_forward_chain_lets_us_pass(world: World, first: str) -> None:
+    nft = Nft()
+    network = make(world)
+    if first == "docker":
+        nft.run(DOCKER)
+    await network.open(())
+    try:
+        if first == "engine":
+            nft.run(DOCKER)
+            for _ in range(200):
+                if "sdy" in rules(nft, "chain ip filter DOCKER-USER"):
+                    break
+                await asyncio.sleep(0.01)
+        assert dict(network.missing) == {}
+        assert await reaches_the_web(network)
+        assert all(finding.ok for finding in probe())
+    finally:
+        await network.close(remove=True)
+    assert "sdy" not in rules(nft, "ruleset")
+    assert "DOCKER-USER" in rules(nft, "ruleset")
+    nft.close()
+
+
+async def test_a_strict_firewall_is_reported_until_it_lets_us_pass(world: World) -> None:
+    nft = Nft()
+    nft.run(STRICT)
+    network = make(world)
+    await network.open(())
+    try:
+        assert set(network.missing) == {"dns", "forward"}
+        assert "inet strict passing" in network.missing["forward"]
+        assert "iptables -I INPUT" in network.missing["dns"]
+        assert not await reaches_the_web(network)
+    finally:
+        await network.close(remove=True)
+    findings = {finding.name: finding for finding in probe()}
+    assert not findings["host firewall (forward)"].ok
+    assert not findings["host firewall (dns)"].ok
+
+    nft.run(
+        'add rule inet strict passing iifname "sdy*" accept\n'
+        'add rule inet strict passing oifname "sdy*" ct state established,related accept\n'
+        'add rule inet strict incoming iifname "sdy*" udp dport 53 accept\n'
+    )
+    again = make(world)
+    await again.open(())
+    try:
+        assert dict(again.missing) == {}
+        assert await reaches_the_web(again)
+        slot = await again.acquire(0)
+        assert found(await inside(slot.netns_path, lambda: resolve(slot.dns or "", "web.test"))) == {WEB}
+    finally:
+        await again.close(remove=True)
+        nft.close()
+
+
+def test_the_probe_says_how_things_are(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = {finding.name: finding for finding in probe(NetworkSettings(resolv_conf=world.resolv_conf))}
+    assert all(finding.ok for finding in findings.values())
+    assert "will turn" in findings["forwarding"].detail
+    assert "198.51.100.53" in findings["resolver"].detail
+    assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "0", "it looks and does not touch"
+    monkeypatch.setattr("sandyard.engine.drivers.namespace.net.nft._LIBRARY", "libnftables.so.none")
+    missing = {finding.name: finding for finding in probe()}["nftables"]
+    assert not missing.ok
+    assert "apt install libnftables1" in missing.detail
+
+
+async def test_forwarding_is_turned_on(world: World, network: Network) -> None:
+    assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "1"
+
+
+def reserve(tag: str, folder: Path, wanted: str | None = None, in_use: bool = False) -> subnet.Subnet:
+    with Netlink() as netlink:
+        return subnet.reserve(netlink, Names.of(tag), folder / tag, wanted, in_use)
+
+
+def test_engines_that_start_at_once_get_different_subnets(world: World, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(12) as threads:
+        got = list(threads.map(lambda number: reserve(f"engine{number}", tmp_path), range(12)))
+    networks = [item.network for item in got]
+    assert all(not one.overlaps(two) for one in networks for two in networks if one is not two)
+    assert all(network.subnet_of(IPv4Network("100.64.0.0/10")) for network in networks)
+    assert [reserve(f"engine{number}", tmp_path) for number in range(12)] == got
+    with Netlink() as netlink:
+        for number in range(12):
+            subnet.release(netlink, Names.of(f"engine{number}"))
+        assert not [route for route in links.list_routes(netlink) if route.blackhole]
+
+
+def test_a_subnet_in_use_is_not_taken(world: World, tmp_path: Path) -> None:
+    with Netlink() as netlink:
+        netlink.request(links.add_blackhole(IPv4Network("100.64.0.0/10")))  # whoever that is
+        assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12"))
+        netlink.request(links.add_address(10, IPv4Address("172.16.1.1"), 12))
+        assert reserve("two", tmp_path).network.subnet_of(IPv4Network("10.0.0.0/8"))
+        netlink.request(links.add_blackhole(IPv4Network("10.0.0.0/8")))
+        with pytest.raises(subnet.NoSubnetError):
+            reserve("three", tmp_path)
+        assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12")), "what one has one keeps"
+        for bad in ("10.1.0.0/20", "10.0.0.1/20", "fd00::/64", "10.0.0.0/8", "rubbish"):
+            with pytest.raises(subnet.NoSubnetError):
+                reserve("three", tmp_path, wanted=bad)
+
+
+def test_tailscales_space_is_left_alone(world: World, tmp_path: Path) -> None:
+    with Netlink() as netlink:
+        netlink.request(
+            links.veth(links.Peer("tailscale0", bytes(5) + b"\x02"), links.Peer("ts1", bytes(5) + b"\x04"), 1280)
+        )
+    assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12"))
+
+
+def test_a_subnet_is_remembered_and_given_up_when_taken(world: World, tmp_path: Path) -> None:
+    first = reserve("one", tmp_path)
+    with Netlink() as netlink:
+        subnet.release(netlink, Names.of("one"))  # a reboot
+        assert reserve("one", tmp_path) == first
+        subnet.release(netlink, Names.of("one"))
+        netlink.request(links.add_address(10, first.network[7], 24))
+    assert not reserve("one", tmp_path).network.overlaps(first.network)
+
+
+def test_a_wanted_subnet_waits_until_the_old_one_is_empty(world: World, tmp_path: Path) -> None:
+    first = reserve("one", tmp_path)
+    assert reserve("one", tmp_path, wanted="10.9.0.0/24", in_use=True) == first
+    assert str(reserve("one", tmp_path, wanted="10.9.0.0/24").network) == "10.9.0.0/24"
+    with Netlink() as netlink:
+        assert [route.network for route in links.list_routes(netlink) if route.blackhole] == [
+            IPv4Network("10.9.0.0/24")
+        ]
+
+
+def test_names_fit_and_differ() -> None:
+    names = {Names.of(f"/data/{number}") for number in range(500)}
+    assert len({item.tag for item in names}) == len({item.group for item in names}) == 500
+    assert all(item.group % 2 == 0 and 0 < item.group < 2**31 for item in names)
+    assert all(len(item.interface(99999, 25)) == 15 for item in names)

@@ -1,0 +1,395 @@
+"""The life of slots: from the pool, over the death of an engine, until nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings
+from sandyard.engine.drivers.namespace.net.nft import Nft
+from sandyard.kit.errors import FullError, UnsupportedError
+from tests.integration.engine.drivers.namespace.net.world import (
+    MIRROR,
+    WEB,
+    Internet,
+    World,
+    dial,
+    found,
+    inside,
+    resolve,
+    within,
+)
+
+REFUSED = "ECONNREFUSED"
+DENY_WEB = NetworkPolicy(deny_out=(WEB,))
+WEB_BY_NAME = NetworkPolicy(deny_out=("0.0.0.0/0",), allow_out=("web.test",))
+
+ENGINE = """
+import asyncio, sys
+from pathlib import Path
+from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.drivers.namespace.net import Network, NetworkSettings
+sys.path.insert(0, {root!r})
+from tests.integration.engine.drivers.namespace.net.world import inside, resolve
+
+async def main():
+    network = Network("test", Path({state!r}), NetworkSettings(pool=3, resolv_conf=Path({resolv_conf!r})))
+    await network.open(())
+    slots = [await network.acquire(number) for number in range(3)]
+    await network.set_policy(1, {deny_web!r})
+    await network.set_policy(2, {by_name!r})
+    await inside(slots[2].netns_path, lambda: resolve(slots[2].dns, "web.test"))
+    print(*(slot.address for slot in slots), flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def make(world: World, instance: str = "test", **settings: object) -> Network:
+    chosen = NetworkSettings(**{"pool": 2, "resolv_conf": world.resolv_conf, **settings})  # type: ignore[arg-type]
+    return Network(instance, world.state / instance, chosen)
+
+
+async def tcp(slot: NetSlot, address: str) -> str:
+    return await inside(slot.netns_path, lambda: dial(address))
+
+
+def tables() -> list[str]:
+    nft = Nft()
+    try:
+        return [item["table"]["name"] for item in nft.query("list tables")]
+    finally:
+        nft.close()
+
+
+def nothing_left(world: World) -> bool:
+    return not (world.interfaces() or world.mounts() or tables() or world.own_addresses() - {"127.0.0.1", "198.18.0.1"})
+
+
+async def test_a_slot_is_one_namespace_with_its_own_address(world: World, network: Network) -> None:
+    slots = [await network.acquire(number) for number in (4, 7, 2)]
+    assert len({slot.address for slot in slots}) == len({slot.netns_path for slot in slots}) == 3
+    assert len({slot.netns_path.stat().st_ino for slot in slots}) == 3
+    assert all(slot.gateway == slot.dns and slot.gateway for slot in slots)
+    assert await network.acquire(7) == slots[1], "asking again gives the same"
+    assert all(len(name) <= 15 for name in world.interfaces())
+
+
+async def test_what_is_set_inside(network: Network) -> None:
+    slot = await network.acquire(0)
+
+    def look() -> list[str]:
+        paths = ("ping_group_range", "ip_unprivileged_port_start")
+        return [Path(f"/proc/sys/net/ipv4/{name}").read_text().split()[-1] for name in paths]
+
+    assert await inside(slot.netns_path, look) == ["2147483647", "0"]
+
+
+async def test_taking_from_the_pool_is_quick_and_the_pool_fills_again(world: World) -> None:
+    network = make(world, pool=20)
+    await network.open(())
+    try:
+        for _ in range(3000):
+            if len(world.interfaces()) == 20:
+                break
+            await asyncio.sleep(0.01)
+        taken = []
+        for number in range(20):
+            start = time.perf_counter()
+            await network.acquire(number)
+            taken.append(time.perf_counter() - start)
+        assert sorted(taken)[10] < 0.005, "a place in the pool costs next to nothing"
+        for _ in range(3000):
+            if len(world.interfaces()) == 40:
+                break
+            await asyncio.sleep(0.01)
+        assert len(world.interfaces()) == 40
+    finally:
+        await network.close(remove=True)
+    assert nothing_left(world)
+
+
+async def test_many_at_once_while_the_pool_is_small(world: World) -> None:
+    network = make(world, pool=1)
+    await network.open(())
+    try:
+        slots = await asyncio.gather(*(network.acquire(number) for number in range(30)))
+        assert len({slot.address for slot in slots}) == 30
+        assert {await tcp(slot, WEB) for slot in slots[::10]} == {"ok"}
+    finally:
+        await network.close(remove=True)
+
+
+async def test_a_released_slot_is_gone_and_its_policy_too(world: World, network: Network) -> None:
+    slot = await network.acquire(0)
+    await network.set_policy(0, NetworkPolicy(allow_internet=False))
+    await network.release(0)
+    await network.release(0)
+    assert not slot.netns_path.exists()
+    again = await network.acquire(0)
+    assert again.address != slot.address, "an address rests as long as possible"
+    assert await tcp(again, WEB) == "ok"
+    for _ in range(500):  # the kernel takes the rest apart in its own time
+        if not [name for name in world.interfaces() if re.search(rf"-{slot.netns_path.name}[a-z]$", name)]:
+            break
+        await asyncio.sleep(0.02)
+    else:
+        raise AssertionError(f"the old cable is still there: {world.interfaces()}")
+
+
+async def test_the_host_forgets_the_connections_of_those_that_are_gone(world: World) -> None:
+    if not Path("/proc/net/nf_conntrack").exists():
+        pytest.skip("this kernel does not show its connections")
+    held: list[socket.socket] = []
+    network = make(world)
+    await network.open(())
+    try:
+        one, two = await network.acquire(0), await network.acquire(1)
+        assert one.address and two.address
+        for slot in (one, two):
+            # Left open, as by a process that was killed.
+            held.append(await inside(slot.netns_path, lambda: socket.create_connection((WEB, 80), timeout=3)))
+            assert world.connections(slot.address or "") > 0
+        await network.release(0)
+        assert world.connections(one.address) == 0
+        assert world.connections(two.address) > 0
+    finally:
+        await network.close(remove=True)
+        for connection in held:
+            connection.close()
+    assert world.connections(two.address) == 0
+
+
+async def test_a_small_subnet_fills_up_and_is_used_again(world: World) -> None:
+    network = make(world, subnet="10.77.0.0/28", pool=1)
+    await network.open(())
+    try:
+        slots = [await network.acquire(number) for number in range(13)]
+        assert {slot.address for slot in slots} == {f"10.77.0.{n}" for n in range(2, 15)}
+        with pytest.raises(FullError):
+            await network.acquire(13)
+        await network.set_policy(5, DENY_WEB)
+        await network.release(5)
+        again = await network.acquire(13)
+        assert again.address == slots[5].address
+        assert await tcp(again, WEB) == "ok"
+    finally:
+        await network.close(remove=True)
+    assert nothing_left(world)
+
+
+async def start_engine(world: World) -> tuple[subprocess.Popen[str], list[str]]:
+    """Another process with an open network of three slots, in the state the tests below expect."""
+    code = ENGINE.format(
+        root=str(Path(__file__).parents[6]),
+        state=str(world.state / "test"),
+        resolv_conf=str(world.resolv_conf),
+        deny_web=DENY_WEB,
+        by_name=WEB_BY_NAME,
+    )
+    engine = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert engine.stdout
+    line = await asyncio.to_thread(engine.stdout.readline)
+    assert line, "the engine did not start"
+    return engine, line.split()
+
+
+async def test_kept_slots_live_on_when_the_engine_is_killed(world: World) -> None:
+    engine, addresses = await start_engine(world)
+    slots = [(world.state / "test" / "netns" / f"slot-{n}").resolve() for n in range(3)]
+    connection = await inside(slots[0], lambda: socket.create_connection((WEB, 80), timeout=3))
+    by_name = await inside(slots[2], lambda: socket.create_connection((WEB, 80), timeout=3))
+    engine.send_signal(signal.SIGKILL)
+    engine.wait()
+    with connection, by_name:
+        # Nobody is there, and everything goes on.
+        assert await inside(slots[0], lambda: dial(MIRROR)) == "ok"
+        assert await inside(slots[1], lambda: dial(WEB)) == REFUSED
+        assert await inside(slots[2], lambda: dial(WEB)) == "ok"
+        assert await inside(slots[2], lambda: dial(MIRROR)) == REFUSED
+
+        network = make(world)
+        await network.open([0, 1, 2])
+        try:
+            kept = [await network.acquire(number) for number in range(3)]
+            assert [slot.address for slot in kept] == addresses
+            assert [slot.netns_path for slot in kept] == slots
+            # Policies hold before they are set anew, and setting them anew drops nothing.
+            assert await tcp(kept[1], WEB) == REFUSED
+            for number, policy in enumerate((NetworkPolicy(), DENY_WEB, WEB_BY_NAME)):
+                await network.set_policy(number, policy)
+            assert await tcp(kept[1], WEB) == REFUSED
+            assert await tcp(kept[2], WEB) == "ok", "resolved before the engine died"
+            for established in (connection, by_name):
+                established.sendall(b"still there?")
+                assert established.recv(100) == b"still there?"
+            assert found(await inside(kept[0].netns_path, lambda: resolve(kept[0].dns or "", "web.test"))) == {WEB}
+        finally:
+            await network.close(remove=True)
+    assert nothing_left(world)
+
+
+async def test_what_is_not_kept_is_swept(world: World) -> None:
+    engine, addresses = await start_engine(world)
+    before = world.cables()
+    assert len(before) >= 3
+    engine.send_signal(signal.SIGKILL)
+    engine.wait()
+    network = make(world, pool=1)
+    await network.open([1])
+    try:
+        slot = await network.acquire(1)
+        assert slot.address == addresses[1]
+        assert await tcp(slot, WEB) == REFUSED
+        assert len(world.cables() & before) == 1
+        nft = Nft()
+        kinds = (("map", "verdicts"), ("set", "allow"), ("set", "deny"), ("set", "names"))
+        listed = str([nft.query(f"list {kind} inet {tables()[0]} {name}") for kind, name in kinds])
+        nft.close()
+        assert addresses[1] in listed
+        assert addresses[2] not in listed
+        assert [path.name for path in network.pins.glob("slot-*")] == ["slot-1"]
+        with pytest.raises(UnsupportedError):
+            await make(world, "other").acquire(0)
+    finally:
+        await network.close(remove=True)
+    assert nothing_left(world)
+
+
+async def test_closing_leaves_slots_alone_and_opening_again_is_harmless(world: World) -> None:
+    network = make(world)
+    await network.open(())
+    slot = await network.acquire(0)
+    gone = await network.acquire(1)
+    await network.open([0])
+    assert not gone.netns_path.exists()
+    await network.close()
+    await network.close()
+    assert await tcp(slot, WEB) == "ok"
+    assert len(world.interfaces()) <= 2, "the pool went with the engine"
+    second = make(world)
+    await second.open([0, 99])
+    assert await second.acquire(0) == slot
+    await second.close(remove=True)
+    assert nothing_left(world)
+    assert not (world.state / "test").exists()
+
+
+@pytest.mark.parametrize("how", ["flushed", "another version"])
+async def test_without_a_known_policy_a_kept_slot_is_shut_until_it_has_one(world: World, how: str) -> None:
+    network = make(world)
+    await network.open(())
+    slot = await network.acquire(0)
+    await network.set_policy(0, DENY_WEB)
+    table = tables()[0]
+    await network.close()
+    nft = Nft()
+    nft.run("flush ruleset")
+    if how == "another version":
+        nft.run(f"add table inet {table}\nadd set inet {table} never {{ type inet_service; }}")
+    nft.close()
+    again = make(world)
+    await again.open([0])
+    try:
+        assert await tcp(slot, WEB) == await tcp(slot, MIRROR) == REFUSED
+        await again.set_policy(0, DENY_WEB)
+        assert (await tcp(slot, WEB), await tcp(slot, MIRROR)) == (REFUSED, "ok")
+    finally:
+        await again.close(remove=True)
+    assert nothing_left(world)
+
+
+async def test_a_policy_can_be_set_the_moment_somebody_flushes_the_rules(
+    world: World, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandyard.engine.drivers.namespace.net.uplink.Uplink._restore", lambda _: asyncio.sleep(0))
+    one, two = await network.acquire(0), await network.acquire(1)
+    await network.set_policy(0, DENY_WEB)
+    nft = Nft()
+    nft.run("flush ruleset")
+    nft.close()
+    await network.set_policy(1, DENY_WEB)
+    for slot in (one, two):
+        assert (await tcp(slot, WEB), await tcp(slot, MIRROR)) == (REFUSED, "ok")
+
+
+async def test_after_a_reboot_there_is_nothing_to_keep(world: World) -> None:
+    """The files are still there; what they stood for is not."""
+    (world.state / "test" / "netns").mkdir(parents=True)
+    (world.state / "test" / "subnet").write_text("10.99.0.0/20\n")
+    network = make(world)
+    await network.open([0])
+    try:
+        slot = await network.acquire(0)
+        assert slot.gateway == "10.99.0.1", "the subnet is remembered"
+        assert await tcp(slot, WEB) == "ok"
+    finally:
+        await network.close(remove=True)
+
+
+async def test_two_engines_on_one_host(world: World) -> None:
+    one, two = make(world, "one"), make(world, "two")
+    await asyncio.gather(one.open(()), two.open(()))
+    services = None
+    try:
+        left, right = await one.acquire(0), await two.acquire(0)
+        assert left.gateway != right.gateway and right.address
+        namespace = os.open(right.netns_path, os.O_RDONLY)
+        services = Internet(namespace, (right.address,), names=False)
+        os.close(namespace)
+        assert await tcp(left, WEB) == await tcp(right, WEB) == "ok"
+        await one.set_policy(0, NetworkPolicy(allow_out=("100.64.0.0/10", right.address, right.gateway or "")))
+        assert await inside(left.netns_path, lambda: dial(right.address or "", timeout=0.5)) != "ok"
+        assert services.seen == []
+        with pytest.raises(OSError):
+            await inside(left.netns_path, lambda: resolve(right.dns or "", "web.test", timeout=0.5))
+        await one.close(remove=True)
+        assert await tcp(right, WEB) == "ok", "one engine's end is not the other's"
+        assert len(tables()) == 1
+    finally:
+        if services:
+            services.close()
+        await one.close(remove=True)
+        await two.close(remove=True)
+    assert nothing_left(world)
+
+
+async def test_without_a_firewall_there_is_no_way_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make(world)
+    with monkeypatch.context() as patch:
+        patch.setattr("sandyard.engine.drivers.namespace.net.nft._LIBRARY", "libnftables.so.none")
+        await network.open(())
+    try:
+        assert "apt install libnftables1" in network.missing["egress"]
+        slot = await network.acquire(0)
+        assert slot.address is slot.dns is None
+        await network.set_policy(0, NetworkPolicy(allow_internet=False))
+        assert await tcp(slot, WEB) == "ENETUNREACH"
+        with within(os.open(slot.netns_path, os.O_RDONLY)):
+            listener = Internet(os.open("/proc/thread-self/ns/net", os.O_RDONLY), ("127.0.0.1",), names=False)
+            assert dial("127.0.0.1") == "ok"
+            listener.close()
+        await network.release(0)
+    finally:
+        await network.close(remove=True)
+    assert nothing_left(world)
+
+
+async def test_no_free_subnet_is_a_finding(world: World) -> None:
+    network = make(world, subnet="198.18.0.0/24")
+    await network.open(())
+    try:
+        assert "subnet" in network.missing["egress"]
+    finally:
+        await network.close(remove=True)

@@ -1,0 +1,129 @@
+"""Packets that no ordinary program sends: made by somebody who has more rights than a sandbox ever gives."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import struct
+from functools import partial
+from ipaddress import IPv4Address
+
+import pytest
+
+from sandyard.engine.drivers.namespace.net import NetSlot, Network
+from sandyard.engine.drivers.namespace.net.nft import Nft
+from tests.integration.engine.drivers.namespace.net.world import (
+    HOST,
+    MIRROR,
+    NEIGHBOUR,
+    UDP,
+    WEB,
+    World,
+    inside,
+    knock,
+    within,
+)
+
+
+async def udp(slot: NetSlot, address: str) -> str:
+    return await inside(slot.netns_path, lambda: knock(address))
+
+
+def send_raw(source: str, target: str, options: bytes = b"") -> None:
+    """A UDP datagram with a header of our own making."""
+    words = 5 + len(options) // 4
+    body = struct.pack("!HHHH", 4000, UDP, 8 + 5, 0) + b"knock"
+    header = struct.pack(
+        "!BBHHHBBH4s4s", 0x40 | words, 0, 0, 0, 0, 64, 17, 0, IPv4Address(source).packed, IPv4Address(target).packed
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
+        raw.sendto(header + options + body, (target, 0))
+
+
+async def test_a_foreign_source_address_gets_nowhere(world: World, network: Network) -> None:
+    slot, other = await network.acquire(0), await network.acquire(1)
+    assert slot.address and slot.gateway and other.address
+    for source in (other.address, slot.gateway, HOST, NEIGHBOUR, WEB, "127.0.0.1", "203.0.113.9", "100.64.0.200"):
+        await inside(slot.netns_path, partial(send_raw, source, MIRROR))
+    await inside(slot.netns_path, lambda: send_raw(slot.address or "", MIRROR, options=bytes([7, 7, 4, 0, 0, 0, 0, 1])))
+    # The same with its own address arrives, and nothing sent before it did.
+    await inside(slot.netns_path, lambda: send_raw(slot.address or "", WEB))
+    for _ in range(200):
+        if world.internet.seen:
+            break
+        await asyncio.sleep(0.01)
+    assert world.internet.seen == [("udp", WEB, HOST)]
+
+
+async def test_nothing_leaves_with_the_sandboxes_own_address(world: World, network: Network) -> None:
+    """A packet that belongs to no connection gets no other source, so it must not leave at all."""
+    slot = await network.acquire(0)
+    with within(world.outside):
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+    with tap:
+        tap.bind(("up0", 0x0800))
+        tap.settimeout(3)
+
+        def send() -> None:
+            source, target = IPv4Address(slot.address or "").packed, IPv4Address(WEB).packed
+            for flags in (0x03, 0x00, 0x29):  # SYN and FIN, none, FIN and PSH and URG
+                segment = struct.pack("!HHLLBBHHH", 4000, 80, 1, 0, 0x50, flags, 100, 0, 0)
+                header = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 0, 0, 0, 64, 6, 0, source, target)
+                with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
+                    raw.sendto(header + segment, (WEB, 0))
+
+        await inside(slot.netns_path, send)
+        assert await udp(slot, WEB) == "ok"
+        while True:
+            packet = await asyncio.to_thread(tap.recv, 2000)
+            assert packet[26:30] != IPv4Address(slot.address or "").packed
+            if packet[23] == 17:
+                break
+
+
+async def test_ipv6_packets_end_at_the_cable(world: World, network: Network) -> None:
+    """Even those of somebody who could make up his own."""
+    slot = await network.acquire(0)
+    host = socket.inet_pton(socket.AF_INET6, "fd00::1")
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as service:
+        fcntl.ioctl(service, 0x8916, host + struct.pack("=Ii", 64, 10))  # SIOCSIFADDR: the host's own IPv6 address
+        service.settimeout(3)
+        service.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND: it may still be being looked for
+        service.bind(("fd00::1", 4000))
+
+        def send() -> None:
+            source = socket.inet_pton(socket.AF_INET6, "fd00::2")
+            body = struct.pack("!HHHH", 4000, 4000, 13, 0) + b"knock"
+            pseudo = source + host + struct.pack("!LL", len(body), 17) + body + b"\0"
+            total = sum(struct.unpack(f"!{len(pseudo) // 2}H", pseudo))
+            while total > 0xFFFF:
+                total = (total & 0xFFFF) + (total >> 16)
+            body = body[:6] + struct.pack("!H", ~total & 0xFFFF) + body[8:]
+            packet = struct.pack("!LHBB", 0x60000000, len(body), 17, 64) + source + host + body
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
+                raw.bind(("eth0", 0))
+                raw.send(bytes.fromhex("025359000001") + bytes(6) + b"\x86\xdd" + packet)
+
+        await inside(slot.netns_path, send)
+        assert await udp(slot, WEB) == "ok"  # whatever was sent before has been dealt with
+        service.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            service.recv(100)
+
+        # The same without the firewall arrives, so that it was the firewall.
+        await network.close()
+        nft = Nft()
+        nft.run("flush ruleset")
+        nft.close()
+        service.settimeout(0.2)
+        for _ in range(25):  # until the kernel is content that the address is nobody else's
+            await inside(slot.netns_path, send)
+            try:
+                assert service.recv(100) == b"knock"
+                break
+            except TimeoutError:
+                continue
+        else:
+            raise AssertionError("the packet is not right")
+        await network.open(())

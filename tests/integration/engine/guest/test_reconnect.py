@@ -1,0 +1,121 @@
+"""Following a process from another connection: what nobody read is kept, and so is an end nobody saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engine.guest.client import Client, RpcFailureError
+from tests.integration.engine.guest.test_process import alive, eventually
+
+Dial = Callable[[], Client]
+
+
+def test_output_without_a_reader_goes_to_the_next(dial: Dial, home: Path) -> None:
+    client = dial()
+    run = client.start(
+        "/bin/sh", "-c", "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; echo three; sleep 60"
+    )
+    run.until("stdout", b"one\n")
+    client.close()
+    (home / "go").touch()
+    time.sleep(0.3)
+    second = dial()
+    follower = second.attach(pid=run.pid)
+    assert follower.pid == run.pid
+    assert follower.until("stdout", b"three\n").stdout == "two\nthree\n"
+    dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})
+    assert follower.finish().end is not None
+
+
+def test_an_end_nobody_saw_is_told_to_who_comes_late(dial: Dial) -> None:
+    client = dial()
+    run = client.start("/bin/sh", "-c", "sleep 0.2; echo result; exit 5", tag="late")
+    client.close()
+    control = dial()
+    eventually(
+        lambda: run.pid not in [entry["pid"] for entry in control.call("process.Process/List")["processes"]], "ends"
+    )
+    assert not alive(run.pid)
+    for expected in ("result\n", ""):
+        follower = dial().attach(tag="late").finish()
+        assert follower.stdout == expected
+        assert follower.end is not None
+        assert (follower.pid, follower.end["exitCode"]) == (run.pid, 5)
+    with pytest.raises(RpcFailureError) as failure:
+        control.call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})
+    assert failure.value.code == "not_found"
+
+
+def test_a_tag_passes_to_the_next_process(dial: Dial) -> None:
+    dial().start("/bin/sh", "-c", "exit 1", tag="reused").finish()
+    run = dial().start("/bin/sh", "-c", "sleep 0.3; exit 2", tag="reused")
+    follower = dial().attach(tag="reused").finish()
+    assert follower.pid == run.pid
+    assert follower.end is not None
+    assert follower.end["exitCode"] == 2
+
+
+def test_who_is_not_there_is_not_found(client: Client) -> None:
+    for selector in ({"pid": 999_999}, {"tag": "nobody"}):
+        with pytest.raises(RpcFailureError) as failure:
+            client.attach(**selector)
+        assert failure.value.code == "not_found"
+
+
+def test_two_readers_get_the_same(dial: Dial, home: Path) -> None:
+    run = dial().start("/bin/sh", "-c", "while [ ! -e go2 ]; do sleep 0.02; done; seq 1 50000")
+    follower = dial().attach(pid=run.pid)
+    (home / "go2").touch()
+    assert run.finish().output == follower.finish().output
+    assert run.end == follower.end
+    assert run.stdout.endswith("50000\n")
+
+
+def test_what_is_kept_without_a_reader_is_bounded_and_does_not_block(dial: Dial, home: Path) -> None:
+    client = dial()
+    run = client.start("/bin/sh", "-c", "seq 1 2000000; touch through; sleep 60")
+    client.close()
+    eventually((home / "through").exists, "a process nobody listens to was held back")
+    agent = int(dial().shell("echo $PPID").stdout)
+    status = Path(f"/proc/{agent}/status").read_text()
+    resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    assert resident < 60_000, f"{resident} KiB"
+    kept = dial().attach(pid=run.pid).until("stdout", b"\n2000000\n").stdout
+    assert 100_000 < len(kept) < 3_000_000
+    assert kept.endswith("1999999\n2000000\n"), "the newest output is what is kept"
+    dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})
+
+
+def test_the_deadline_of_a_follower_ends_only_its_stream(dial: Dial) -> None:
+    run = dial().start("/bin/sleep", "60")
+    follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "2000"})
+    with pytest.raises(RpcFailureError) as failure:
+        follower.finish()
+    assert failure.value.code == "deadline_exceeded"
+    assert alive(run.pid)
+    dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})
+
+
+def test_the_deadline_of_a_follower_holds_in_a_flood(dial: Dial) -> None:
+    run = dial().start("/bin/sh", "-c", "while :; do echo x; done")
+    follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "2000"})
+    with pytest.raises(RpcFailureError) as failure:
+        while True:
+            run.step()
+            follower.step()
+    assert failure.value.code == "deadline_exceeded"
+    dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9, "descendants": True})
+
+
+def test_a_reader_that_stalls_and_leaves_does_not_stop_the_process(dial: Dial, home: Path) -> None:
+    client = dial()
+    run = client.start("/bin/sh", "-c", "seq 1 500000; touch past; sleep 60")
+    time.sleep(0.3)
+    assert not (home / "past").exists(), "nothing holds the process back"
+    client.close()
+    eventually((home / "past").exists, "the process waits for a reader that is gone")
+    dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})

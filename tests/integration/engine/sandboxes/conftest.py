@@ -1,0 +1,3 @@
+from tests.unit.engine.sandboxes.conftest import yard
+
+__all__ = ["yard"]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sandyard.engine.templates import base, commands, host
+from sandyard.engine.templates.folder import Folder
+from tests.unit.engine.templates.test_catalogue import publish
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "missing_for_base", lambda: ["install the package mmdebstrap"])
+    monkeypatch.setattr(base, "recipe", lambda: type("Recipe", (), {"digest": "b1"}))
+
+
+@pytest.mark.usefixtures("lacking")
+def test_what_is_missing_is_listed_and_fails(folder: Folder) -> None:
+    done = CliRunner().invoke(commands.template, ["--templates-dir", str(folder.directory), "build", "base"])
+    assert done.exit_code == 1
+    assert "install the package mmdebstrap" in done.output
+
+
+@pytest.mark.usefixtures("lacking")
+def test_if_possible_says_so_and_goes_on(folder: Folder) -> None:
+    arguments = ["--templates-dir", str(folder.directory), "build", "base", "--if-possible"]
+    done = CliRunner().invoke(commands.template, arguments)
+    assert done.exit_code == 0
+    assert "install the package mmdebstrap" in done.output
+    assert "template host in its place" in done.output
+
+
+@pytest.mark.usefixtures("lacking")
+def test_what_is_built_needs_nothing(folder: Folder) -> None:
+    publish(folder, "base", "b1")
+    done = CliRunner().invoke(commands.template, ["--templates-dir", str(folder.directory), "build", "base"])
+    assert (done.exit_code, done.output) == (0, "")
+
+
+def test_list_shows_what_is_there(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(folder, "base", "b1")
+    publish(folder, host.NAME, "h1")
+    monkeypatch.setenv("SANDYARD_TEMPLATES_DIR", str(folder.directory))
+    done = CliRunner().invoke(commands.template, ["list"])
+    assert [line.split()[:2] for line in done.output.splitlines()] == [["base", "b1"], ["host", "h1"]]
+
+
+def test_a_builder_whose_engine_is_gone_builds_nothing(folder: Folder) -> None:
+    command = [sys.executable, "-m", "sandyard.engine.templates", "--templates-dir", str(folder.directory)]
+    done = subprocess.run([*command, "build", "host", "--parent", str(os.getppid())], check=False)
+    assert done.returncode == 1
+    assert not Path(folder.directory).exists()

@@ -1,0 +1,210 @@
+"""Transactions: all or nothing, with the events they tell of, in the order in which they were committed."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sandyard.kit.errors import BusyError, InvalidInputError
+from sandyard.platform.db import sqlite
+from sandyard.platform.db.database import Database, DatabaseUnavailableError, parse_url
+from sandyard.platform.db.models import Event, Project, ProjectMember, Setting, User
+
+pytestmark = pytest.mark.both_databases
+
+NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
+
+
+async def events(database: Database) -> list[Event]:
+    async with database.reading() as session:
+        return list(await session.scalars(select(Event).order_by(Event.seq)))
+
+
+@pytest.mark.parametrize(
+    ("url", "driver"),
+    [
+        ("sqlite:////var/x.db", "sqlite+aiosqlite"),
+        ("postgres://a@b/c", "postgresql+asyncpg"),
+        ("postgresql+psycopg://a@b/c", "postgresql+asyncpg"),
+    ],
+)
+def test_drivers_are_ours_to_choose(url: str, driver: str) -> None:
+    assert parse_url(url).drivername == driver
+
+
+@pytest.mark.parametrize("url", ["", "platform.db", "mysql://a@b/c"])
+def test_a_url_of_no_use(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="sqlite:///PATH or postgresql://"):
+        parse_url(url)
+
+
+async def test_concurrent_transactions_all_count(database: Database) -> None:
+    async with database.transaction() as tx:
+        tx.add(Setting(name="count", value="0"))
+
+    async def add() -> None:
+        async with database.transaction() as tx:
+            row = await tx.session.get(Setting, "count", with_for_update=True)
+            assert row is not None
+            row.value = str(int(row.value) + 1)
+
+    await asyncio.gather(*(add() for _ in range(50)))
+    async with database.reading() as session:
+        assert await session.scalar(select(Setting.value)) == "50"
+
+
+async def test_listeners_hear_of_events_in_the_order_of_commits(database: Database) -> None:
+    heard: list[int] = []
+    database.listen(lambda told: heard.extend(event.seq for event in told))
+
+    async def change(number: int) -> None:
+        async with database.transaction() as tx:
+            tx.emit("session.created", number=number)
+            await asyncio.sleep(0.001 * (number % 7))
+            tx.emit("session.renamed", number=number)
+
+    await asyncio.gather(*(change(number) for number in range(40)))
+    stored = await events(database)
+    assert sorted(heard) == [event.seq for event in stored]
+    assert len(stored) == 80
+    pairs = [event.data["number"] for event in stored]
+    assert pairs[::2] == pairs[1::2], "the events of a transaction stay together"
+
+
+async def test_a_lower_number_is_never_committed_later(database: Database) -> None:
+    done = asyncio.Event()
+    seen: set[int] = set()
+
+    async def change(number: int) -> None:
+        async with database.transaction() as tx:
+            tx.emit("command.output", number=number)
+
+    async def look() -> None:
+        while not done.is_set():
+            now = {event.seq for event in await events(database)}
+            assert not seen or not {seq for seq in now - seen if seq < max(seen)}
+            seen.update(now)
+
+    looking = asyncio.create_task(look())
+    await asyncio.gather(*(change(number) for number in range(150)))
+    done.set()
+    await looking
+
+
+async def test_what_is_rolled_back_was_never_told(database: Database) -> None:
+    heard: list[Event] = []
+    database.listen(heard.extend)
+    with pytest.raises(RuntimeError):
+        async with database.transaction() as tx:
+            tx.add(Setting(name="a", value="b"))
+            tx.emit("user.created")
+            raise RuntimeError
+    with pytest.raises(IntegrityError):
+        async with database.transaction() as tx:
+            tx.emit("user.created")
+            tx.add(Setting(name="a", value="b"), Setting(name="a", value="c"))
+    assert heard == []
+    assert await events(database) == []
+    async with database.reading() as session:
+        assert await session.scalar(select(func.count()).select_from(Setting)) == 0
+
+
+async def test_of_whoever_leaves_when_it_is_committed_others_hear(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    database.listen(lambda told: heard.extend(event.kind for event in told))
+    closing, go_on, real = asyncio.Event(), asyncio.Event(), AsyncSession.close
+
+    async def late(self: AsyncSession) -> None:
+        closing.set()
+        await go_on.wait()
+        await real(self)
+
+    async def change() -> None:
+        async with database.transaction() as tx:
+            tx.emit("a.changed")
+
+    with monkeypatch.context() as held:
+        held.setattr(AsyncSession, "close", late)
+        changing = asyncio.create_task(change())
+        async with asyncio.timeout(30):
+            await closing.wait()
+            changing.cancel()
+            go_on.set()
+            await asyncio.wait((changing,))
+    assert changing.cancelled()
+    assert [event.kind for event in await events(database)] == heard == ["a.changed"]
+
+
+async def test_what_belongs_to_a_row_goes_with_it(database: Database) -> None:
+    async with database.transaction() as tx:
+        tx.add(User(id="usr_1", name="ada", role="admin", created_at=NOW))
+        await tx.session.flush()
+        tx.add(Project(id="prj_1", owner_id="usr_1", name="x", created_at=NOW, updated_at=NOW))
+        await tx.session.flush()
+        tx.add(ProjectMember(project_id="prj_1", user_id="usr_1", added_at=NOW))
+    async with database.transaction() as tx:
+        await tx.session.execute(text("DELETE FROM users"))
+    async with database.reading() as session:
+        assert await session.scalar(select(func.count()).select_from(ProjectMember)) == 0
+
+
+async def test_readers_do_not_wait_for_a_writer(database: Database) -> None:
+    async with asyncio.timeout(30), database.transaction() as tx:
+        tx.add(Setting(name="a", value="b"))
+        await tx.session.flush()
+        async with database.reading() as session:
+            assert await session.get(Setting, "a") is None
+
+
+async def test_sqlite_that_another_process_keeps_locked_is_busy(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
+    first, second = (Database(f"sqlite:///{tmp_path / 'deep' / 'x.db'}") for _ in range(2))
+    await first.open()
+    await second.open()
+    async with first.transaction() as tx:
+        await tx.session.execute(text("SELECT 1"))
+        with pytest.raises(BusyError):
+            async with second.transaction() as other:
+                await other.session.execute(text("SELECT 1"))
+    await first.close()
+    await second.close()
+
+
+async def test_a_server_that_is_not_there() -> None:
+    database = Database("postgresql://nobody@127.0.0.1:1/none")
+    await database.open()
+    with pytest.raises(DatabaseUnavailableError):
+        await database.check()
+    await database.close()
+
+
+async def test_a_server_that_closes_connections(postgres, postgres_url: str) -> None:
+    database = Database(postgres_url)
+    await database.open()
+    with pytest.raises(DatabaseUnavailableError):
+        async with database.reading() as session:
+            await session.execute(text("SELECT 1"))
+            await postgres.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                f"WHERE datname = '{database.url.database}' AND pid <> pg_backend_pid()"
+            )
+            await session.execute(text("SELECT 1"))
+    await database.check()
+    await database.close()
+
+
+async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_bytes(b"this is a letter, not a database" * 100)
+    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+    await database.open()
+    with pytest.raises(DatabaseUnavailableError):
+        await database.check()
+    await database.close()

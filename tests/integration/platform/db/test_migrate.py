@@ -1,0 +1,131 @@
+"""The schema goes up, down and up, is what the models say, and is never half-way."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.db import migrate
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Audit, Base, Project
+
+pytestmark = pytest.mark.both_databases
+
+NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
+
+
+@pytest.fixture
+async def empty(empty_database_url: str):
+    opened = Database(empty_database_url)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+async def tables(database: Database) -> set[str]:
+    async with database.engine.connect() as connection:
+        return set(await connection.run_sync(lambda bound: inspect(bound).get_table_names()))
+
+
+async def test_up_down_and_up_again(empty: Database) -> None:
+    assert await migrate.current(empty) is None
+    await migrate.upgrade(empty)
+    head = await migrate.current(empty)
+    assert head is not None
+    assert await tables(empty) == {*Base.metadata.tables, "alembic_version"}
+    assert await migrate.drift(empty) == []
+
+    await migrate.downgrade(empty, "base")
+    assert await migrate.current(empty) is None
+    assert await tables(empty) == {"alembic_version"}
+
+    await migrate.upgrade(empty)
+    await migrate.upgrade(empty)
+    assert await migrate.current(empty) == head
+    assert await migrate.drift(empty) == []
+
+
+async def test_drift_is_seen(database: Database) -> None:
+    async with database.transaction() as tx:
+        await tx.session.execute(text("ALTER TABLE users ADD COLUMN shoe_size INTEGER"))
+        await tx.session.execute(text("DROP INDEX ix_events_at"))
+        trigger = "audit_no_delete" + ("" if database.is_sqlite else " ON audit")
+        await tx.session.execute(text(f"DROP TRIGGER {trigger}"))
+    found = await migrate.drift(database)
+    assert any("shoe_size" in line for line in found)
+    assert any("ix_events_at" in line for line in found)
+    assert "the trigger audit_no_delete is missing" in found
+
+
+async def test_platforms_that_start_at_once(empty: Database, empty_database_url: str) -> None:
+    others = [Database(empty_database_url) for _ in range(4)]
+    for other in others:
+        await other.open()
+    try:
+        await asyncio.gather(*(migrate.upgrade(other) for other in [empty, *others]))
+    finally:
+        for other in others:
+            await other.close()
+    assert await migrate.drift(empty) == []
+
+
+async def test_a_newer_database_is_refused(database: Database) -> None:
+    async with database.transaction() as tx:
+        await tx.session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(migrate.NewerDatabaseError, match="made by a newer Sandyard: its schema is 9999"):
+        await migrate.upgrade(database)
+
+
+async def test_a_revision_nobody_knows(database: Database) -> None:
+    with pytest.raises(InvalidInputError, match="no revision 'yesterday'"):
+        await migrate.downgrade(database, "yesterday")
+
+
+async def test_a_migration_that_fails_leaves_nothing(empty: Database) -> None:
+    async with empty.transaction() as tx:
+        await tx.session.execute(text("CREATE TABLE terminals (id INTEGER)"))  # the last table of the revision
+    with pytest.raises(DBAPIError):
+        await migrate.upgrade(empty)
+    assert await migrate.current(empty) is None
+    assert await tables(empty) <= {"terminals", "alembic_version"}
+
+
+async def test_foreign_keys_are_back_after_a_migration(database: Database) -> None:
+    with pytest.raises(DBAPIError, match=r"(?i)foreign key"):
+        async with database.transaction() as tx:
+            tx.add(Project(id="prj_1", owner_id="usr_nobody", name="x", created_at=NOW, updated_at=NOW))
+
+
+async def test_rows_that_refer_to_nothing_stop_a_migration(tmp_path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'platform.db'}")
+    await database.open()
+    await migrate.upgrade(database)
+    row = "INSERT INTO project_members VALUES ('prj_none', 'usr_none', '2026-01-01')"
+    with pytest.raises(migrate.BrokenReferencesError, match="project_members"):
+        async with migrate._migrating(database) as connection:
+            await connection.execute(text(row))
+    async with database.reading() as session:
+        assert await session.scalar(text("SELECT count(*) FROM project_members")) == 0
+    await database.close()
+
+
+async def test_audit_is_append_only(database: Database) -> None:
+    async with database.transaction() as tx:
+        tx.add(Audit(at=NOW, action="user.login", outcome="unauthenticated", detail={}))
+    columns = "seq, at, action, outcome, detail"
+    replace = f"INSERT OR REPLACE INTO audit ({columns}) SELECT {columns} FROM audit"
+    for statement in (
+        "UPDATE audit SET outcome = 'ok'",
+        "DELETE FROM audit",
+        replace if database.is_sqlite else "TRUNCATE audit",
+    ):
+        with pytest.raises(DBAPIError, match="append-only"):
+            async with database.transaction() as tx:
+                await tx.session.execute(text(statement))
+    async with database.reading() as session:
+        assert await session.scalar(text("SELECT outcome FROM audit")) == "unauthenticated"

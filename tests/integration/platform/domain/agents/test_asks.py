@@ -1,0 +1,192 @@
+"""What an agent asks, before a real engine: decided by policy, by a person, or by time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Ask, Audit, Session, Turn
+from sandyard.platform.domain.agents import conducting
+from sandyard.platform.domain.agents.errors import AskOverError
+from sandyard.platform.domain.agents.model import ModelApi, ModelEndpoint
+from sandyard.platform.domain.sandboxes.model import Status
+from tests.integration.platform.domain.agents.stage import Stage
+from tests.integration.platform.domain.sandboxes.yard import until
+
+
+async def asking(stage: Stage, agent: dict[str, Any]) -> Session:
+    """A session of a project with these settings for agents."""
+    project_id = await stage.yard.project(stage.yard.owner, agent=agent)
+    return await stage.session(project_id=project_id)
+
+
+async def asked(stage: Stage, row: Session) -> Ask:
+    found: Ask = await until(lambda: stage.pending(row), "somebody is asked")
+    return found
+
+
+async def status(stage: Stage, turn: Turn) -> str:
+    return (await stage.turns.get(stage.yard.owner, turn.id)).status
+
+
+async def decisions(stage: Stage) -> list[tuple[str | None, str, str]]:
+    async with stage.yard.services.database.reading() as session:
+        found = await session.scalars(select(Audit).where(Audit.action == "ask.decided").order_by(Audit.seq))
+        return [(entry.user_name, entry.means or "", entry.detail["title"]) for entry in found]
+
+
+async def test_the_policy_decides_at_once(stage: Stage) -> None:
+    row = await asking(stage, {"permissions": {"mode": "allow_all", "deny": ["rm -rf"]}})
+    turn = await stage.play(row, "ask execute make test", "ask execute rm -rf /")
+    text = await stage.text(turn)
+    assert '"optionId": "yes-1"' in text
+    assert '"optionId": "no-1"' in text
+    assert [title for _, means, title in await decisions(stage) if means == "policy"] == ["make test", "rm -rf /"]
+    assert await stage.yard.kinds(about="ask.") == ["ask.answered"] * 2
+
+
+async def test_a_person_answers_and_a_sleeping_sandbox_is_woken_for_it(stage: Stage) -> None:
+    row = await asking(stage, {"permissions": {"mode": "allow_reads"}})
+    turn = await stage.prompt(row, "ask read a file", "ask execute make", "form")
+    ask = await asked(stage, row)
+    assert (ask.title, ask.kind, await status(stage, turn)) == ("make", "permission", "waiting")
+    sandbox = await stage.yard.services.lifecycle.rows.get(row.sandbox_id or "")
+    assert stage.yard.services.lifecycle.activity.idle_for(sandbox.id) >= 0
+    await stage.yard.services.lifecycle.pause(sandbox)
+    await stage.cut_off()
+    stranger = await stage.yard.person("stranger")
+    with pytest.raises(NotFoundError):
+        await stage.asks.answer(stranger, ask.id, decision="allow")
+    with pytest.raises(InvalidInputError):
+        await stage.asks.answer(stage.yard.owner, ask.id, option_id="nonsense")
+    await stage.asks.answer(stage.yard.owner, ask.id, decision="allow")
+    with pytest.raises(AskOverError):
+        await stage.asks.answer(stage.yard.owner, ask.id, decision="reject")
+
+    async def question() -> Ask | None:
+        found = await stage.pending(row)
+        return found if found is not None and found.kind == "question" else None
+
+    form: Ask = await until(question, "the form")
+    assert (await stage.yard.row(sandbox)).status == Status.RUNNING
+    assert form.title == "Your name?"
+    with pytest.raises(InvalidInputError):
+        await stage.asks.answer(stage.yard.owner, form.id, decision="allow")
+    await stage.asks.answer(stage.yard.owner, form.id, content={"name": "Ada"})
+    turn = await stage.done(turn)
+    assert '"content": {"name": "Ada"}' in await stage.text(turn)
+    assert [by for by, _, _ in await decisions(stage)] == [None, "owner", "owner"]
+
+
+async def test_nobody_answers_in_time(stage: Stage) -> None:
+    row = await asking(stage, {"permissions": {"mode": "ask", "timeout_seconds": 60}})
+    turn = await stage.prompt(row, "ask read a file", "form")
+    await asked(stage, row)
+    stage.yard.clock.advance(61)  # and it stays ahead: the time of the form that follows is over as soon as it is there
+    turn = await stage.done(turn)
+    text = await stage.text(turn)
+    assert '"optionId": "no-1"' in text
+    assert '"action": "cancel"' in text
+    assert [means for _, means, _ in await decisions(stage)] == ["timeout", "timeout"]
+
+
+async def test_a_cancelled_turn_asks_no_longer(stage: Stage) -> None:
+    row = await asking(stage, {"permissions": {"mode": "ask"}})
+    turn = await stage.prompt(row, "ask read a file")
+    ask = await asked(stage, row)
+    await stage.turns.cancel(stage.yard.owner, turn.id)
+    turn = await stage.done(turn)
+    assert turn.status == "cancelled"
+    assert '{"outcome": {"outcome": "cancelled"}}' in await stage.text(turn)
+    assert (await stage.asks.get(stage.yard.owner, ask.id)).status == "cancelled"
+
+
+@pytest.mark.parametrize("when", ["show", "wake", "ask", "stop"])
+async def test_an_agent_that_is_stuck(stage: Stage, when: str) -> None:
+    row = await asking(stage, {"stuck_minutes": 1, "when_stuck": when})
+    turn = await stage.prompt(row, "say 1", "hold")
+    await until(lambda: stage.parts(turn), "it says something")
+
+    async def stuck() -> bool:
+        stage.yard.clock.advance(20)
+        return "turn.stuck" in await stage.yard.kinds(about="turn.")
+
+    await until(stuck, "it is seen to be stuck")
+    if when == "show":
+        assert (await stage.turns.get(stage.yard.owner, turn.id)).stuck_at is not None
+        await stage.turns.cancel(stage.yard.owner, turn.id)
+    elif when == "ask":
+        ask = await asked(stage, row)
+        assert await status(stage, turn) == "waiting"
+        await stage.asks.answer(stage.yard.owner, ask.id, option_id="stop")
+    turn = await stage.done(turn)
+    assert turn.status == ("completed" if when == "wake" else "cancelled")
+
+
+async def test_one_that_goes_on_by_itself_asks_no_longer(stage: Stage) -> None:
+    row = await asking(stage, {"stuck_minutes": 1, "when_stuck": "ask"})
+    turn = await stage.prompt(row, "say 1", "sleep 6", "say 2", "hold")
+    await until(lambda: stage.parts(turn), "it says something")
+
+    async def stuck() -> Ask | None:
+        stage.yard.clock.advance(20)
+        return await stage.pending(row)
+
+    ask = await until(stuck, "somebody is asked")
+    assert await status(stage, turn) == "waiting"
+
+    async def runs() -> bool:
+        return await status(stage, turn) == "running"
+
+    await until(runs, "it goes on")
+    assert (await stage.asks.get(stage.yard.owner, ask.id)).status == "cancelled"
+    await stage.turns.cancel(stage.yard.owner, turn.id)
+    assert (await stage.done(turn)).status == "cancelled"
+
+
+async def test_a_stuck_one_that_does_not_listen_is_replaced_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conducting, "CANCEL_S", 0.5)
+    row = await asking(stage, {"stuck_minutes": 1, "when_stuck": "wake"})
+    turn = await stage.prompt(row, "say 1", "deaf")
+    await until(lambda: stage.parts(turn), "it says something")
+
+    async def stuck() -> bool:
+        stage.yard.clock.advance(20)
+        return "turn.stuck" in await stage.yard.kinds(about="turn.")
+
+    await until(stuck, "it is seen to be stuck")
+    assert (await stage.done(turn)).status == "completed"
+    assert len(await stage.runs(row)) == 2
+
+
+async def test_an_answer_of_which_nobody_tells_is_brought_all_the_same(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever answered may have been cancelled when it was written down."""
+    row = await asking(stage, {"permissions": {"mode": "ask"}})
+    turn = await stage.prompt(row, "ask execute make")
+    ask = await asked(stage, row)
+    monkeypatch.setattr(stage.turns, "nudge", lambda _: None)
+    await stage.asks.answer(stage.yard.owner, ask.id, decision="allow")
+    assert (await stage.done(turn)).status == "completed"
+
+
+async def test_its_model_comes_back_when_its_sandbox_wakes_under_another_platform(stage: Stage) -> None:
+    stage.models.given = ModelEndpoint(ModelApi.ANTHROPIC, "http://127.0.0.1:1/x", Secret("x"), None)
+    row = await asking(stage, {"permissions": {"mode": "ask"}})
+    turn = await stage.prompt(row, "ask execute make")
+    ask = await asked(stage, row)
+    sandbox = await stage.yard.services.lifecycle.rows.get(row.sandbox_id or "")
+    await stage.yard.services.lifecycle.pause(sandbox)
+    await stage.cut_off()
+    stage.models.attached = 0
+    await asyncio.sleep(0.5)
+    assert stage.models.attached == 0, "nothing wakes it"
+    await stage.asks.answer(stage.yard.owner, ask.id, decision="allow")
+    assert (await stage.done(turn)).status == "completed"
+    assert stage.models.attached == 1

@@ -1,0 +1,3 @@
+from tests.unit.platform.domain.conftest import world
+
+__all__ = ["world"]

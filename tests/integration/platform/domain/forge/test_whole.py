@@ -1,0 +1,150 @@
+"""The whole of it before a GitHub that nobody here wrote: opened, talked about, brought up to date, merged, its branch deleted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandyard.kit.clock import SystemClock
+from sandyard.kit.errors import ConflictError
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Checkout, GitOperation, PullRequest
+from sandyard.platform.domain.forge import describe
+from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.errors import ForgeRefusedError
+from sandyard.platform.domain.forge.model import MergeMethod
+from sandyard.platform.domain.forge.service import PullRequests
+from sandyard.platform.domain.git.remote import parse
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.users.model import Principal
+from tests.forge import GitHub
+from tests.forge.repositories import Repository
+from tests.unit.platform.domain.forge.desk import Desk
+
+pytestmark = pytest.mark.both_databases
+
+
+class Seen:
+    """A push that has happened already: the mirror learns of it."""
+
+    def __init__(self, desk: Desk, site: Repository, access: Access) -> None:
+        self._desk, self._site, self._access = desk, site, access
+
+    async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
+        return await self._desk.git.checkout(caller, sandbox_id)
+
+    async def push(self, caller: Principal, sandbox_id: str) -> GitOperation:
+        credential = await self._access.credential(self._desk.project)
+        await self._desk.mirrors.of(self._desk.project.id).refresh(parse(self._site.url), credential)
+        async with self._desk.world.database.transaction() as tx:
+            row = await tx.session.get(Checkout, sandbox_id)
+            head = self._site.head("task-1")
+            assert row is not None and head is not None
+            row.head = row.pushed = head
+        return GitOperation(id="op", kind="push", status="completed")
+
+    async def wait(self, operation_id: str, timeout_s: float | None = None) -> GitOperation:
+        return GitOperation(id=operation_id, kind="push", status="completed")
+
+    def raise_failure(self, operation: GitOperation) -> None:
+        """It never fails."""
+
+
+@pytest.fixture
+async def pulls(desk: Desk, double: GitHub, site: Repository) -> AsyncIterator[PullRequests]:
+    world = desk.world
+    forge = {"kind": "github", "apiUrl": double.api_url, "labels": ["agent"], "reviewers": ["grace"]}
+    desk.project = await world.projects.update(
+        desk.owner, desk.project.id, repository=site.url, settings=ProjectSettings.model_validate({"forge": forge})
+    )
+    token = double.tokens.make("sandyard-bot")
+    await world.credentials.put(desk.owner, desk.project.id, token=Secret(token.text))
+    access = Access(world.credentials, world.projects, desk.mirrors, SystemClock())
+    seen = Seen(desk, site, access)
+    yield PullRequests(
+        world.database,
+        seen,  # type: ignore[arg-type]
+        access,
+        desk.mirrors,
+        world.projects,
+        world.settings,
+        world.clock,
+    )
+    await access.close()
+
+
+async def test_from_a_branch_to_a_merge(desk: Desk, pulls: PullRequests, double: GitHub, site: Repository) -> None:
+    grace = double.colleague("grace")
+    row, made = await pulls.open(desk.worker, desk.sandbox_id)
+    assert made and row.number is not None
+    there = grace.pull(site.slug, row.number)
+    assert (there["title"], there["head"]["ref"], there["base"]["ref"]) == ("feat: add a", "task-1", "main")
+    assert there["body"].startswith(describe.BEGIN) and "`a.txt` (new, +1 -0)" in there["body"]
+    assert [label["name"] for label in there["labels"]] == ["agent"]
+
+    grace.request_changes(site.slug, row.number, "Not yet, please.")
+    grace.remark(site.slug, row.number, "a.txt", "Why an a?")
+    grace.comment(site.slug, row.number, "And tests?")
+    grace.check(site.slug, there["head"]["sha"], "failure", name="unit", summary="3 failed")
+    for _ in range(2):
+        row = await pulls.refresh(row)
+    assert (row.review, row.checks) == ("changes_requested", "failing")
+    assert sorted((await desk.kinds())[1:]) == ["checks_failed", "commented", "commented", "reviewed"]
+    (message,) = await desk.messages()
+    said = {part["kind"]: (part["author"], part["text"]) for part in message.parts}
+    assert said["review"] == ("grace", "Not yet, please.") and said["comment"] == ("grace", "And tests?")
+    assert said["line_comment"] == ("grace", "Why an a?") and "3 failed" in said["check"][1]
+
+    grace.call("PATCH", f"/repos/{site.slug}/pulls/{row.number}", {"body": f"Read me first.\n\n{there['body']}"})
+    head = site.commit({"test_a.txt": "t\n"}, "test: check a", branch="task-1")
+    again, made = await pulls.open(desk.worker, desk.sandbox_id)
+    assert (again.id, made, again.head_commit) == (row.id, False, head) and len(grace.pulls(site.slug)) == 1
+    body = grace.pull(site.slug, row.number)["body"]
+    assert body.startswith("Read me first.\n\n") and "- test: check a" in body and body.count(describe.BEGIN) == 1
+
+    grace.approve(site.slug, row.number)
+    grace.check(site.slug, head, "success", name="unit")
+    row = await pulls.refresh(row)
+    assert (row.review, row.checks) == ("approved", "passing")
+    row = await pulls.merge(desk.worker, row.id)
+    assert row.state == "merged" and row.branch_deleted_at is not None and set(site.branches()) == {"main"}
+    assert (await desk.kinds())[-4:] == ["reviewed", "checks_passed", "merged", "branch_deleted"]
+    assert site.messages("main")[0].startswith(f"feat: add a (#{row.number})\n\n* feat: add a\n* test: check a")
+    told = len(await desk.told())
+    assert (await pulls.refresh(row)).state == "merged" and len(await desk.told()) == told
+
+
+async def test_merged_by_somebody_on_github(desk: Desk, pulls: PullRequests, double: GitHub, site: Repository) -> None:
+    row, _ = await pulls.open(desk.worker, desk.sandbox_id)
+    assert row.number is not None
+    double.colleague("grace").merge(site.slug, row.number)
+    row = await pulls.refresh(row)
+    assert row.state == "merged" and "task-1" not in site.branches()
+    assert (await desk.kinds())[1:] == ["merged", "branch_deleted"]
+
+
+async def test_drafts_and_a_branch_that_moved(
+    desk: Desk, pulls: PullRequests, double: GitHub, site: Repository
+) -> None:
+    row, _ = await pulls.open(desk.worker, desk.sandbox_id, draft=True)
+    with pytest.raises(ConflictError, match="draft"):
+        await pulls.merge(desk.worker, row.id)
+    row = await pulls.ready(desk.worker, row.id)
+    assert row.draft is False
+    site.commit({"b.txt": "b\n"}, "feat: unseen", branch="task-1")
+    with pytest.raises(ForgeRefusedError):
+        await pulls.merge(desk.worker, row.id, MergeMethod.MERGE)
+    assert "b.txt" not in site.git("ls-tree", "--name-only", "main")
+    row = await pulls.close(desk.worker, (await pulls.refresh(row)).id)
+    assert row.state == "closed"
+
+
+async def test_an_answer_that_was_lost_makes_no_second_one(
+    desk: Desk, pulls: PullRequests, double: GitHub, site: Repository
+) -> None:
+    row, _ = await pulls.open(desk.worker, desk.sandbox_id)
+    async with desk.world.database.transaction() as tx:  # as if the platform had died before it was written down
+        await tx.session.delete(await tx.session.get(PullRequest, row.id))
+    again, made = await pulls.open(desk.worker, desk.sandbox_id)
+    assert (again.number, made) == (row.number, False) and len(double.colleague("grace").pulls(site.slug)) == 1

@@ -1,0 +1,193 @@
+"""Ports without waking, passes that end with the right to them, and the way in."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.platform.db.models import Sandbox
+from sandyard.platform.domain.previews.addresses import Place
+from sandyard.platform.domain.previews.model import CrowdedError, SleepingError
+from sandyard.platform.domain.previews.passes import LOOK_S
+from sandyard.platform.domain.previews.service import CONNECTIONS, FRESH_S, TICKET, Previews
+from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError
+from sandyard.platform.domain.sandboxes.model import SandboxDestroyedError, SandboxFailedError
+from sandyard.platform.domain.users.model import Principal
+from tests.integration.platform.domain.sandboxes.yard import Yard, until
+
+
+async def listening(yard: Yard, port: int = 3000) -> Sandbox:
+    row = await yard.sandbox()
+    await yard.start(row, f"python3 -m http.server {port}", background=True)
+
+    async def there() -> bool:
+        yard.clock.advance(FRESH_S)
+        return port in [one.port for one in (await yard.services.previews.ports(yard.owner, row.id)).items]
+
+    await until(there, "a server listens")
+    return row
+
+
+async def ticket(previews: Previews, who: Principal, place: Place) -> str:
+    made = await previews.create(who, place.sandbox_id, place.port)
+    return made.url.partition(f"?{TICKET}=")[2]
+
+
+async def test_ports_are_looked_for_without_using_the_sandbox(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    previews, lifecycle = yard.services.previews, yard.services.lifecycle
+    row = await listening(yard)
+    [one] = (await previews.ports(yard.owner, row.id)).items
+    assert (one.port, one.address, one.process) == (3000, "0.0.0.0", "python3")
+    assert one.url == f"http://3000-{row.id.removeprefix('sbx_')}.localhost:8700/"
+
+    looks = 0
+    look = lifecycle.engine.ports.listeners
+
+    async def counted(engine_id: str) -> object:
+        nonlocal looks
+        looks += 1
+        return await look(engine_id)
+
+    monkeypatch.setattr(lifecycle.engine.ports, "listeners", counted)
+    yard.clock.advance(FRESH_S)
+    found = await asyncio.gather(*(previews.ports(yard.owner, row.id) for _ in range(10)))
+    assert looks == 1
+    assert all(same == found[0] for same in found)
+    with pytest.raises(NotFoundError):
+        await previews.ports(await yard.person("stranger"), row.id)
+
+    idle = lifecycle.activity._uses[row.id].last
+    yard.clock.advance(FRESH_S)
+    await previews.ports(yard.owner, row.id)
+    assert lifecycle.activity._uses[row.id].last == idle, "to look is no use"
+
+    await lifecycle.engine.pause(row.engine_id or "")  # behind our back
+    yard.clock.advance(FRESH_S)
+    assert (await previews.ports(yard.owner, row.id)).sleeping
+    await lifecycle.seen_paused(row.id)
+    assert (await previews.ports(yard.owner, row.id)).sleeping
+    assert await yard.state(row) == "paused"
+    await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
+    with pytest.raises(SandboxDestroyedError):
+        await previews.ports(yard.owner, row.id)
+
+
+async def test_the_way_there(yard: Yard) -> None:
+    previews = yard.services.previews
+    row = await listening(yard)
+    place = Place(row.id, 3000)
+    async with previews.reaching(place, wake=False) as route:
+        assert (route.url, route.keeps_host) == (yard.door.url, True)
+        assert route.headers["E2b-Sandbox-Port"] == "3000"
+        assert yard.services.lifecycle.activity.idle_for(row.id) == 0
+        answer = await previews.http.get(route.url, headers=dict(route.headers))
+        assert "Directory listing" in answer.text
+
+    await yard.services.sandboxes.pause(yard.owner, row.id)
+    with pytest.raises(SleepingError):
+        async with previews.reaching(place, wake=False):
+            pass
+    async with previews.reaching(place, wake=True):
+        assert await yard.state(row) == "running"
+
+    await yard.services.engine.pause(row.engine_id or "")
+    with pytest.raises(SleepingError):
+        await previews.missed(place, wake=False)
+    assert (await yard.row(row)).status == "paused", "what was seen is written down"
+    assert await previews.missed(place, wake=True)
+    assert await yard.state(row) == "running"
+    assert not await previews.missed(place, wake=True), "it runs: something else is wrong"
+
+    await yard.services.engine.kill(row.engine_id or "")
+    with pytest.raises(
+        (SandboxNotFoundError, SandboxFailedError)
+    ):  # whoever follows the server's command may see it first
+        await previews.missed(place, wake=True)
+    assert (await yard.row(row)).status == "error"
+
+
+async def test_passes(yard: Yard) -> None:
+    previews, passes = yard.services.previews, yard.services.previews.passes
+    row = await yard.sandbox()
+    place, beside = Place(row.id, 3000), Place(row.id, 3001)
+    given = await ticket(previews, yard.owner, place)
+    assert await passes.exchange(beside, given) is None, "it is for another port"
+    kept = await passes.exchange(place, given)
+    assert kept is not None
+    assert await passes.exchange(place, given) is None, "it was used"
+    late = await ticket(previews, yard.owner, place)
+    yard.clock.advance(31)
+    assert await passes.exchange(place, late) is None
+    assert await yard.services.users.by_ticket(late) is None, "nor does it open a stream of the API"
+
+    holder = await passes.holder(place, kept)
+    assert holder is not None
+    assert holder.user_id == yard.owner.user_id
+    assert await passes.holder(beside, kept) is None
+    issued = await yard.services.users.create_ticket(yard.owner)
+    for wrong in ("", "x", kept[:-4], kept[:-4] + "AAAA", given, issued.value.reveal(), "A" * 5000, "ü"):
+        assert await passes.holder(place, wrong) is None
+        assert await passes.exchange(place, wrong) is None
+    yard.clock.advance(passes.seconds)
+    assert await passes.holder(place, kept) is None
+
+
+async def test_a_pass_ends_with_the_right_to_see(yard: Yard) -> None:
+    previews, users = yard.services.previews, yard.services.users
+    guest = await yard.person("guest")
+    project = await yard.project(yard.owner, guest)
+    _, row = await yard.services.sessions.create(yard.owner, title="shared", project_id=project)
+    place = Place(row.id, 3000)
+    issued = await users.create_token(guest, "laptop")
+    known = await users.by_token(issued.value.reveal())
+    assert known is not None
+    by_token = await previews.passes.exchange(place, await ticket(previews, known, place))
+    by_person = await previews.passes.exchange(place, await ticket(previews, guest, place))
+    assert by_token is not None
+    assert by_person is not None
+    unused = await ticket(previews, guest, place)
+
+    await users.revoke_token(guest, issued.id)
+    yard.clock.advance(LOOK_S)
+    assert await previews.passes.holder(place, by_token) is None
+    assert await previews.passes.holder(place, by_person) is not None
+    await yard.services.projects.remove_member(yard.owner, project, guest.user_id)
+    yard.clock.advance(LOOK_S)
+    assert await previews.passes.holder(place, by_person) is None
+    assert await previews.passes.exchange(place, unused) is None
+    with pytest.raises(NotFoundError):
+        await previews.create(guest, place.sandbox_id, 3000)
+
+
+async def test_what_cannot_be_looked_at(yard: Yard) -> None:
+    row = await yard.sandbox()
+    for port, path in ((49983, "/"), (0, "/"), (3000, "//a b"), (3000, "a")):
+        with pytest.raises(InvalidInputError):
+            await yard.services.previews.create(yard.owner, row.id, port, path)
+    made = await yard.services.previews.create(yard.owner, row.id, 3000, "/a?b=c")
+    assert f"/a?b=c&{TICKET}=" in made.url
+
+
+async def test_bounds(yard: Yard) -> None:
+    previews, place = yard.services.previews, Place("sbx_crowded", 3000)
+    inside = [previews.entering(place) for _ in range(CONNECTIONS)]
+    for one in inside:
+        one.__enter__()
+    with pytest.raises(CrowdedError), previews.entering(place):
+        pass
+    with previews.entering(Place("sbx_other", 3000)):
+        pass
+    for one in inside:
+        one.__exit__(None, None, None)
+    with previews.entering(place):
+        pass
+
+    assert previews.closed(place)
+    for _ in range(20):
+        yard.clock.advance(10)
+        again = previews.closed(place)
+    assert not again, "a forgotten tab stops asking"
+    yard.clock.advance(60)
+    assert previews.closed(place), "somebody came back"

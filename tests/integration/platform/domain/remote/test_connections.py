@@ -1,0 +1,168 @@
+"""SSH connections into a real sandbox: who may, how many, what keeps it awake; and editors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.platform.db.models import Checkout
+from sandyard.platform.domain.remote import connections
+from sandyard.platform.domain.remote.connections import (
+    AsleepError,
+    Connection,
+    SshConnections,
+    TooManyConnectionsError,
+    checked_key,
+)
+from sandyard.platform.domain.remote.line import NoSshdError
+from sandyard.platform.domain.remote.service import EditorFailedError, NoEditorError
+from sandyard.platform.domain.sandboxes.model import SandboxDestroyedError, utc_now
+from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, until
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJgDP0xkM2lc0nC4cYqUIiN5MDV5cLgCGgZ4hSdKYNwq"
+
+
+async def banner(connection: Connection) -> bytes:
+    got = b""
+    async with asyncio.timeout(DEADLINE):
+        while b"\n" not in got:
+            piece = await connection.receive()
+            assert piece is not None, connection.reason
+            got += piece
+    return got
+
+
+async def test_an_sshd_for_one_connection(yard: Yard) -> None:
+    ssh, row = yard.services.remotes.ssh, await yard.sandbox()
+    async with ssh.open(yard.owner, row.id, KEY) as one, ssh.open(yard.owner, row.id, KEY) as other:
+        assert (await banner(one)).startswith(b"SSH-2.0-OpenSSH")
+        assert (await banner(other)).startswith(b"SSH-2.0-OpenSSH")
+        assert one.host_key == other.host_key, "a sandbox has one key"
+        # nobody else's key or connection, no port, no file of it
+        assert "LISTEN" not in await yard.run(row, "ss -ltn | tail -n +2")
+        assert await yard.run(row, "ls /tmp/.sandyard/ssh-1000 | grep -v host- | sort") == "lock\n"
+    assert await until(lambda: gone(yard, row), "sshd ends")
+    fork = await yard.services.sandboxes.fork(yard.owner, row.id)
+    async with ssh.open(yard.owner, fork.id, KEY) as copy:
+        assert copy.host_key != one.host_key, "a copy has its own"
+
+
+async def gone(yard: Yard, row: object) -> bool:
+    return "sshd" not in await yard.run(row, "ps ax -o comm")  # type: ignore[arg-type]
+
+
+async def test_who_may(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh, row = yard.services.remotes.ssh, await yard.sandbox()
+    stranger = await yard.person("stranger")
+    with pytest.raises(NotFoundError):
+        async with ssh.open(stranger, row.id, KEY):
+            pass
+    with pytest.raises(InvalidInputError):
+        async with ssh.open(yard.owner, row.id, 'command="evil" ' + KEY):
+            pass
+    monkeypatch.setattr(connections, "AT_ONCE", 1)
+    async with ssh.open(yard.owner, row.id, KEY) as connection:
+        with pytest.raises(TooManyConnectionsError):
+            async with ssh.open(yard.owner, row.id, KEY):
+                pass
+        with pytest.raises(NotFoundError):
+            await connection.check(stranger)
+        await connection.check(yard.owner)
+        await banner(connection)
+        await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
+        await connection.check(yard.owner)
+        with pytest.raises(SandboxDestroyedError):
+            await connection.receive()
+    assert not ssh._open
+
+
+async def test_only_bytes_that_move_keep_it_awake(yard: Yard) -> None:
+    ssh, row = yard.services.remotes.ssh, await yard.sandbox(idle_seconds=60)
+    async with ssh.open(yard.owner, row.id, KEY) as connection:
+        await banner(connection)
+        yard.clock.advance(100)
+        await connection.send(b"SSH-2.0-Test\r\n")
+        await yard.services.upkeep.pause_idle()
+        assert (await yard.row(row)).status == "running"
+        while len(await connection.receive() or b"") < 100:  # what sshd answers
+            pass
+        yard.clock.advance(100)
+        await yard.services.upkeep.pause_idle()
+        assert (await yard.row(row)).status == "paused"
+        await connection.check(yard.owner)
+        with pytest.raises(AsleepError):
+            await connection.receive()
+    async with SshConnections(yard.services.lifecycle).open(yard.owner, row.id, KEY) as connection:
+        assert (await yard.row(row)).status == "running"
+        await banner(connection)
+
+
+async def test_a_sandbox_without_sshd_says_what_to_install(yard: Yard) -> None:
+    row = await yard.sandbox()
+    await yard.run(row, "sudo rm /usr/sbin/sshd")
+    with pytest.raises(NoSshdError, match="apt-get install -y --no-install-recommends openssh-server"):
+        async with yard.services.remotes.ssh.open(yard.owner, row.id, KEY):
+            pass
+
+
+def test_keys() -> None:
+    assert checked_key(f"  {KEY} me@home\n") == KEY
+    for wrong in ("", "ssh-ed25519", "ssh-ed25519 AAAA", KEY.replace("ed25519", "rsa", 1), f"ssh-dss {KEY.split()[1]}"):
+        with pytest.raises(InvalidInputError):
+            checked_key(wrong)
+
+
+CODE_SERVER = """#!/bin/sh
+test -n "$BROKEN" && { echo "it is broken"; exit 1; }
+[ "$1" = --bind-addr ] && [ "$3 $4" = "--auth none" ] || exit 2
+exec python3 -m http.server "${2##*:}" --bind "${2%%:*}"
+"""
+
+
+async def test_code_server_is_started_once(yard: Yard) -> None:
+    remotes, lifecycle = yard.services.remotes, yard.services.lifecycle
+    session, row = await yard.services.sessions.create(yard.owner, title="work")
+    row = await lifecycle.provisioned(row.id)
+    with pytest.raises(NoEditorError):
+        await remotes.open_editor(yard.owner, row.id)
+    found = await remotes.of_session(yard.owner, session.id)
+    assert (found.ssh_available, found.editor_available, found.folder) == (True, False, "/home/user")
+
+    script = f"cat > /usr/local/bin/code-server <<'E'\n{CODE_SERVER}E\nchmod +x /usr/local/bin/code-server"
+    await yard.run(row, script)
+    first, second = await asyncio.gather(
+        remotes.open_editor(yard.owner, row.id), remotes.open_editor(yard.owner, row.id)
+    )
+    assert first == second == await remotes.open_editor(yard.owner, row.id)
+    assert first.path == "/?folder=/home/user"
+    listening = await yard.run(row, "ss -ltn | awk 'NR > 1 {print $4}'")
+    assert listening == f"127.0.0.1:{first.port}\n"
+    assert (await remotes.of_session(yard.owner, session.id)).editor_available is True
+
+    await yard.run(row, "pkill -f '[h]ttp.server'; sed -i 's/^test -n .*BROKEN. /true /' /usr/local/bin/code-server")
+    with pytest.raises(EditorFailedError, match="it is broken"):
+        await remotes.open_editor(yard.owner, row.id)
+    stranger = await yard.person("stranger")
+    with pytest.raises(NotFoundError):
+        await remotes.open_editor(stranger, row.id)
+    with pytest.raises(NotFoundError):
+        await remotes.of_session(stranger, session.id)
+
+
+async def test_a_session_is_found_without_waking_it(yard: Yard) -> None:
+    session, row = await yard.services.sessions.create(yard.owner, title="work")
+    await yard.services.lifecycle.provisioned(row.id)
+    project = await yard.project(yard.owner)
+    now = utc_now()
+    where = {"branch": "b", "base_branch": "main", "base_commit": "1" * 40, "head": "1" * 40}
+    async with yard.services.database.transaction() as tx:
+        folder = "/home/user/my work"
+        tx.add(Checkout(sandbox_id=row.id, project_id=project, folder=folder, created_at=now, updated_at=now, **where))
+    await yard.services.sandboxes.pause(yard.owner, row.id)
+    found = await yard.services.remotes.of_session(yard.owner, session.id)
+    assert (found.ssh_available, found.editor_available) == (None, None)
+    assert found.vscode_url == f"vscode://vscode-remote/ssh-remote+{session.id}.sandyard/home/user/my%20work"
+    assert found.code_command == f"code --remote ssh-remote+{session.id}.sandyard '/home/user/my work'"
+    assert (await yard.row(row)).status == "paused"

@@ -1,0 +1,274 @@
+"""Every verb about a sandbox, against a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+
+import httpx
+import pytest
+from e2b import AsyncSandbox
+
+from sandyard.kit.ids import random_id
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.sandboxes.e2b import (
+    BreakerState,
+    EngineAuthError,
+    EngineConfig,
+    EngineInvalidError,
+    EngineNotConfiguredError,
+    EngineSandbox,
+    EngineState,
+    SandboxEngine,
+    SandboxNotFoundError,
+    SandboxNotRunningError,
+)
+from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
+from tests.protocol.engine import Engine
+from tests.unit.platform.domain.sandboxes.e2b.reading import run, until
+
+
+async def test_create_tells_what_the_engine_has_made(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
+    made = await new_sandbox(metadata={"session": "ses_1"}, envs={"GREETING": "hello"}, timeout_s=120)
+    assert made.state is EngineState.RUNNING
+    assert made.template == "base"
+    assert made.metadata == {"session": "ses_1"}
+    assert 110 <= (made.ends_at - made.started_at).total_seconds() <= 130
+    assert await engine.info(made.id) == made
+    assert (await run(engine, made.id, "echo $GREETING")).stdout == b"hello\n"
+
+
+async def test_its_time_over_it_pauses_with_memory_and_traffic_does_not_wake_it(
+    engine: SandboxEngine, new_sandbox: NewSandbox, config: EngineConfig
+) -> None:
+    made = await new_sandbox(timeout_s=1)
+    known = await AsyncSandbox.get_info(made.id, **config.options)
+    assert known.lifecycle == {"on_timeout": "pause", "auto_resume": False}
+    handle = (await engine._gate.handle(made.id)).sandbox
+
+    async def paused() -> bool:
+        return (await engine.info(made.id)).state is EngineState.PAUSED
+
+    await until(paused)
+    with pytest.raises(Exception, match="not found"):
+        await handle.commands.run("true")
+    assert await paused()
+
+
+async def test_the_same_key_gives_the_same_sandbox(new_sandbox: NewSandbox) -> None:
+    key = random_id("sbx_")
+    first, second = await new_sandbox(idempotency_key=key), await new_sandbox(idempotency_key=key)
+    assert first.id == second.id
+
+
+async def test_an_unknown_template_is_a_clear_refusal(new_sandbox: NewSandbox) -> None:
+    with pytest.raises(EngineInvalidError, match="no-such-template"):
+        await new_sandbox(template="no-such-template")
+
+
+async def test_list_has_all_pages_and_both_states(
+    engine: SandboxEngine, new_sandbox: NewSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandyard.platform.domain.sandboxes.e2b.engine.PAGE", 1)
+    group = random_id("group")
+    made = [(await new_sandbox(metadata={"group": group, "odd": "a b&c=d/é"})).id for _ in range(3)]
+    other = await new_sandbox()
+    await engine.pause(made[0])
+    found = {item.id: item.state for item in await engine.list({"group": group, "odd": "a b&c=d/é"})}
+    assert found == {made[0]: EngineState.PAUSED, made[1]: EngineState.RUNNING, made[2]: EngineState.RUNNING}
+    assert {*made, other.id} <= {item.id for item in await engine.list()}
+
+
+async def test_pause_and_wake_keep_memory_and_nothing_else_wakes(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    await run(engine, sandbox.id, "(while true; do sleep 0.05; date >/tmp/alive; done) & echo $! >/tmp/pid")
+    await engine.pause(sandbox.id)
+    await engine.pause(sandbox.id)
+
+    for _ in range(2):
+        assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
+        await engine.usage(sandbox.id)
+        for attempt in (
+            run(engine, sandbox.id, "true"),
+            engine.read_file(sandbox.id, "/etc/hostname"),
+            engine.list_files(sandbox.id, "/"),
+            engine.commands.claim(sandbox.id, "cmd_x"),
+            engine.terminals.open(sandbox.id, 80, 24),
+        ):
+            with pytest.raises(SandboxNotRunningError):
+                await attempt
+    assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
+
+    await engine.wake(sandbox.id, 300)
+    await engine.wake(sandbox.id, 300)
+    assert (await run(engine, sandbox.id, "kill -0 $(cat /tmp/pid) && echo same")).stdout == b"same\n"
+
+
+async def test_a_platform_that_was_restarted_finds_its_way_without_waking(
+    engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig
+) -> None:
+    later = SandboxEngine(config)
+    assert (await run(later, sandbox.id, "echo here")).stdout == b"here\n"
+    await engine.pause(sandbox.id)
+    with pytest.raises(SandboxNotRunningError):
+        await run(SandboxEngine(config), sandbox.id, "echo here")
+    with pytest.raises(SandboxNotRunningError):
+        await run(later, sandbox.id, "echo here")
+    assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
+    await later.close()
+
+
+async def test_extend(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    await engine.extend(sandbox.id, 3000)
+    left = (await engine.info(sandbox.id)).ends_at.timestamp() - time.time()
+    assert 2900 < left < 3100
+
+
+async def test_kill_is_final_and_may_be_repeated(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
+    running, paused = (await new_sandbox()).id, (await new_sandbox()).id
+    await engine.pause(paused)
+    for sandbox_id in (running, paused):
+        assert await engine.kill(sandbox_id) is True
+        assert await engine.kill(sandbox_id) is False
+        for attempt in (
+            engine.info(sandbox_id),
+            engine.pause(sandbox_id),
+            engine.wake(sandbox_id, 60),
+            engine.extend(sandbox_id, 60),
+            engine.snapshot(sandbox_id),
+            engine.fork(sandbox_id, 60),
+            run(engine, sandbox_id, "true"),
+            engine.stat(sandbox_id, "/"),
+        ):
+            with pytest.raises(SandboxNotFoundError):
+                await attempt
+
+
+@pytest.mark.parametrize("odd", ["../sandboxes", "a/b", "", "x?y=z", "%2e%2e"])
+async def test_what_cannot_be_an_id_names_no_sandbox(engine: SandboxEngine, odd: str) -> None:
+    with pytest.raises(SandboxNotFoundError):
+        await engine.info(odd)
+    with pytest.raises(SandboxNotFoundError):
+        await engine.pause(odd)
+    assert await engine.kill(odd) is False
+
+
+async def test_usage(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    async def known() -> bool:
+        return await engine.usage(sandbox.id) is not None
+
+    await until(known)
+    usage = await engine.usage(sandbox.id)
+    assert usage is not None
+    assert usage.cpu_count >= 1
+    assert 0 < usage.memory_bytes < usage.memory_total_bytes
+    assert 0 <= usage.disk_bytes < usage.disk_total_bytes
+    assert abs(usage.at.timestamp() - time.time()) < 60
+
+
+async def test_snapshot_makes_templates_and_is_deleted(
+    engine: SandboxEngine, sandbox: EngineSandbox, new_sandbox: NewSandbox
+) -> None:
+    await run(engine, sandbox.id, "echo kept > ~/note")
+    snapshot = await engine.snapshot(sandbox.id, name=random_id("snap"))
+    copy = await new_sandbox(template=snapshot)
+    assert (await run(engine, copy.id, "cat ~/note")).stdout == b"kept\n"
+    await engine.kill(copy.id)
+    await engine.delete_snapshot(snapshot)
+    await engine.delete_snapshot(snapshot)
+    with pytest.raises(EngineInvalidError):
+        await new_sandbox(template=snapshot)
+
+
+async def test_fork(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    await run(engine, sandbox.id, "echo both > ~/note")
+    copy = await engine.fork(sandbox.id, 120)
+    try:
+        assert copy.id != sandbox.id
+        assert copy.state is EngineState.RUNNING
+        await run(engine, sandbox.id, "echo changed > ~/note")
+        assert (await run(engine, copy.id, "cat ~/note")).stdout == b"both\n"
+    finally:
+        await engine.kill(copy.id)
+
+
+async def test_a_wrong_key_is_the_operators_fault(config: EngineConfig) -> None:
+    wrong = SandboxEngine(dataclasses.replace(config, api_key=Secret("e2b_" + "0" * 40)))
+    with pytest.raises(EngineAuthError, match="E2B_API_KEY") as refused:
+        await wrong.list()
+    assert "0" * 40 not in str(refused.value)
+    assert wrong.breaker.state is BreakerState.CLOSED
+
+
+async def test_without_a_key_it_says_what_to_set(engine_process: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # what the settings did not name is not used behind their back
+    monkeypatch.setenv("E2B_API_KEY", engine_process.key)
+    nobody = SandboxEngine(EngineConfig(api_key=None, api_url=engine_process.url))
+    for attempt in (nobody.list(), nobody.info("i1"), nobody.stat("i1", "/"), run(nobody, "i1", "true")):
+        with pytest.raises(EngineNotConfiguredError, match="Set E2B_API_KEY"):
+            await attempt
+    assert nobody.breaker.state is BreakerState.CLOSED
+
+
+def test_without_an_address_it_is_e2b_cloud() -> None:
+    options = EngineConfig(api_key=Secret("k")).options
+    assert (options["api_url"], options["sandbox_url"]) == ("https://api.e2b.app", None)
+    assert (
+        EngineConfig(api_key=Secret("k"), domain="e2b.example.com").options["api_url"] == "https://api.e2b.example.com"
+    )
+    assert "'k'" not in repr(EngineConfig(api_key=Secret("k")))
+
+
+async def test_its_ports_are_for_those_who_have_its_token(
+    engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, engine_process: Engine
+) -> None:
+    route = await engine.ports.route(sandbox.id, 8000)
+    async with httpx.AsyncClient(base_url=engine_process.url) as client:
+        routed = {"E2b-Sandbox-Id": sandbox.id, "E2b-Sandbox-Port": "8000"}
+        assert (await client.get("/", headers=routed)).status_code == 403
+        assert (await client.get("/", headers=dict(route.headers))).json()["port"] == 8000, "let in, to a closed port"
+        copy = await engine.fork(sandbox.id, 600)
+        try:
+            other = await engine.ports.route(copy.id, 8000)
+            assert other.headers["e2b-traffic-access-token"] != route.headers["e2b-traffic-access-token"]
+            assert (await client.get("/", headers=dict(other.headers))).json()["port"] == 8000
+        finally:
+            await engine.kill(copy.id)
+
+
+async def test_a_restarted_platform_asks_for_the_token_once(
+    engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = await engine.ports.route(sandbox.id, 8000)
+    connect, calls = AsyncSandbox.connect, []
+
+    async def counted(*given: object, **options: object) -> object:
+        calls.append(given)
+        return await connect(*given, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(AsyncSandbox, "connect", counted)
+    ends = (await engine.info(sandbox.id)).ends_at
+    again = SandboxEngine(config)
+    try:
+        routes = await asyncio.gather(*(again.ports.route(sandbox.id, 8000) for _ in range(20)))
+    finally:
+        await again.close()
+    assert all(route == known for route in routes)
+    assert len(calls) == 1
+    assert (await engine.info(sandbox.id)).ends_at == ends
+    await engine.pause(sandbox.id)
+    with pytest.raises(SandboxNotRunningError):
+        await engine.ports.route(sandbox.id, 8000)
+    assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
+
+
+async def test_sandboxes_made_before_there_were_tokens_go_on(
+    engine: SandboxEngine, config: EngineConfig, engine_process: Engine
+) -> None:
+    open_to_all = await AsyncSandbox.create(**config.options)
+    try:
+        route = await engine.ports.route(open_to_all.sandbox_id, 8000)
+        assert "e2b-traffic-access-token" not in route.headers
+        assert httpx.get(engine_process.url, headers=dict(route.headers)).json()["port"] == 8000
+    finally:
+        await engine.kill(open_to_all.sandbox_id)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.domain.sandboxes.e2b import EngineSandbox, FileMissingError, SandboxEngine
+from tests.unit.platform.domain.sandboxes.e2b.reading import run
+
+MIB = 1 << 20
+
+
+async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def whole(engine: SandboxEngine, sandbox_id: str, path: str) -> bytes:
+    _, chunks = await engine.read_file(sandbox_id, path)
+    return b"".join([chunk async for chunk in chunks])
+
+
+async def test_bytes_go_in_and_come_out_as_they_are(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    content = bytes(range(256)) * 1000
+    path = "/home/user/new/deep/файл 1.bin"
+    assert await engine.write_file(sandbox.id, path, pieces(content[:1000], b"", content[1000:])) == len(content)
+    size, chunks = await engine.read_file(sandbox.id, path)
+    assert size == len(content)
+    assert b"".join([chunk async for chunk in chunks]) == content
+    assert await engine.write_file(sandbox.id, path, pieces(b"short")) == 5
+    assert await whole(engine, sandbox.id, path) == b"short"
+    assert await engine.write_file(sandbox.id, path, pieces()) == 0
+    assert await whole(engine, sandbox.id, path) == b""
+    assert await whole(engine, sandbox.id, "/proc/version") != b"", "files whose size says nothing are read too"
+
+
+async def test_large_files_are_streamed(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    block, count = os.urandom(MIB), 128
+    sums = hashlib.md5(), hashlib.md5()
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for _ in range(count):
+            sums[0].update(block)
+            yield block
+
+    await engine.write_file(sandbox.id, "/tmp/warm", pieces(block))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert await engine.write_file(sandbox.id, "/tmp/large", blocks()) == count * MIB
+    size, chunks = await engine.read_file(sandbox.id, "/tmp/large")
+    assert size == count * MIB
+    async for chunk in chunks:
+        assert len(chunk) <= 8 * MIB
+        sums[1].update(chunk)
+    assert sums[0].digest() == sums[1].digest()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024, "memory does not grow with the file"
+
+
+async def test_a_missing_file_is_named(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    for attempt in (
+        engine.read_file(sandbox.id, "/no/such file"),
+        engine.stat(sandbox.id, "/no/such file"),
+        engine.list_files(sandbox.id, "/no/such file"),
+    ):
+        with pytest.raises(FileMissingError, match="'/no/such file'"):
+            await attempt
+
+
+async def test_a_directory_is_no_file(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    with pytest.raises(InvalidInputError, match="'/etc'"):
+        await engine.read_file(sandbox.id, "/etc")
+    with pytest.raises(InvalidInputError, match="'/etc'"):
+        await engine.write_file(sandbox.id, "/etc", pieces(b"x"))
+    with pytest.raises(InvalidInputError, match="'/etc/hostname'"):
+        await engine.list_files(sandbox.id, "/etc/hostname")
+    for path in ("", "/a\0b"):
+        with pytest.raises(InvalidInputError, match="path"):
+            await engine.read_file(sandbox.id, path)
+
+
+async def test_the_sources_own_failure_is_told_as_it_is(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    class TooLargeError(Exception):
+        pass
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"begin"
+        raise TooLargeError
+
+    with pytest.raises(TooLargeError):
+        await engine.write_file(sandbox.id, "/tmp/broken", broken())
+    assert (await run(engine, sandbox.id, "echo still there")).stdout == b"still there\n"
+
+
+async def test_list_stat_make_remove(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    assert await engine.make_dir(sandbox.id, "/tmp/tree/branch") is True
+    assert await engine.make_dir(sandbox.id, "/tmp/tree/branch") is False
+    await engine.write_file(sandbox.id, "/tmp/tree/branch/leaf", pieces(b"green"))
+    await run(engine, sandbox.id, "ln -s branch/leaf /tmp/tree/link")
+
+    shallow = {entry.name: entry for entry in (await engine.list_files(sandbox.id, "/tmp/tree", 1))[0]}
+    assert {name: entry.kind for name, entry in shallow.items()} == {"branch": "dir", "link": "symlink"}
+    assert shallow["link"].symlink_target is not None
+    everything, more = await engine.list_files(sandbox.id, "/tmp/tree", 3)
+    assert not more
+    deep = {entry.path for entry in everything}
+    assert await engine.list_files(sandbox.id, "/tmp/tree", 3, first=1, limit=1) == (everything[1:2], True)
+    assert "/tmp/tree/branch/leaf" in deep
+
+    leaf = await engine.stat(sandbox.id, "/tmp/tree/branch/leaf")
+    assert (leaf.kind, leaf.size, leaf.owner) == ("file", 5, "user")
+    await engine.remove(sandbox.id, "/tmp/tree")
+    await engine.remove(sandbox.id, "/tmp/tree")
+    with pytest.raises(FileMissingError):
+        await engine.stat(sandbox.id, "/tmp/tree")
+
+
+async def test_a_reader_that_leaves_early_closes_its_stream(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    await run(engine, sandbox.id, "head -c 20000000 /dev/zero > /tmp/zeros")
+    for _ in range(5):
+        _, chunks = await engine.read_file(sandbox.id, "/tmp/zeros")
+        await anext(chunks)
+        await chunks.aclose()  # type: ignore[attr-defined]
+    assert len(await whole(engine, sandbox.id, "/tmp/zeros")) == 20000000

@@ -1,0 +1,222 @@
+"""Sessions: a sandbox of their own, checkpoints, messages, and who may see them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.platform.db.models import Sandbox, Session
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.sandboxes.e2b import EngineUnreachableError
+from sandyard.platform.domain.sandboxes.model import Status
+from sandyard.platform.domain.users.model import Principal
+from tests.integration.platform.domain.sandboxes.yard import Yard, cleared, opened
+from tests.protocol.engine import Engine
+
+pytestmark = pytest.mark.both_databases
+
+
+async def created(yard: Yard, owner: Principal | None = None, **wanted: object) -> tuple[Session, Sandbox]:
+    session, row = await yard.services.sessions.create(owner or yard.owner, **wanted)  # type: ignore[arg-type]
+    return session, await yard.services.lifecycle.provisioned(row.id)
+
+
+def snapshots(engine: Engine) -> set[str]:
+    with engine.client() as client:
+        return {found["snapshotID"] for found in client.get("/snapshots", params={"limit": 100}).json()}
+
+
+async def listed(yard: Yard, caller: Principal, *, archived: bool = False, project_id: str | None = None) -> list[str]:
+    page = await yard.services.sessions.list_sessions(caller, PageRequest(), project_id=project_id, archived=archived)
+    return [item.id for item in page.items]
+
+
+async def test_a_session_has_a_sandbox_of_its_own(yard: Yard) -> None:
+    project = await yard.project(yard.owner, idle_seconds=77)
+    session, row = await created(yard, title="First", project_id=project, agent="coder", envs={"A": "b c"})
+    assert (session.title, session.sandbox_id, row.session_id) == ("First", row.id, session.id)
+    assert (row.status, row.idle_seconds, row.agent_id, row.project_id) == ("running", 77, "coder", project)
+    assert await yard.run(row, 'printf "$A"') == "b c"
+    assert (await yard.services.sessions.sandbox(yard.owner, session.id)).id == row.id
+    found, sandbox = await yard.services.sessions.get_with_sandbox(yard.owner, session.id)
+    assert found.id == session.id and sandbox is not None and sandbox.id == row.id
+    assert await yard.kinds(about="session.") == ["session.created"]
+    with pytest.raises(InvalidInputError, match="envs"):
+        await yard.services.sessions.create(yard.owner, envs={"A=": "b"})
+    with pytest.raises(NotFoundError):
+        await yard.services.sessions.create(yard.owner, project_id="prj_none")
+    assert await listed(yard, yard.owner) == [session.id]
+
+
+async def test_rename_and_archive(yard: Yard) -> None:
+    sessions = yard.services.sessions
+    session, row = await created(yard)
+    assert (await sessions.rename(yard.owner, session.id, "Better")).title == "Better"
+    for _ in range(2):
+        assert (await sessions.archive(yard.owner, session.id)).archived_at is not None
+    assert await yard.state(row) == "paused"
+    assert (await listed(yard, yard.owner), await listed(yard, yard.owner, archived=True)) == ([], [session.id])
+    assert await yard.kinds(about="session.a") == ["session.archived"]
+
+
+async def test_delete_takes_all_that_is_the_sessions(yard: Yard, engine_process: Engine) -> None:
+    sessions = yard.services.sessions
+    session, row = await created(yard, envs={"A": "b"})
+    await sessions.add_message(yard.owner, session.id, [{"type": "text", "text": "hello"}])
+    checkpoint = (await sessions.checkpoint(yard.owner, session.id)).checkpoint
+    assert checkpoint in snapshots(engine_process)
+    await yard.door.shut()
+    with pytest.raises(EngineUnreachableError):
+        await sessions.delete(yard.owner, session.id)
+    assert await listed(yard, yard.owner) == [session.id], "it is not gone while its sandbox is there"
+    await yard.back()
+    await sessions.delete(yard.owner, session.id)
+    with pytest.raises(NotFoundError):
+        await sessions.get(yard.owner, session.id)
+    found = await yard.row(row)
+    assert (found.status, found.session_id, found.envs) == ("destroyed", None, None)
+    assert await yard.state(row) == "gone"
+    assert checkpoint not in snapshots(engine_process)
+    assert (await yard.kinds(about="session."))[-1] == "session.deleted"
+
+
+async def test_a_pause_keeps_the_last_checkpoint_only(yard: Yard, engine_process: Engine) -> None:
+    before = snapshots(engine_process)
+    session, row = await created(yard)
+    kept = []
+    for number in range(3):
+        await yard.run(row, f"echo {number} > /home/user/file")
+        await yard.services.sandboxes.pause(yard.owner, row.id)
+        kept.append((await yard.services.sessions.get(yard.owner, session.id)).checkpoint)
+        assert snapshots(engine_process) - before == {kept[-1]}
+    assert len(set(kept)) == 3
+    await yard.services.sandboxes.pause(yard.owner, row.id)
+    assert (await yard.services.sessions.get(yard.owner, session.id)).checkpoint == kept[-1]
+    loose = await yard.sandbox()
+    await yard.services.sandboxes.pause(yard.owner, loose.id)
+    assert snapshots(engine_process) - before == {kept[-1]}, "what is no session's has no checkpoint"
+    await yard.services.sessions.delete(yard.owner, session.id)
+
+
+async def test_a_lost_sandbox_is_replaced_from_the_last_checkpoint(yard: Yard) -> None:
+    sessions = yard.services.sessions
+    session, row = await created(yard, envs={"WORD": "carried over"})
+    with pytest.raises(ConflictError, match="running"):
+        await sessions.provision(yard.owner, session.id)
+    await yard.run(row, "echo kept > /home/user/file")
+    await sessions.checkpoint(yard.owner, session.id)
+    await yard.run(row, "echo later > /home/user/file")
+    assert row.engine_id
+    await yard.services.engine.kill(row.engine_id)
+    await yard.services.upkeep.reconcile()
+    await sessions.archive(yard.owner, session.id)
+    found, fresh = await sessions.provision(yard.owner, session.id)
+    assert found.sandbox_id == fresh.id != row.id and found.archived_at is None
+    fresh = await yard.services.lifecycle.provisioned(fresh.id)
+    assert await yard.run(fresh, 'cat /home/user/file; printf "$WORD"') == "kept\ncarried over"
+    with pytest.raises(ConflictError):
+        await sessions.provision(yard.owner, session.id)
+
+    await yard.services.sandboxes.destroy_sandbox(yard.owner, fresh.id)  # and once more, of one that was destroyed
+    _, third = await sessions.provision(yard.owner, session.id)
+    assert await yard.run(third, 'printf "$WORD"') == "carried over"
+    await sessions.delete(yard.owner, session.id)
+
+
+async def test_many_who_do_the_same_at_once_get_one(
+    database_url: str, tmp_path: Path, engine_process: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, engine_process, monkeypatch, database_url=database_url) as yard:
+        session, row = await created(yard)
+        await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
+        attempts = [yard.services.sessions.provision(yard.owner, session.id) for _ in range(6)]
+        answers = await asyncio.gather(*attempts, return_exceptions=True)
+        assert sum(isinstance(answer, ConflictError) for answer in answers) == 5
+        assert len(await yard.services.lifecycle.rows.with_status(Status.PROVISIONING, Status.RUNNING)) == 1
+        current = await yard.services.sessions.sandbox(yard.owner, session.id)
+        await yard.services.lifecycle.provisioned(current.id)
+        before = snapshots(engine_process)
+        checkpoints = [yard.services.sessions.checkpoint(yard.owner, session.id) for _ in range(3)]
+        await asyncio.gather(*checkpoints)
+        kept = (await yard.services.sessions.get(yard.owner, session.id)).checkpoint
+        assert snapshots(engine_process) - before == {kept}
+        await yard.services.sessions.delete(yard.owner, session.id)
+        await cleared(yard)
+
+
+async def test_an_owner_who_has_left_the_project_keeps_the_session(yard: Yard) -> None:
+    boss = await yard.person("boss")
+    project = await yard.project(boss, yard.owner, idle_seconds=88)
+    session, row = await created(yard, project_id=project)
+    await yard.services.projects.remove_member(boss, project, yard.owner.user_id)
+    await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
+    _, fresh = await yard.services.sessions.provision(yard.owner, session.id)
+    assert (await yard.services.lifecycle.provisioned(fresh.id)).status == "running"
+    assert fresh.idle_seconds == 88
+
+
+async def test_messages_come_in_pages(yard: Yard) -> None:
+    sessions = yard.services.sessions
+    session, _ = await created(yard)
+    other, _ = await created(yard)
+    await sessions.add_message(yard.owner, other.id, [{"type": "text", "text": "elsewhere"}])
+    ids = []
+    for number in range(5):
+        message = await sessions.add_message(yard.owner, session.id, [{"type": "text", "text": str(number)}])
+        assert (message.role, message.author_id) == ("user", yard.owner.user_id)
+        ids.append(message.id)
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = await sessions.messages(yard.owner, session.id, PageRequest(2, cursor))
+        assert len(page.items) <= 2
+        seen += [item.id for item in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert seen == ids[::-1]
+    assert (await yard.kinds(about="message.")) == ["message.created"] * 6
+
+
+async def test_who_may_see_a_session(yard: Yard) -> None:
+    services = yard.services
+    member, stranger = await yard.person("member"), await yard.person("stranger")
+    admin = await yard.person("boss", "admin")
+    project = await yard.project(yard.owner, member)
+    shared, row = await created(yard, project_id=project)
+    private, own = await created(yard)
+    everything = [private.id, shared.id]
+    assert await listed(yard, yard.owner) == await listed(yard, admin) == everything
+    assert await listed(yard, member) == await listed(yard, member, project_id=project) == [shared.id]
+    assert await listed(yard, stranger) == await listed(yard, stranger, project_id=project) == []
+    for caller, session in ((member, private), (stranger, private), (stranger, shared)):
+        for attempt in (
+            services.sessions.get(caller, session.id),
+            services.sessions.get_with_sandbox(caller, session.id),
+            services.sessions.sandbox(caller, session.id),
+            services.sessions.rename(caller, session.id, "Mine"),
+            services.sessions.archive(caller, session.id),
+            services.sessions.provision(caller, session.id),
+            services.sessions.checkpoint(caller, session.id),
+            services.sessions.messages(caller, session.id, PageRequest()),
+            services.sessions.add_message(caller, session.id, []),
+            services.sessions.delete(caller, session.id),
+            services.sandboxes.get_status(caller, session.sandbox_id or ""),
+            services.sandboxes.destroy_sandbox(caller, session.sandbox_id or ""),
+        ):
+            with pytest.raises(NotFoundError):
+                await attempt
+    for caller in (member, admin, yard.owner):
+        assert (await services.sessions.get(caller, shared.id)).id == shared.id
+        assert (await services.sandboxes.get_status(caller, row.id)).id == row.id
+    ids = {
+        caller.name: {
+            item.id for item in (await services.lifecycle.rows.page(caller, PageRequest(), everybody=True)).items
+        }
+        for caller in (yard.owner, member, stranger, admin)
+    }
+    assert ids == {"owner": {row.id, own.id}, "member": {row.id}, "stranger": set(), "boss": {row.id, own.id}}
+    assert (await services.lifecycle.rows.page(member, PageRequest())).items == [], "their own only"

@@ -1,0 +1,193 @@
+"""Courses that are cut off go on where they were, and no step that was recorded is done again."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandyard.platform.domain.tasks.durable import Course, Durable, Result, StepOf
+from tests.protocol.engine import ROOT
+
+pytestmark = pytest.mark.both_databases
+
+Make = Callable[[Course], Durable]
+
+
+@pytest.fixture
+async def make(database_url: str) -> AsyncIterator[Make]:
+    made: list[Durable] = []
+
+    def build(course: Course) -> Durable:
+        made.append(Durable(database_url.replace("platform.db", "workflows.db"), "test", course))
+        return made[-1]
+
+    yield build
+    for one in made:
+        await one.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(40):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+def in_state(durable: Durable, attempt: str, state: str) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return await durable.state(attempt, 1) == state
+
+    return look
+
+
+def done(durable: Durable, attempt: str) -> Callable[[], Awaitable[bool]]:
+    return in_state(durable, attempt, "done")
+
+
+async def test_a_course_goes_on_in_another_process(make: Make) -> None:
+    did: list[str] = []
+    reached, gate = asyncio.Event(), asyncio.Event()
+    here = asyncio.get_running_loop()
+
+    async def act(name: str) -> Result:
+        assert asyncio.get_running_loop() is here
+        if name == "second":
+            reached.set()
+            await gate.wait()
+        did.append(name)
+        return {"name": name}
+
+    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+        first = await step("first", act, "first")
+        second = await step("second", act, "second")
+        await step("third", act, f"{attempt_id}-{number}-{first['name']}-{second['name']}")
+
+    durable = make(course)
+    assert await durable.state("att_1", 1) is None
+    await durable.begin("att_1", 1)
+    await durable.begin("att_1", 1)
+    await reached.wait()
+    assert await durable.state("att_1", 1) == "running"
+    await durable.close()
+    assert did == ["first"]
+
+    gate.set()
+    again = make(course)
+    await until(done(again, "att_1"))
+    assert did == ["first", "second", "att_1-1-first-second"]
+
+
+async def test_what_has_ended_long_ago_is_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandyard.platform.domain.tasks.durable.TIDIED", 2)
+    gate = asyncio.Event()
+
+    async def act() -> Result:
+        return {}
+
+    async def hold() -> Result:
+        await gate.wait()
+        return {}
+
+    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+        await step("act", act)
+        if attempt_id == "att_fails":
+            raise ValueError
+        if attempt_id == "att_runs":
+            await step("hold", hold)
+
+    durable = make(course)
+    await durable.tidy(timedelta())
+    ended = {f"att_{number}": "done" for number in range(4)} | {"att_fails": "broken"}
+    for attempt in [*ended, "att_runs"]:
+        await durable.begin(attempt, 1)
+    for attempt, state in ended.items():
+        await until(in_state(durable, attempt, state))
+    await durable.tidy(timedelta(days=1))
+    assert [await durable.state(attempt, 1) for attempt in ended] == [*ended.values()]
+    await durable.tidy(timedelta())
+    assert [await durable.state(attempt, 1) for attempt in ended] == [None] * len(ended)
+    gate.set()
+    await until(done(durable, "att_runs"))
+
+
+async def test_closed_while_it_opens(make: Make) -> None:
+    async def course(step: StepOf, attempt_id: str, number: int) -> None: ...
+
+    durable = make(course)
+    asking = asyncio.create_task(durable.state("att_1", 1))
+    async with asyncio.timeout(40):
+        while durable._loop is None:
+            await asyncio.sleep(0)
+        await durable.close()
+    await asyncio.wait((asking,))
+
+
+async def test_many_at_once_and_what_fails(make: Make) -> None:
+    did: list[Any] = []
+
+    async def act(number: int) -> Result:
+        await asyncio.sleep(0)
+        if number == 7:
+            raise ValueError("seven")
+        did.append(number)
+        return {}
+
+    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+        await step("act", act, int(attempt_id))
+
+    durable = make(course)
+    await asyncio.gather(*(durable.begin(str(number), 1) for number in range(20)))
+
+    async def over() -> bool:
+        return all([await durable.state(str(number), 1) in ("done", "broken") for number in range(20)])
+
+    await until(over)
+    assert sorted(did) == [number for number in range(20) if number != 7]
+    assert await durable.state("7", 1) == "broken"
+    assert await asyncio.to_thread(lambda: "threads of ours work") == "threads of ours work"
+
+
+KILLED = """
+    import asyncio, os, sys
+    from sandyard.platform.domain.tasks.durable import Durable
+
+    async def act(name):
+        if name == "second" and os.path.getsize("did") < 10_000 and sys.argv[1] == "die":
+            os.kill(os.getpid(), 9)
+        with open("did", "a") as file:
+            file.write(name + "\\n")
+        return {}
+
+    async def course(step, attempt_id, number):
+        for name in ("first", "second", "third"):
+            await step(name, act, name)
+
+    async def main():
+        durable = Durable("sqlite:///workflows.db", "test", course)
+        await durable.begin("att_1", 1)
+        while await durable.state("att_1", 1) != "done":
+            await asyncio.sleep(0.02)
+        await durable.close()
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(400)
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    (tmp_path / "did").touch()
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(KILLED))
+    for how, code in (("die", -9), ("die", -9), ("die", -9), ("live", 0)):
+        ended = subprocess.run(
+            [sys.executable, program, how], check=False, cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "src")}, timeout=90
+        )
+        assert ended.returncode == code
+    assert (tmp_path / "did").read_text().split() == ["first", "second", "third"]

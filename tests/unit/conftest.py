@@ -1,0 +1,28 @@
+"""What holds the tests in here to one process: `make check` runs them all in a minute or two."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
+_started: list[str] = []
+
+
+def _notice(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _STARTS:
+        _started.append(f"{event} {arguments[:2]}")
+
+
+sys.addaudithook(_notice)
+
+
+@pytest.fixture(autouse=True)
+def no_processes() -> Iterator[None]:
+    """Fail a test that starts a process."""
+    del _started[:]
+    yield
+    assert not _started, f"tests that start processes belong in tests/integration: {_started}"
