@@ -16,6 +16,7 @@ from typing import Any
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import lifeline
 from sandyard.cli.up.health import answers
+from sandyard.kit.python import SAFE_FOLDER
 
 FIRST_PAUSE, LONGEST_PAUSE, SETTLED_SECONDS = 0.5, 10.0, 60.0
 """A process that dies is started again after growing pauses; one that has lived for a minute starts over with them."""
@@ -90,6 +91,7 @@ class Child:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
                 env={**self.environment, lifeline.VARIABLE: lifeline.spell(reader, self.lock)},
+                cwd=SAFE_FOLDER,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 pass_fds=(reader, self.lock),

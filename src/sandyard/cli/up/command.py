@@ -18,11 +18,16 @@ from sandyard.cli.up.child import Child
 from sandyard.cli.up.health import address, reserve
 from sandyard.cli.up.state import State, default_data_dir
 from sandyard.cli.up.supervisor import supervise
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.python import python_command, python_environment
+from sandyard.kit.settings import anchored
+from sandyard.platform.settings import PlatformSettings
 
 LOOPBACK = "127.0.0.1"
 PAIRS = 20
 AGENT_MEMORY_MB = "2048"
 """What a sandbox may use at most: an agent that is a Node program with a model's context in memory needs more than the engine's default."""
+ABSOLUTE = click.Path(resolve_path=True)
 TOKEN_LINE = "admin token:"  # noqa: S105 - how the platform begins the line that says it
 
 
@@ -59,8 +64,10 @@ class Plan:
 @click.option("--domain", help="The engine's: E2B clients find it at api.DOMAIN, previews at {port}-{sandbox}.DOMAIN.")
 @click.option("--tls-port", type=click.IntRange(0, 65535), help="The engine's port for HTTPS.  [default: none]")
 @click.option("--tls-host", help="Address the engine listens on for HTTPS.  [default: 127.0.0.1]")
-@click.option("--tls-cert", help="Certificate for HTTPS of the engine.  [default: its own, see `sandyard ca`]")
-@click.option("--tls-key", help="The certificate's key.  [default: in the same file]")
+@click.option(
+    "--tls-cert", type=ABSOLUTE, help="Certificate for HTTPS of the engine.  [default: its own, see `sandyard ca`]"
+)
+@click.option("--tls-key", type=ABSOLUTE, help="The certificate's key.  [default: in the same file]")
 @click.option("--platform-user", help="Run the platform as this user; only as root.  [default: the same user]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of both.  [default: info]")
 def up(
@@ -102,8 +109,8 @@ def children(plan: Plan, state: State) -> list[Child]:
     """The engine first: the platform has use for it as soon as it starts."""
     if plan.user is not None:
         state.give_platform_to(plan.user)
-    python = [sys.executable, "-m", "sandyard"]
-    common = {name: value for name, value in os.environ.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
+    given = python_environment(anchored(os.environ, EngineSettings, PlatformSettings))
+    common = {name: value for name, value in given.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
     if plan.log_level is not None:
         common["SANDYARD_LOG_LEVEL"] = plan.log_level
     platform = common | {
@@ -118,17 +125,18 @@ def children(plan: Plan, state: State) -> list[Child]:
         key, url = state.key().reveal(), address(LOOPBACK, plan.engine_port)
         platform = {name: value for name, value in platform.items() if not name.startswith("E2B_")}
         platform |= {"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
-        command = [*python, "engine", "--host", LOOPBACK, "--port", str(plan.engine_port)]
-        command += ["--data-dir", str(state.engine), *plan.engine_options]
-        given = os.environ.get("SANDYARD_API_KEYS")
+        where = ("--host", LOOPBACK, "--port", str(plan.engine_port), "--data-dir", str(state.engine))
+        command = python_command("sandyard", "engine", *where, *plan.engine_options)
+        keys = given.get("SANDYARD_API_KEYS")
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
-        engine |= {"SANDYARD_API_KEYS": f"{given},{key}" if given else key}
+        engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
         started.append(Child("engine", command, engine, f"{url}/health", 204, state.lock, _say))
     # without sandboxes it is never ready, and still says so to whoever asks
     sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
     ready = f"{address(plan.host, plan.port)}{sound}"
     hear = _hearing(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
-    started.append(Child("platform", [*python, "platform"], platform, ready, 200, state.lock, _say, hear, plan.user))
+    command = python_command("sandyard", "platform")
+    started.append(Child("platform", command, platform, ready, 200, state.lock, _say, hear, plan.user))
     return started
 
 

@@ -106,7 +106,7 @@ def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, value)
     engine, platform = command.children(PLAN, state)
     key = state.key().reveal()
-    assert engine.command[3:8] == ["engine", "--host", "127.0.0.1", "--port", "8701"]
+    assert engine.command[4:9] == ["engine", "--host", "127.0.0.1", "--port", "8701"]
     assert engine.command[-2:] == ["--pool-size", "2"]
     assert engine.environment["SANDYARD_API_KEYS"] == f"e2b_more,{key}"
     told = platform.environment
