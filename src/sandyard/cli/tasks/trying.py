@@ -144,7 +144,7 @@ def left_out(repository: str) -> str | None:
 
 def _git(folder: Path, *words: str) -> str | None:
     """What git says; None when it does not know either. Nothing that the repository's own configuration names is run or asked."""
-    filters = _ask_git(folder, "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$") or ""
+    filters = _ask_git(folder, "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$") or ""
     harmless = (*HARMLESS, *(f"{name}=" for name in filters.splitlines()))
     return _ask_git(folder, *(word for setting in harmless for word in ("-c", setting)), *words)
 
