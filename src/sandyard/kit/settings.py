@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sandyard.kit.errors import InvalidInputError
 
 ENV_PREFIX = "SANDYARD_"
+PATHS = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "TMPDIR")
+"""Variables of others that name a file or a folder."""
 LEVELS = frozenset(("debug", "info", "warning", "error"))
 
 
@@ -37,6 +39,22 @@ class Settings(BaseModel):
             wrong = error.errors(include_input=False, include_url=False)[0]
             name = ".".join(str(part) for part in wrong["loc"])
             raise InvalidInputError(f"The setting {name!r} is not valid: {wrong['msg']}.") from None
+
+
+def anchored(environ: Mapping[str, str], *kinds: type[Settings]) -> dict[str, str]:
+    """`environ` with the paths in it made absolute, for a process that is started in another directory."""
+    found = dict(environ)
+    for kind in kinds:
+        for name, field in kind.model_fields.items():
+            variable = kind.variables.get(name, ENV_PREFIX + name.upper())
+            if variable is None or "Path" not in str(field.annotation) or not (text := environ.get(variable)):
+                continue
+            parts = text.split(",") if "tuple" in str(field.annotation) else [text]
+            found[variable] = ",".join(str(Path(part.strip()).absolute()) for part in parts if part.strip())
+    for variable in PATHS:
+        if text := environ.get(variable):
+            found[variable] = str(Path(text).absolute())
+    return found
 
 
 def known_level(value: str) -> str:

@@ -57,6 +57,9 @@ class PlatformSettings(Settings):
     checkpoint_on_pause: bool = True
 
     # git
+    local_git: str | None = (
+        None  # the socket of `up` that serves this machine's repositories; None: they are read as they are
+    )
     git_timeout_s: float = Field(default=900, gt=0)  # of one conversation with a remote
     git_transfer_limit: int = Field(default=1 << 30, ge=1 << 20)  # of one bundle into a sandbox, or out of it
     git_repository_limit: int = Field(default=10 << 30, ge=1 << 20)  # of all that is kept of one repository

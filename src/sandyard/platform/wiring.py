@@ -107,7 +107,7 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
     models = Models(database, lifecycle, projects, vault, settings=settings, clock=clock)
     stack.push_async_callback(models.close)
     credentials = Credentials(database, projects, vault, clock)
-    host_git = Git(settings.git_dir, timeout_s=settings.git_timeout_s)
+    host_git = Git(settings.git_dir, timeout_s=settings.git_timeout_s, local=settings.local_git)
     mirrors = Mirrors(host_git, settings)
     access = Access(credentials, projects, mirrors, clock)
     stack.push_async_callback(access.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -133,13 +134,23 @@ def test_another_machine_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with all their means need root")
 def test_without_any_set_up(repository: Path, nobody: Path) -> None:
-    """A platform is started, does it all, and is gone."""
+    """A platform is started, does it all, and is gone. The repository is hostile: nothing of it runs on this machine, neither what
+    Python could take for its own nor its hooks, and the platform is not root."""
+    ran = repository.parent / "ran"
+    for name in ("sandyard/__init__.py", "sandyard/__main__.py", "tarfile.py", "json.py", "sitecustomize.py"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(f"open({str(ran)!r}, 'a').write(__file__)\n")
+    (repository / ".git" / "hooks").mkdir(exist_ok=True)
+    for name in ("pre-receive", "post-receive", "reference-transaction"):
+        (repository / ".git" / "hooks" / name).write_text(f"#!/bin/sh\necho $0 >> {ran}\n")
     (repository / "a.txt").write_text("old\n")
     for words in (
         ["add", "."],
         ["-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "feat: begin"],
     ):
         subprocess.run(["git", "-C", str(repository), *words], check=True)
+    for hook in (repository / ".git" / "hooks").iterdir():
+        hook.chmod(0o755)
     engine = Engine()  # that of what is started: afterwards it ends the sandboxes, which outlive everything
     engine.data = engine.folder / "up" / "engine"
     settings = {
@@ -148,12 +159,13 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
         "SANDYARD_POOL_SIZE": "0",
         **bytecode(engine.folder),
     }
-    command = [sys.executable, "-m", "sandyard", "run", "-", "--repo", str(repository), "--agent", "demo"]
+    command = [str(Path(sys.executable).with_name("sandyard")), "run", "-", "--repo", ".", "--agent", "demo"]
     try:
         done = subprocess.run(
             [*command, "--verify", "grep new a.txt"],
             input="Make it new\nreplace a.txt: old -> new\ncommit: feat: make it new\n",
             env=os.environ | settings,
+            cwd=repository,
             capture_output=True,
             text=True,
             timeout=240,
@@ -161,6 +173,8 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
         )
         with pytest.raises(httpx.ConnectError):
             httpx.get(settings["SANDYARD_URL"])
+        kept = engine.folder / "up" / "platform" / "platform.db"
+        platform_user = kept.stat().st_uid if kept.exists() else None
     finally:
         engine.start()
         engine.stop()
@@ -169,6 +183,8 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
     for name in ("setup", "provision", "checkout", "agent", "verify", "commit", "push", "pull request"):
         assert f"✓ {name}" in done.stderr
     assert "✓ edit  Replace in a.txt\n    a.txt  +1 -1\n    -old\n    +new\n" in done.stdout
+    assert not ran.exists(), f"it ran here: {ran.read_text()}"
+    assert platform_user == pwd.getpwnam("sandyard").pw_uid
     branch = done.stdout.splitlines()[-1]
     shown = ["git", "-C", str(repository), "show", f"{branch}:a.txt"]
     assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "new\n"

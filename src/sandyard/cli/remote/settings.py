@@ -11,12 +11,12 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from sandyard.cli import config
 from sandyard.cli.errors import CommandError
+from sandyard.kit.python import PYTHON, python_command
 
 SUFFIX = ".sandyard"
 SETTINGS = """\
@@ -114,8 +114,8 @@ def needed(program: str) -> str:
 
 def _own_command() -> str:
     """How OpenSSH and editors start us, whatever their PATH and wherever they are: a folder one works in holds other people's files."""
-    script = Path(sys.executable).with_name("sandyard")
-    words = [str(script)] if script.exists() else [sys.executable, "-P", "-m", "sandyard"]
+    script = Path(PYTHON).with_name("sandyard")
+    words = [str(script)] if script.exists() else python_command("sandyard")
     home = os.environ.get("XDG_CONFIG_HOME")
     return _escaped(shlex.join([*(["env", f"XDG_CONFIG_HOME={home}"] if home else []), *words]))
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8700
 GIT_SECONDS = 20
+HARMLESS = ("core.fsmonitor=false", "core.hooksPath=/dev/null")
+"""It may be anybody's repository, and its configuration names programs."""
+STATUS = ("status", "--porcelain", "--ignore-submodules=all")
 
 
 @contextlib.contextmanager
@@ -133,17 +136,24 @@ def left_out(repository: str) -> str | None:
     """What to say of changes in a directory of this machine that an agent will not see."""
     if "://" in repository or not (Path(repository) / ".git").exists():
         return None
-    if not (lines := (_git(Path(repository), "status", "--porcelain") or "").splitlines()):
+    if not (lines := (_git(Path(repository), *STATUS) or "").splitlines()):
         return None
     what = "1 file is" if len(lines) == 1 else f"{len(lines)} files are"
     return f"{what} not committed in {printable(repository)}: the agent begins with what is committed, without them."
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says; None when it does not know either."""
+    """What git says; None when it does not know either. Nothing that the repository's own configuration names is run or asked."""
+    filters = _ask_git(folder, "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$") or ""
+    harmless = (*HARMLESS, *(f"{name}=" for name in filters.splitlines()))
+    return _ask_git(folder, *(word for setting in harmless for word in ("-c", setting)), *words)
+
+
+def _ask_git(folder: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],
+            env={**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"},
             capture_output=True,
             check=True,
             timeout=GIT_SECONDS,

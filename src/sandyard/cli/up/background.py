@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,11 @@ from pathlib import Path
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import lifeline
 from sandyard.cli.up.state import default_data_dir
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
 from sandyard.kit.secret import Secret
+from sandyard.kit.settings import anchored
+from sandyard.platform.settings import PlatformSettings
 
 STOP_SECONDS = 2 * lifeline.STOP_SECONDS + 5
 LOOK_SECONDS = 0.1
@@ -94,7 +97,8 @@ class Background:
         except OSError as error:
             raise CommandError(f"The data directory {self.data_dir} cannot be used: {error.strerror}.") from None
         self._begin = os.fstat(log).st_size
-        environment = dict(os.environ)
+        environment = python_environment(anchored(os.environ, EngineSettings, PlatformSettings))
+        environment["SANDYARD_DATA_DIR"] = str(self.data_dir)
         environment.pop("SANDYARD_NEW_ADMIN_TOKEN", None)
         if new_token:
             environment["SANDYARD_NEW_ADMIN_TOKEN"] = "true"  # noqa: S105 - it asks for one
@@ -105,8 +109,9 @@ class Background:
             inherited = (reader,)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "sandyard", "up", "--port", str(self.port)],
+                python_command("sandyard", "up", "--port", str(self.port)),
                 env=environment,
+                cwd=SAFE_FOLDER,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

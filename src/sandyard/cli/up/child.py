@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pwd
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import lifeline
 from sandyard.cli.up.health import answers
+from sandyard.kit.python import SAFE_FOLDER
 
 FIRST_PAUSE, LONGEST_PAUSE, SETTLED_SECONDS = 0.5, 10.0, 60.0
 """A process that dies is started again after growing pauses; one that has lived for a minute starts over with them."""
@@ -38,7 +37,6 @@ class Child:
     lock: int
     say: Say
     heard: Callable[[str], None] = lambda line: None
-    user: pwd.struct_passwd | None = None
     process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _pipe: int = field(default=-1, init=False)
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
@@ -90,15 +88,14 @@ class Child:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
                 env={**self.environment, lifeline.VARIABLE: lifeline.spell(reader, self.lock)},
+                cwd=SAFE_FOLDER,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 pass_fds=(reader, self.lock),
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops them in order
-                **self._identity(),
             )
         except OSError as error:
-            who = f" as {self.user.pw_name}" if self.user is not None else ""
-            raise CommandError(f"The {self.name} cannot be started{who}: {error.strerror}: {error.filename}.") from None
+            raise CommandError(f"The {self.name} cannot be started: {error.strerror}: {error.filename}.") from None
         finally:
             os.close(reader)
         assert self.process.stdout is not None
@@ -126,12 +123,6 @@ class Child:
     async def _listen(self, stream: asyncio.StreamReader) -> None:
         while line := await _line(stream):
             self.heard(line.decode(errors="replace").rstrip("\n"))
-
-    def _identity(self) -> dict[str, Any]:
-        if self.user is None:
-            return {}
-        groups = os.getgrouplist(self.user.pw_name, self.user.pw_gid)
-        return {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": groups}
 
     def _ending(self) -> str:
         assert self.process is not None

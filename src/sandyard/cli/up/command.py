@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import compileall
 import os
 import pwd
 import sys
@@ -12,17 +13,24 @@ from pathlib import Path
 
 import click
 
+import sandyard
 from sandyard.cli.errors import CommandError
-from sandyard.cli.up import lifeline
+from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
 from sandyard.cli.up.health import address, reserve
+from sandyard.cli.up.local_git import LocalGit
 from sandyard.cli.up.state import State, default_data_dir
 from sandyard.cli.up.supervisor import supervise
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.python import python_command, python_environment
+from sandyard.kit.settings import anchored
+from sandyard.platform.settings import PlatformSettings
 
 LOOPBACK = "127.0.0.1"
 PAIRS = 20
 AGENT_MEMORY_MB = "2048"
 """What a sandbox may use at most: an agent that is a Node program with a model's context in memory needs more than the engine's default."""
+ABSOLUTE = click.Path(resolve_path=True)
 TOKEN_LINE = "admin token:"  # noqa: S105 - how the platform begins the line that says it
 
 
@@ -37,6 +45,7 @@ class Plan:
     engine_options: tuple[str, ...]
     user: pwd.struct_passwd | None
     log_level: str | None
+    local_git: str | None = None
 
 
 @click.command()
@@ -59,9 +68,15 @@ class Plan:
 @click.option("--domain", help="The engine's: E2B clients find it at api.DOMAIN, previews at {port}-{sandbox}.DOMAIN.")
 @click.option("--tls-port", type=click.IntRange(0, 65535), help="The engine's port for HTTPS.  [default: none]")
 @click.option("--tls-host", help="Address the engine listens on for HTTPS.  [default: 127.0.0.1]")
-@click.option("--tls-cert", help="Certificate for HTTPS of the engine.  [default: its own, see `sandyard ca`]")
-@click.option("--tls-key", help="The certificate's key.  [default: in the same file]")
-@click.option("--platform-user", help="Run the platform as this user; only as root.  [default: the same user]")
+@click.option(
+    "--tls-cert", type=ABSOLUTE, help="Certificate for HTTPS of the engine.  [default: its own, see `sandyard ca`]"
+)
+@click.option("--tls-key", type=ABSOLUTE, help="The certificate's key.  [default: in the same file]")
+@click.option(
+    "--platform-user",
+    envvar="SANDYARD_PLATFORM_USER",
+    help="Run the platform as this user; only as root.  [default: sandyard, who is made if missing]",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of both.  [default: info]")
 def up(
     *,
@@ -78,12 +93,12 @@ def up(
 ) -> None:
     """Start the engine and the platform, and keep them running until SIGTERM or Ctrl-C.
 
-    One that dies is started again. The engine needs root for all that it can do; the platform never does: give it a user
-    of its own with --platform-user. Everything else is set by SANDYARD_<NAME> variables. When this ends, however it ends,
+    One that dies is started again. The engine needs root for all that it can do; the platform never does, and has a user of
+    its own when root starts them. Everything else is set by SANDYARD_<NAME> variables. When this ends, however it ends,
     both processes end; sandboxes go on, and the next start finds them.
     """
     lifeline.hold()  # `sandyard run` starts it for as long as it runs itself
-    user = _user(platform_user)
+    user = account.chosen(platform_user or None)
     state = State(data_dir or _configured() or default_data_dir())
     state.take()
     embedded = engine == "embedded"
@@ -92,8 +107,13 @@ def up(
     options += ["--driver", driver] if driver is not None else []
     for name, value in passed_on.items():
         options += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level)
-    _warn(embedded)
+    local_git = LocalGit(user.pw_uid) if user is not None else None
+    if local_git is not None:
+        local_git.start()
+        compileall.compile_dir(str(Path(sandyard.__file__).parent), quiet=2)  # the platform's user could not keep it
+    served = local_git.name if local_git is not None else None
+    plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, served)
+    _warn(embedded, user)
     asyncio.run(supervise(children(plan, state), lambda: _announce(plan, state)))
     click.echo("Stopped.")
 
@@ -102,8 +122,8 @@ def children(plan: Plan, state: State) -> list[Child]:
     """The engine first: the platform has use for it as soon as it starts."""
     if plan.user is not None:
         state.give_platform_to(plan.user)
-    python = [sys.executable, "-m", "sandyard"]
-    common = {name: value for name, value in os.environ.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
+    given = python_environment(anchored(os.environ, EngineSettings, PlatformSettings))
+    common = {name: value for name, value in given.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
     if plan.log_level is not None:
         common["SANDYARD_LOG_LEVEL"] = plan.log_level
     platform = common | {
@@ -112,23 +132,32 @@ def children(plan: Plan, state: State) -> list[Child]:
         "SANDYARD_DATA_DIR": str(state.platform),
     }
     if plan.user is not None:
-        platform |= {"HOME": plan.user.pw_dir, "USER": plan.user.pw_name, "LOGNAME": plan.user.pw_name}
+        home = plan.user.pw_dir if Path(plan.user.pw_dir).is_dir() else str(state.platform)
+        platform |= {"HOME": home, "USER": plan.user.pw_name, "LOGNAME": plan.user.pw_name}
+        if platform.get("PYTHONPYCACHEPREFIX"):
+            platform["PYTHONPYCACHEPREFIX"] = str(state.platform / "bytecode")
+        platform.pop("TMPDIR", None)  # root's own, perhaps
+    if plan.local_git is not None:
+        platform["SANDYARD_LOCAL_GIT"] = plan.local_git
     started = []
     if plan.engine:
         key, url = state.key().reveal(), address(LOOPBACK, plan.engine_port)
         platform = {name: value for name, value in platform.items() if not name.startswith("E2B_")}
         platform |= {"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
-        command = [*python, "engine", "--host", LOOPBACK, "--port", str(plan.engine_port)]
-        command += ["--data-dir", str(state.engine), *plan.engine_options]
-        given = os.environ.get("SANDYARD_API_KEYS")
+        where = ("--host", LOOPBACK, "--port", str(plan.engine_port), "--data-dir", str(state.engine))
+        command = python_command("sandyard", "engine", *where, *plan.engine_options)
+        keys = given.get("SANDYARD_API_KEYS")
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
-        engine |= {"SANDYARD_API_KEYS": f"{given},{key}" if given else key}
+        engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
         started.append(Child("engine", command, engine, f"{url}/health", 204, state.lock, _say))
     # without sandboxes it is never ready, and still says so to whoever asks
     sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
     ready = f"{address(plan.host, plan.port)}{sound}"
     hear = _hearing(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
-    started.append(Child("platform", [*python, "platform"], platform, ready, 200, state.lock, _say, hear, plan.user))
+    command = python_command("sandyard", "platform")
+    if plan.user is not None:
+        command = account.stepping_down(plan.user, command, platform, state.platform)
+    started.append(Child("platform", command, platform, ready, 200, state.lock, _say, hear))
     return started
 
 
@@ -160,7 +189,12 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _warn(embedded: bool) -> None:
+def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:
+    if user is None and os.geteuid() == 0:
+        click.echo(
+            "Warning: the platform runs as root, and so does all that it reads of others. Leave out --platform-user root.",
+            err=True,
+        )
     key, url = os.environ.get("E2B_API_KEY"), os.environ.get("E2B_API_URL")
     if embedded and (key or url):
         click.echo("E2B_API_KEY and E2B_API_URL are set and not used: --engine none is for that.", err=True)
@@ -179,17 +213,6 @@ def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -
             if wanted != 0 or engine_port is not None or not again:
                 raise
     raise AssertionError("the last try returns or raises")
-
-
-def _user(name: str | None) -> pwd.struct_passwd | None:
-    if name is None:
-        return None
-    if os.geteuid() != 0:
-        raise CommandError("--platform-user is for root: only root can start a process as another user.")
-    try:
-        return pwd.getpwnam(name)
-    except KeyError:
-        raise CommandError(f"There is no user {name!r} on this machine.") from None
 
 
 def _configured() -> Path | None:

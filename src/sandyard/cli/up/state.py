@@ -88,12 +88,15 @@ class State:
         """Let `user` reach and own the platform's part, and nothing else in here."""
         self.path.chmod(0o711)
         self.platform.mkdir(exist_ok=True, mode=0o700)
-        if self.platform.stat().st_uid == user.pw_uid:
+        before = self.platform.stat().st_uid
+        if before == user.pw_uid:
             return
-        for _, _, files, folder in os.fwalk(self.platform, follow_symlinks=False):
-            os.fchown(folder, user.pw_uid, user.pw_gid)
+        # its own folder last: one that was cut short is done again. What was another's is left, for it is a hard link from elsewhere
+        for _, _, files, folder in os.fwalk(self.platform, topdown=False, follow_symlinks=False):
             for name in files:
-                os.chown(name, user.pw_uid, user.pw_gid, dir_fd=folder, follow_symlinks=False)
+                if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == before:
+                    os.chown(name, user.pw_uid, user.pw_gid, dir_fd=folder, follow_symlinks=False)
+            os.fchown(folder, user.pw_uid, user.pw_gid)
 
     def _locked(self) -> bool:
         try:

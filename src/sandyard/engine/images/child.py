@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
+from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
 
 
 async def run(module: str, order: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
@@ -20,9 +20,15 @@ async def run(module: str, order: Mapping[str, Any], what: str, source: int | No
     told = os.memfd_create("order")  # longer than an argument may be
     try:
         os.write(told, json.dumps({**order, "parent": os.getpid()}).encode())
-        command = [sys.executable, "-m", f"sandyard.engine.images.{module}", str(told)]
+        command = python_command(f"sandyard.engine.images.{module}", str(told))
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=stdin, stdout=pipe, stderr=pipe, pass_fds=(told,)
+            *command,
+            stdin=stdin,
+            stdout=pipe,
+            stderr=pipe,
+            pass_fds=(told,),
+            cwd=SAFE_FOLDER,
+            env=python_environment(),
         )
     finally:
         os.close(told)

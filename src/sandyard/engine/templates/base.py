@@ -19,6 +19,7 @@ from sandyard.engine.templates import node, sources, trust
 from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, remove_tree, require_space
 from sandyard.engine.templates.progress import MmdebstrapProgress, Report
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.python import SAFE_FOLDER
 
 NAME = "base"
 FORMAT = 2  # counts changes in how it is made that nothing else in the recipe shows
@@ -118,7 +119,7 @@ def _debootstrap(wanted: Recipe, work: Path, tree: Path, report: Report) -> None
     progress = MmdebstrapProgress(lambda part, doing: report.update(NODE_SHARE + part * (0.99 - NODE_SHARE), doing))
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=SAFE_FOLDER
     ) as process:
         assert process.stdout is not None
         try:

@@ -13,7 +13,6 @@ import base64
 import contextlib
 import hashlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from sandyard.engine.templates.needs import missing_for_base
 from sandyard.engine.templates.trust import Trust, read_trust, write_layer
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
 
 log = get_logger(__name__)
 
@@ -129,11 +129,16 @@ class Catalogue:
 
     async def _build(self, name: str) -> bool:
         """In another process: minutes of work, and a crash of it is not ours. It ends with us."""
-        command = [sys.executable, "-m", "sandyard.engine.templates", "--templates-dir", str(self._folder.directory)]
-        command += ["build", name, "--parent", str(os.getpid())]
+        where = ("--templates-dir", str(self._folder.directory))
+        build = ("build", name, "--parent", str(os.getpid()))
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+            *python_command("sandyard.engine.templates", *where, *build),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=SAFE_FOLDER,
+            env=python_environment(),
         )
         try:
             output, _ = await process.communicate()

@@ -49,7 +49,7 @@ class Folder:
     """Reading never blocks. `building` blocks while another process builds the same name."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.directory = directory.absolute()
 
     def prepare(self) -> None:
         """Only the engine's own user may enter: the trees hold set-user-id programs and files of user id 1000, which

@@ -9,10 +9,10 @@ import platform
 import shutil
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 from sandyard.kit.errors import UnreachableError, UnsupportedError
+from sandyard.kit.python import PYTHON, SAFE_FOLDER, python_command, python_environment
 
 LOCK = Path(__file__).with_name("node.txt")
 LINKS = {  # a wheel knows no symbolic links: these were flattened into copies that do not run
@@ -25,9 +25,9 @@ LINKS = {  # a wheel knows no symbolic links: these were flattened into copies t
 def installer() -> list[str] | None:
     """The command that installs wheels on this machine: pip of this Python, else uv; None when there is neither."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile"]
+        return python_command("pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile")
     if uv := shutil.which("uv"):
-        return [uv, "--quiet", "pip", "install", "--python", sys.executable]
+        return [uv, "--quiet", "pip", "install", "--python", PYTHON]
     return None
 
 
@@ -39,7 +39,15 @@ def fetch_node(work: Path) -> Path:
         raise UnsupportedError("Node for template base is installed with pip or uv, and this Python has neither.")
     target = work / "wheel"
     arguments = ["--target", str(target), "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        cwd=SAFE_FOLDER,
+        env=python_environment(),
+    )
     if done.returncode:
         raise UnreachableError(f"Node could not be installed: {done.stderr.strip() or done.stdout.strip()}")
     tree = work / "node"

@@ -19,6 +19,7 @@ from sandyard.cli.up.health import reserve
 from sandyard.cli.up.state import State
 from sandyard.cli.up.supervisor import supervise
 from sandyard.kit.errors import SandyardError
+from tests.unit.cli.up.running import ROOT
 
 
 def say(line: str) -> None:
@@ -58,7 +59,8 @@ def supervised(data: Path, manner: str) -> None:
         command = [sys.executable, "-m", "tests.integration.cli.up.keeper", "serve", name, str(port)]
         command.append(manner if name == "second" else "")
         url = f"http://127.0.0.1:{port}/"
-        children.append(Child(name, command, dict(os.environ), url, 204, state.lock, say, say))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        children.append(Child(name, command, environment, url, 204, state.lock, say, say))
     asyncio.run(supervise(children, lambda: say("all ready")))
     say("stopped")
 

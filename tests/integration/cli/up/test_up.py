@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import signal
@@ -20,6 +21,7 @@ from sandyard.cli.up import command, lifeline
 from sandyard.cli.up.command import Plan
 from sandyard.cli.up.state import State
 from tests.integration.cli.real import Yard
+from sandyard.kit.python import python_command
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, value)
     engine, platform = command.children(PLAN, state)
     key = state.key().reveal()
-    assert engine.command[3:8] == ["engine", "--host", "127.0.0.1", "--port", "8701"]
+    assert engine.command[4:9] == ["engine", "--host", "127.0.0.1", "--port", "8701"]
     assert engine.command[-2:] == ["--pool-size", "2"]
     assert engine.environment["SANDYARD_API_KEYS"] == f"e2b_more,{key}"
     told = platform.environment
@@ -173,13 +175,18 @@ def test_the_platform_as_another_user(state: State) -> None:
     state.platform.mkdir()
     (state.platform / "platform.db").write_text("")
     engine, platform = command.children(Plan("127.0.0.1", 1, True, 2, (), nobody, None), state)
-    assert platform.user == nobody
-    assert engine.user is None
+    order = json.loads(platform.command[4])
+    assert (order["uid"], order["gid"]) == (nobody.pw_uid, nobody.pw_gid)
+    assert order["shown"][str(state.platform)] is True
+    assert not any(writable for path, writable in order["shown"].items() if path != str(state.platform))
+    assert platform.command[5:] == python_command("sandyard", "platform")
+    assert engine.command[:4] == python_command("sandyard")
     for path in (state.platform, state.platform / "platform.db"):
         assert path.stat().st_uid == nobody.pw_uid
     assert state.path.stat().st_mode & 0o777 == 0o711, "it can get to its own part, and see nothing else"
     assert (state.path / "engine.key").stat().st_uid == 0
-    assert platform.environment["HOME"] == nobody.pw_dir
+    home = platform.environment["HOME"]
+    assert home == (nobody.pw_dir if Path(nobody.pw_dir).is_dir() else str(state.platform))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from sandyard.kit.errors import (
     UnsupportedError,
 )
 from sandyard.kit.logging import get_logger
+from sandyard.kit.python import python_command
 
 log = get_logger(__name__)
 
@@ -243,7 +243,7 @@ class FakeDriver:
         self._reasons.pop(spec.id, None)
         path = self._files.socket(spec.id)
         path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", MODULE, "--socket", str(path), "--root", str(self._files.root(spec.id))]
+        command = python_command(MODULE, "--socket", str(path), "--root", str(self._files.root(spec.id)))
         pid = self._agents[spec.id] = processes.start(command, self._files.log(spec.id))
         deadline = asyncio.get_running_loop().time() + START_S
         while True:

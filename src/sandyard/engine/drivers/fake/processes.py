@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandyard.kit.python import python_environment
+
 _STOPPED, _DEAD = {"T", "t"}, {"Z", "X", "x"}
 _WAITING = "D"
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -79,7 +81,7 @@ def start(command: list[str], log: Path) -> int:
         (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    return os.posix_spawn(command[0], command, dict(os.environ), file_actions=actions, setsid=True)
+    return os.posix_spawn(command[0], command, python_environment(), file_actions=actions, setsid=True)
 
 
 async def stop(pid: int) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from sandyard.engine.drivers.namespace.errors import from_child
 from sandyard.engine.drivers.namespace.zygote import bootstrap, protocol
 from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.python import SAFE_FOLDER, bare_python_command
 
 log = get_logger(__name__)
 
@@ -126,7 +126,7 @@ class Forker:
         ours.setblocking(False)
         root = Path(sandyard.__file__).parents[1]
         # No environment of the engine's, no site-packages: nothing secret, and nothing that starts a thread.
-        command = [sys.executable, "-I", "-S", "-B", bootstrap.__file__, str(root), self._guest, self._title]
+        command = bare_python_command("-B", bootstrap.__file__, str(root), self._guest, self._title)
         self._errors = os.fdopen(os.memfd_create("zygote-stderr"), "rb")
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 (a vfork: one millisecond)
@@ -134,7 +134,7 @@ class Forker:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                cwd="/",
+                cwd=SAFE_FOLDER,
                 env={"LANG": "C.UTF-8"},
                 start_new_session=True,
             )

@@ -21,6 +21,7 @@ from sandyard.platform.domain.git.model import Credential
 
 _PREFIX = re.compile(r"^(fatal|error|remote|warning|hint): ?")
 _NOISE = re.compile(r"^(hint:|warning:|To |Cloning into|From |Everything up-to-date|Warning: Permanently added)")
+_LOCAL = re.compile(r"(?m)^fatal: local repository: (.+)$")  # see local_client.py
 _LONGEST = 500
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -103,6 +104,8 @@ _RULES = tuple((re.compile(pattern), kind, sentence) for pattern, kind, sentence
 
 def translated(stderr: str, doing: str) -> SandyardError:
     """The error for what git wrote when it failed at `doing` ("fetch", "push", …). `stderr` is free of credentials already."""
+    if refused := _LOCAL.search(stderr):
+        return (RemoteMissingError if "does not appear to be" in refused[1] else RemoteRefusedError)(_cut(refused[1]))
     for pattern, kind, sentence in _RULES:
         if pattern.search(stderr):
             if kind is RemoteRejectedError:

@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
+from sandyard.kit.python import bare_python_command
+from sandyard.platform.domain.git import local_client
 from sandyard.platform.domain.git.errors import RemoteRefusedError, RepositoryInvalidError
 from sandyard.platform.domain.git.faults import KEY_UNREADABLE
 from sandyard.platform.domain.git.model import Credential
@@ -82,8 +85,11 @@ class Surroundings:
 
 
 @contextmanager
-def surroundings(folder: Path, credential: Credential | None, remote: Remote | None) -> Iterator[Surroundings]:
-    """`folder`: the platform's git folder, which stands for a home folder. Without a `remote`, git can reach none.
+def surroundings(
+    folder: Path, credential: Credential | None, remote: Remote | None, local: str | None = None
+) -> Iterator[Surroundings]:
+    """`folder`: the platform's git folder, which stands for a home folder. Without a `remote`, git can reach none. `local`: the name
+    of the socket that repositories of this machine are asked for, where they are not the platform's own to read.
 
     Raises RepositoryInvalidError when the credential would go over a line that others can read.
     """
@@ -92,6 +98,9 @@ def surroundings(folder: Path, credential: Credential | None, remote: Remote | N
         config = _CONFIG
         if remote is not None and remote.kind == "http" and credential is not None and credential.token:
             config += _helper(credential, remote, descriptors)
+        served = local is not None and remote is not None and remote.kind == "local" and _is_others(folder, remote)
+        if served and remote is not None:
+            config += _instead(remote)
         settings = memory_file("git-config", config.encode())
         descriptors.append(settings)
         environment = {name: os.environ[name] for name in (*_PASSED_ON, *_PROXIES) if name in os.environ} | {
@@ -104,12 +113,14 @@ def surroundings(folder: Path, credential: Credential | None, remote: Remote | N
             "GIT_ASKPASS": "",
             "GIT_OPTIONAL_LOCKS": "0",
             "GIT_NO_REPLACE_OBJECTS": "1",
-            "GIT_ALLOW_PROTOCOL": _protocols(remote),
+            "GIT_ALLOW_PROTOCOL": "ssh" if served else _protocols(remote),
             "GIT_SSH_VARIANT": "ssh",
             "GIT_SSH_COMMAND": "false",
         }
         if remote is not None and remote.kind == "ssh":
             environment["GIT_SSH_COMMAND"] = _ssh(folder, credential, descriptors)
+        if served and local is not None:
+            environment["GIT_SSH_COMMAND"] = shlex.join(bare_python_command(local_client.__file__, local))
         yield Surroundings(environment, tuple(descriptors))
     finally:
         for descriptor in descriptors:
@@ -135,6 +146,17 @@ def _protocols(remote: Remote | None) -> str:
     if remote is None:
         return ""
     return "http:https" if remote.scheme == "http" else remote.scheme
+
+
+def _is_others(folder: Path, remote: Remote) -> bool:
+    """Not one of the platform's own, such as the samples: those lie beside its git folder."""
+    return not Path(remote.path).is_relative_to(folder.parent)
+
+
+def _instead(remote: Remote) -> str:
+    """Git speaks with a repository of this machine as with one behind ssh, for which `local_client.py` stands."""
+    path = remote.url.replace("\\", "\\\\").replace('"', '\\"')
+    return f'[url "ssh://sandyard{quote(remote.url)}"]\n    insteadOf = "{path}"\n'
 
 
 def _helper(credential: Credential, remote: Remote, descriptors: list[int]) -> str:

@@ -53,9 +53,11 @@ class Finished:
 class Git:
     """Runs git, one process (group) per call, with nothing of this machine's or user's configuration."""
 
-    def __init__(self, folder: Path, *, timeout_s: float) -> None:
+    def __init__(self, folder: Path, *, timeout_s: float, local: str | None = None) -> None:
+        """`local`: see `surroundings`."""
         self.folder = folder
         self._timeout_s = timeout_s
+        self._local = local
 
     async def run(
         self,
@@ -86,7 +88,7 @@ class Git:
         where = cwd or self.folder
         mask = masking(credential)
         with ExitStack() as stack:
-            around = stack.enter_context(surroundings(self.folder, credential, remote))
+            around = stack.enter_context(surroundings(self.folder, credential, remote, self._local))
             environment = around.environment | {"GIT_CEILING_DIRECTORIES": str(where.parent)}
             if objects is not None:
                 environment["GIT_OBJECT_DIRECTORY"] = str(objects)

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 import sandyard
 from sandyard.engine.drivers.namespace.criu.child import EXIT_REFUSED
 from sandyard.kit.errors import NoSpaceError, SandyardError, UnsupportedError
+from sandyard.kit.python import bare_python_command
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ def bare_python(statement: str) -> list[str]:
         f"sys.modules[{name!r}].__path__ = [{str(source.joinpath(*name.split('.')))!r}]",
         statement,
     ]
-    return [sys.executable, "-I", "-S", "-c", "\n".join(lines)]
+    return bare_python_command("-c", "\n".join(lines))
 
 
 async def _run(command: list[str]) -> tuple[int, str, str]:

@@ -1,0 +1,75 @@
+"""The user that the platform runs as when root starts it: somebody who owns the platform's data, and nothing else on the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import sandyard
+from sandyard.cli.errors import CommandError
+from sandyard.cli.up import stepdown
+from sandyard.kit.python import PYTHON, SAFE_FOLDER, bare_python_command
+
+NAME = "sandyard"
+ROOT = "root"
+SECONDS = 30
+
+
+def chosen(name: str | None) -> pwd.struct_passwd | None:
+    """Whom the platform runs as; None: the one who starts it. CommandError when that cannot be."""
+    if os.geteuid() != 0:
+        if name is not None:
+            raise CommandError("--platform-user is for root: only root can start a process as another user.")
+        return None
+    if name == ROOT:
+        return None
+    try:
+        return pwd.getpwnam(name or NAME)
+    except KeyError:
+        if name is not None:
+            raise CommandError(f"There is no user {name!r} on this machine.") from None
+    return _made()
+
+
+def _made() -> pwd.struct_passwd:
+    words = ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+    shell = shutil.which("nologin", path="/usr/sbin:/sbin:/usr/bin:/bin") or "/bin/false"
+    program = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    said = "there is no program `useradd`"
+    if program is not None:
+        command = [program, *words, "--shell", shell, "--comment", "Sandyard's platform", NAME]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=SECONDS, cwd=SAFE_FOLDER, errors="replace"
+        )
+        said = done.stderr.strip()
+    try:
+        return pwd.getpwnam(NAME)  # perhaps another one has made it meanwhile
+    except KeyError:
+        raise CommandError(
+            f"The platform runs as a user {NAME!r}, who could not be made ({said}). Make a user and give --platform-user NAME, or "
+            "--platform-user root to have the platform run as root."
+        ) from None
+
+
+def stepping_down(
+    user: pwd.struct_passwd, command: list[str], environment: Mapping[str, str], writable: Path
+) -> list[str]:
+    """The command that runs `command` as that user, with this program's code to read and `writable` to write to, wherever they lie."""
+    shown = dict.fromkeys(_code(), False)
+    shown |= {path: False for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if (path := environment.get(name))}
+    shown = {path: False for path in shown if Path(path).exists() and Path(path) != Path(SAFE_FOLDER)}
+    order = {"uid": user.pw_uid, "gid": user.pw_gid, "shown": shown | {str(writable): True}}
+    return bare_python_command(stepdown.__file__, json.dumps(order), *command)
+
+
+def _code() -> list[str]:
+    """The folders that Python and this program are in, under the names they are looked for and under their real ones."""
+    named = [sys.prefix, sys.base_prefix, str(Path(sandyard.__file__).parents[1]), *sys.path]
+    named += [str(Path(PYTHON).resolve().parents[1])]
+    return sorted({path for name in named if Path(name).is_absolute() for path in (name, os.path.realpath(name))})

@@ -1,0 +1,233 @@
+"""Repositories of this machine, for a platform whose user may not read them.
+
+Administrators name paths; the platform asks here, over a socket that is heard from its user alone, and git runs in the repository as the
+repository's owner: without its hooks, without any program that its configuration names, and with nothing else to write to. The platform
+gets what `git fetch` and `git push` give, and no file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import select
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import threading
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandyard.cli.up import stepdown
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.python import SAFE_FOLDER, bare_python_command
+
+SERVICES = {"git-upload-pack": "upload-pack", "git-receive-pack": "receive-pack"}
+AT_ONCE = 64
+LONGEST = 8192
+ASK_SECONDS = 10.0
+CONFIG = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.alternateRefsCommand=true",
+    "core.sshCommand=false",
+    "gpg.program=false",
+    "gpg.ssh.program=false",
+    "gpg.x509.program=false",
+    "receive.autogc=false",
+    "receive.denyCurrentBranch=refuse",
+    "gc.auto=0",
+    "maintenance.auto=false",
+)
+"""Over the repository's own: every setting by which serving it could run a program, or write to its work tree."""
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/nonexistent",
+    "LC_ALL": "C",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_ALLOW_PROTOCOL": "",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+
+
+class RefusedError(SandyardError):
+    """A repository that is not served; the sentence is for whoever named it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """`folder`: where git keeps it, and all that git writes to. `uid`, `gid`: whose it is."""
+
+    folder: str
+    uid: int
+    gid: int
+
+
+class LocalGit:
+    """Serves `uid` alone, from `start` to the end of this process or `close`."""
+
+    def __init__(self, uid: int) -> None:
+        self._uid = uid
+        self.name = f"sandyard-git-{secrets.token_hex(16)}"
+        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def start(self) -> None:
+        """The socket has a name and no place: whoever may see which folder does not matter."""
+        self._listener.bind("\0" + self.name)
+        self._listener.listen(AT_ONCE)
+        threading.Thread(target=self._listen, name="local-git", daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            if _peer(line) != self._uid or not self._room.acquire(timeout=ASK_SECONDS):
+                line.close()
+                continue
+            threading.Thread(target=self._serve, args=(line,), name="local-git", daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        try:
+            with line, suppress(OSError):
+                line.settimeout(ASK_SECONDS)
+                line.send(json.dumps(_answer(line)).encode())
+        finally:
+            self._room.release()
+
+
+def _answer(line: socket.socket) -> dict[str, Any]:
+    with ExitStack() as stack:
+        asked, files, _, _ = socket.recv_fds(line, LONGEST, 3)
+        for descriptor in files:
+            stack.callback(os.close, descriptor)
+        try:
+            order = json.loads(asked)
+            service, protocol = SERVICES[order["service"]], str(order["protocol"])
+            stdin, stdout, stderr = files
+            repository = find(order["path"])
+        except RefusedError as refused:
+            return {"refused": refused.message}
+        except (ValueError, KeyError, TypeError):
+            return {"refused": "This was not understood."}
+        process = subprocess.Popen(
+            command(service, repository),
+            cwd=SAFE_FOLDER,
+            env=ENVIRONMENT | ({"GIT_PROTOCOL": protocol} if re.fullmatch(r"version=\d", protocol) else {}),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    try:
+        _ended_or_left(process, line)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return {"code": process.returncode if process.returncode >= 0 else 128}
+
+
+def command(service: str, repository: Repository) -> list[str]:
+    """What serves it, as its owner."""
+    writes = repository.folder if service == "receive-pack" else ""
+    order = {"uid": repository.uid, "gid": repository.gid, "sealed": writes}
+    settings = (word for setting in CONFIG for word in ("-c", setting))
+    return bare_python_command(stepdown.__file__, json.dumps(order), "git", *settings, service, repository.folder)
+
+
+def find(path: str) -> Repository:
+    """The repository at exactly that path. RefusedError when there is none, or none that can safely be served.
+
+    No link is followed: who may write to a folder on the way could otherwise lead us into somebody else's repository.
+    """
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or path != os.path.normpath(path):
+        raise RefusedError("A repository on this machine is named by its whole path.")
+    top = _look(path, path)
+    owner = (top.st_uid, top.st_gid)
+    _check_closed(path, top)
+    git = f"{path}/.git"
+    try:
+        inner = os.lstat(git)
+    except OSError:
+        if not (Path(path, "HEAD").exists() and Path(path, "objects").is_dir()):
+            raise RefusedError(f"{path} does not appear to be a git repository.") from None
+        return Repository(path, *owner)
+    if stat.S_ISREG(inner.st_mode) and inner.st_uid == top.st_uid:
+        git = _common(git)
+        inner = _look(git, path)
+    if not stat.S_ISDIR(inner.st_mode) or inner.st_uid != top.st_uid:
+        raise RefusedError(f"{git} is a link, or belongs to another user than {path}.")
+    _check_closed(git, inner)
+    return Repository(git, *owner)
+
+
+def _look(path: str, named: str) -> os.stat_result:
+    """Of a folder, without following a link anywhere on the way."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+    at = os.open("/", flags)
+    try:
+        for name in path.strip("/").split("/"):
+            below = os.open(name, flags, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.fstat(at)
+    except NotADirectoryError:
+        raise RefusedError(
+            f"There is a symbolic link in {named}, or no folder: name the folder itself, which is {os.path.realpath(path)}."
+        ) from None
+    except OSError as error:
+        raise RefusedError(f"{named} cannot be opened: {error.strerror}.") from None
+    finally:
+        os.close(at)
+
+
+def _common(file: str) -> str:
+    """Of a linked work tree: where the repository is that its `.git` file names."""
+    try:
+        text = Path(file).read_text(errors="replace")[:LONGEST]
+        folder = os.path.normpath(Path(file).parent / text.removeprefix("gitdir:").strip())
+        common = Path(folder, "commondir")
+        return os.path.normpath(Path(folder) / common.read_text().strip()) if common.exists() else folder
+    except (OSError, ValueError):
+        raise RefusedError(f"{file} does not say where the repository is.") from None
+
+
+def _check_closed(path: str, found: os.stat_result) -> None:
+    """What others may write to is not served as root."""
+    if found.st_uid == 0 and found.st_mode & 0o022:
+        raise RefusedError(
+            f"{path} belongs to root, and others may write to it. Say `chmod go-w`, or give it to the user who works there."
+        )
+
+
+def _peer(line: socket.socket) -> int:
+    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def _ended_or_left(process: subprocess.Popen[bytes], line: socket.socket) -> None:
+    """Returns when it has ended, or nobody waits for it any more."""
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        waiting = select.poll()
+        waiting.register(pidfd, select.POLLIN)
+        waiting.register(line, select.POLLIN | select.POLLHUP)
+        waiting.poll()
+    finally:
+        os.close(pidfd)

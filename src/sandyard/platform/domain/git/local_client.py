@@ -1,0 +1,40 @@
+"""In the place of ssh, for repositories of this machine that the platform's user may not read: whoever started the platform runs git
+there as their owner, without their hooks, and git talks with it as with any remote.
+
+    python3 -I -S local_client.py SOCKET [OPTION…] HOST "git-upload-pack '/path'"
+
+Hands its three standard files over and waits. Standard library only: it is run as a file, for every conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import sys
+
+LONGEST = 8192
+
+
+def main() -> int:
+    words = shlex.split(sys.argv[-1])
+    if len(words) != 2 or words[0] not in ("git-upload-pack", "git-receive-pack"):
+        sys.stderr.write(f"fatal: local repository: {words[0][:80]} is not served.\n")
+        return 128
+    order = {"service": words[0], "path": words[1], "protocol": os.environ.get("GIT_PROTOCOL", "")}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        try:
+            line.connect("\0" + sys.argv[1])
+            socket.send_fds(line, [json.dumps(order).encode()], [0, 1, 2])
+            answer = json.loads(line.recv(LONGEST))
+        except (OSError, ValueError) as error:
+            answer = {"refused": f"`sandyard up` cannot be asked for it ({error})."}
+    if "refused" in answer:
+        sys.stderr.write(f"fatal: local repository: {answer['refused']}\n")
+        return 128
+    return int(answer["code"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Repositories of this machine, served to a platform whose user may not read them. Real git on both sides."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandyard.cli.up import local_git
+from sandyard.cli.up.local_git import LocalGit, RefusedError, find
+from sandyard.platform.domain.git.errors import RemoteMissingError, RemoteRefusedError
+from sandyard.platform.domain.git.host import Git
+from sandyard.platform.domain.git.remote import parse
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="turns into the owner of a repository")
+NOBODY = pwd.getpwnam("nobody")
+HOOKS = "pre-receive update post-receive post-update reference-transaction proc-receive push-to-checkout".split()
+
+
+def git(folder: Path, *words: str) -> str:
+    who = (
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@localhost",
+        "-c",
+        "safe.directory=*",
+        "-c",
+        "core.hooksPath=/dev/null",
+    )
+    done = subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Root's, and hostile: wherever git could run something of its own, it would leave a trace."""
+    folder = tmp_path / "a repository"
+    folder.mkdir(mode=0o755)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "first")
+    program = folder / ".git" / "program"
+    program.write_text(f"#!/bin/sh\necho $0 $* >> '{tmp_path}/ran'\ncat\n")
+    program.chmod(0o755)
+    (folder / ".git" / "hooks").mkdir(exist_ok=True)
+    for hook in HOOKS:
+        (folder / ".git" / "hooks" / hook).symlink_to(program)
+    other = tmp_path / "other.git"
+    git(tmp_path, "clone", "-q", "--bare", str(folder), str(other))
+    (folder / ".git" / "objects" / "info" / "alternates").write_text(f"{other}/objects\n")
+    for (
+        name
+    ) in "core.fsmonitor core.alternateRefsCommand core.sshCommand uploadpack.packObjectsHook gpg.program".split():
+        git(folder, "config", name, f"'{program}'")
+    git(folder, "config", "core.hooksPath", str(folder / ".git" / "hooks"))
+    git(folder, "config", "receive.denyCurrentBranch", "updateInstead")
+    git(folder, "config", "receive.autogc", "true")
+    git(folder, "config", "gc.auto", "1")
+    return folder
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that everybody gets to, as pytest's are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Git]:
+    serving = LocalGit(os.geteuid())
+    serving.start()
+    yield Git(tmp_path / "platform" / "git", timeout_s=60, local=serving.name)
+    serving.close()
+
+
+async def test_fetched_and_pushed_without_running_anything_of_it(served: Git, repository: Path, tmp_path: Path) -> None:
+    remote = parse(str(repository))
+    head = git(repository, "rev-parse", "main")
+    told = await served.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
+    assert f"{head}\trefs/heads/main".encode() in told.stdout
+    mirror = tmp_path / "platform" / "mirror.git"
+    await served.run("init", "-q", "--bare", str(mirror), cwd=None)
+    await served.run("fetch", remote.url, "+refs/heads/*:refs/heads/*", cwd=mirror, remote=remote)
+    tree = git(mirror, "rev-parse", "main^{tree}")
+    made = git(mirror, "commit-tree", tree, "-p", "main", "-m", "more")
+    await served.run("push", "--", remote.url, f"{made}:refs/heads/work", cwd=mirror, remote=remote)
+    assert git(repository, "rev-parse", "work") == made
+    refused = await served.run(
+        "push", "--porcelain", "--", remote.url, f"{made}:refs/heads/main", cwd=mirror, remote=remote, ok=(0, 1)
+    )
+    assert b"branch is currently checked out" in refused.stdout, "nor is a work tree written"
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+
+
+async def test_as_its_owner_with_nothing_else_to_write_to(served: Git, open_folder: Path) -> None:
+    folder, elsewhere, mirror = (open_folder / name for name in ("bare.git", "elsewhere", "mirror.git"))
+    for bare in (folder, mirror):
+        git(open_folder, "init", "-q", "--bare", "-b", "main", str(bare))
+    elsewhere.mkdir()
+    (folder / "refs" / "heads").rmdir()
+    (folder / "refs" / "heads").symlink_to(elsewhere)
+    made = git(mirror, "commit-tree", git(mirror, "mktree", "--missing"), "-m", "first")
+    remote = parse(str(folder))
+    words = ("push", "--porcelain", "--", remote.url, f"{made}:refs/heads/work")
+    await served.run(*words, cwd=mirror, remote=remote, ok=(0, 1))
+    assert not list(elsewhere.iterdir()), "root's own files are not written to by way of root's repository"
+    (folder / "refs" / "heads").unlink()
+    (folder / "refs" / "heads").mkdir()
+    subprocess.run(["chown", "-R", f"{NOBODY.pw_uid}:{NOBODY.pw_gid}", str(folder)], check=True)
+    await served.run(*words, cwd=mirror, remote=remote)
+    assert (folder / "refs" / "heads" / "work").stat().st_uid == NOBODY.pw_uid
+
+
+async def test_nobody_else_is_heard(repository: Path, tmp_path: Path) -> None:
+    serving = LocalGit(NOBODY.pw_uid)
+    serving.start()
+    asking = Git(tmp_path / "platform" / "git", timeout_s=60, local=serving.name)
+    remote = parse(str(repository))
+    try:
+        with pytest.raises(RemoteRefusedError, match="cannot be asked"):
+            await asking.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
+    finally:
+        serving.close()
+
+
+async def test_what_is_said_of_a_repository_that_is_not_served(served: Git, tmp_path: Path) -> None:
+    for path, kind, words in [
+        (tmp_path, RemoteMissingError, "does not appear to be"),
+        (tmp_path / "none", RemoteRefusedError, "No such file"),
+    ]:
+        remote = parse(str(path))
+        with pytest.raises(kind, match=words):
+            await served.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
+
+
+def test_which_are_served(repository: Path, tmp_path: Path) -> None:
+    found = find(str(repository))
+    assert (found.folder, found.uid) == (f"{repository}/.git", 0)
+    assert find(f"{repository}/.git").folder == f"{repository}/.git"
+    tree = tmp_path / "tree"
+    git(repository, "worktree", "add", "-q", str(tree))
+    assert find(str(tree)).folder == f"{repository}/.git"
+    link = tmp_path / "link"
+    link.symlink_to(repository)
+    for wrong in (str(link), f"{link}/.git"):
+        with pytest.raises(RefusedError, match="symbolic link"):
+            find(wrong)
+    for wrong in ("relative", f"{repository}/../x", "", f"{repository}\0"):
+        with pytest.raises(RefusedError):
+            find(wrong)
+    repository.chmod(0o777)
+    with pytest.raises(RefusedError, match="others may write"):
+        find(str(repository))
+    os.chown(repository, NOBODY.pw_uid, NOBODY.pw_gid)
+    with pytest.raises(RefusedError, match="another user"):
+        find(str(repository))
+
+
+def test_the_configuration_names_no_program() -> None:
+    words = local_git.command("receive-pack", local_git.Repository("/x", 1, 1))
+    assert "core.hooksPath=/dev/null" in words
+    assert words[-2:] == ["receive-pack", "/x"]

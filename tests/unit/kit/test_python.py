@@ -1,0 +1,126 @@
+"""No Python that this program starts takes a module from the directory somebody happens to be in."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sandyard
+from sandyard.cli.up import command
+from sandyard.cli.up.background import Background
+from sandyard.cli.up.state import State
+from sandyard.engine.images import child as images
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.templates import node
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
+from sandyard.kit.settings import anchored
+from sandyard.platform.settings import PlatformSettings
+
+SOURCE = Path(sandyard.__file__).parent
+INSIDE = (
+    "engine/guest",
+    "engine/interpreter",
+    "platform/domain/agents/demo",
+    "platform/domain/projects/sample-repository",
+)
+"""Run in sandboxes, where the program is the sandbox's own."""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A repository somebody stands in, whose every module leaves a trace when it is run."""
+    folder = tmp_path / "repository"
+    trace = f"open({str(tmp_path / 'ran')!r}, 'a').write(__name__ + '\\n')\n"
+    for name in "tarfile json asyncio click pip sitecustomize usercustomize".split():
+        folder.joinpath(f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        folder.joinpath(f"{name}.py").write_text(trace)
+    for name in ("sandyard/__init__.py", "sandyard/__main__.py", "sandyard/engine/__init__.py"):
+        folder.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+        folder.joinpath(name).write_text(trace)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", f":.{os.pathsep}{tmp_path / 'absolute'}")
+    yield tmp_path
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+
+
+def test_the_command_and_its_environment(hostile: Path) -> None:
+    environment = python_environment()
+    assert environment["PYTHONPATH"] == str(hostile / "absolute")
+    assert "PYTHONPATH" not in python_environment({"PYTHONPATH": ":."})
+    for further in ({}, {"cwd": SAFE_FOLDER}):
+        done = subprocess.run(
+            python_command("sandyard", "--version"),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            **further,
+        )
+        assert sandyard.__version__ in done.stdout
+
+
+async def test_the_processes_that_read_images(hostile: Path) -> None:
+    with pytest.raises(SandyardError):
+        await images.run("unpack", {}, "The image")
+
+
+def test_what_installs_node(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "LOCK", hostile / "none.txt")
+    with pytest.raises(SandyardError, match=r"none\.txt"):
+        node.fetch_node(hostile / "work")
+
+
+def test_up_in_the_background(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `run --repo .` starts it: what it starts in turn is started by the same means."""
+    monkeypatch.setenv("SANDYARD_DATA_DIR", "../data")
+    monkeypatch.setenv("SANDYARD_IMAGES_MAX_MB", "0")
+    up = Background(0, keep=False)
+    with pytest.raises(SandyardError, match="images_max_mb"):
+        up.start(lambda words: None, new_token=False)
+    assert (hostile / "data" / "up.log").exists(), "relative to where it was said"
+    assert not Path(SAFE_FOLDER, "data").exists()
+
+
+def test_what_up_starts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDYARD_TEMPLATES_DIR", "templates")
+    state = State(Path("data"))
+    state.take()
+    try:
+        for child in command.children(command.Plan("127.0.0.1", 1, True, 2, (), None, None), state):
+            assert child.command[:4] == [sys.executable, "-P", "-m", "sandyard"]
+            assert child.environment["PYTHONSAFEPATH"] == "1"
+            assert child.environment["PYTHONPATH"] == str(hostile / "absolute")
+            assert child.environment["SANDYARD_TEMPLATES_DIR"] == str(hostile / "repository" / "templates")
+    finally:
+        os.close(state.lock)
+
+
+def test_paths_are_made_absolute_before_the_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"SANDYARD_IMAGES_DIRS": "one, /two", "SANDYARD_TLS_CERT": "c.pem", "SSL_CERT_FILE": "ca", "OTHER": "x"}
+    assert anchored(given, EngineSettings, PlatformSettings) == {
+        "SANDYARD_IMAGES_DIRS": f"{tmp_path}/one,/two",
+        "SANDYARD_TLS_CERT": f"{tmp_path}/c.pem",
+        "SSL_CERT_FILE": f"{tmp_path}/ca",
+        "OTHER": "x",
+    }
+
+
+def test_nothing_else_starts_a_python() -> None:
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if name == "kit/python.py" or name.startswith(INSIDE):
+            continue
+        for found in ast.walk(ast.parse(path.read_text())):
+            named = isinstance(found, ast.Attribute) and found.attr in {"executable", "_base_executable"}
+            if named or (isinstance(found, ast.ImportFrom) and found.module == "multiprocessing"):
+                wrong.append(f"{name}:{found.lineno}")
+    assert not wrong, f"take sandyard.kit.python: {wrong}"
