@@ -167,7 +167,8 @@ class PullRequests:
     async def _look(self, row: PullRequest, github: GitHubRepository) -> PullRequest:
         assert row.number is not None
         async with self._lock(row.project_id, f"#{row.number}"):  # else an older answer could come in after a newer one
-            row = await self._recorder.apply(row.id, await github.pull(row.number))
+            pull = await github.with_authors(await github.pull(row.number), row.told.get("remarks", ()))
+            row = await self._recorder.apply(row.id, pull)
         return await self.finish(row)
 
     async def finish(self, row: PullRequest) -> PullRequest:
