@@ -10,7 +10,7 @@ import base64
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +82,11 @@ class Surroundings:
 
 
 @contextmanager
-def surroundings(folder: Path, credential: Credential | None, remote: Remote | None) -> Iterator[Surroundings]:
-    """`folder`: the platform's git folder, which stands for a home folder. Without a `remote`, git can reach none.
+def surroundings(
+    folder: Path, credential: Credential | None, remote: Remote | None, only: Sequence[str] | None = None
+) -> Iterator[Surroundings]:
+    """`folder`: the platform's git folder, which stands for a home folder. Without a `remote`, git can reach none. `only`: the
+    addresses of its host that git may connect to, and none that the host sends it to; empty: those that a proxy knows. None: any.
 
     Raises RepositoryInvalidError when the credential would go over a line that others can read.
     """
@@ -92,6 +95,8 @@ def surroundings(folder: Path, credential: Credential | None, remote: Remote | N
         config = _CONFIG
         if remote is not None and remote.kind == "http" and credential is not None and credential.token:
             config += _helper(credential, remote, descriptors)
+        if remote is not None and remote.kind == "http" and only is not None:
+            config += _pinned(remote, only)
         settings = memory_file("git-config", config.encode())
         descriptors.append(settings)
         environment = {name: os.environ[name] for name in (*_PASSED_ON, *_PROXIES) if name in os.environ} | {
@@ -109,7 +114,7 @@ def surroundings(folder: Path, credential: Credential | None, remote: Remote | N
             "GIT_SSH_COMMAND": "false",
         }
         if remote is not None and remote.kind == "ssh":
-            environment["GIT_SSH_COMMAND"] = _ssh(folder, credential, descriptors)
+            environment["GIT_SSH_COMMAND"] = _ssh(folder, credential, descriptors, _pinned_ssh(remote, only))
         yield Surroundings(environment, tuple(descriptors))
     finally:
         for descriptor in descriptors:
@@ -158,7 +163,24 @@ def _helper(credential: Credential, remote: Remote, descriptors: list[int]) -> s
     return f'[credential "{remote.origin}"]\n    helper = "{script}"\n'
 
 
-def _ssh(folder: Path, credential: Credential | None, descriptors: list[int]) -> str:
+def _pinned(remote: Remote, only: Sequence[str]) -> str:
+    """Git's configuration for a remote of which only these addresses may be reached. A redirect could lead anywhere else."""
+    config = "[http]\n    followRedirects = false\n"
+    if not only or remote.host in only:
+        return config  # a proxy connects; or the address is what the remote is called
+    addresses = ",".join(f"[{one}]" if ":" in one else one for one in only)
+    return f'{config}    curloptResolve = "{remote.host}:{remote.port}:{addresses}"\n'
+
+
+def _pinned_ssh(remote: Remote, only: Sequence[str] | None) -> dict[str, str]:
+    """Ssh connects to the address, and knows the host's key by the host's name."""
+    if not only or remote.host in only:
+        return {}
+    alias = str(remote.host) if remote.port == 22 else f"[{remote.host}]:{remote.port}"
+    return {"HostName": only[0], "HostKeyAlias": alias, "CheckHostIP": "no"}
+
+
+def _ssh(folder: Path, credential: Credential | None, descriptors: list[int], pinned: Mapping[str, str]) -> str:
     program = shutil.which("ssh")
     if program is None:
         raise RepositoryInvalidError(
@@ -187,6 +209,7 @@ def _ssh(folder: Path, credential: Credential | None, descriptors: list[int]) ->
         "ControlPath": "none",
         "ConnectTimeout": "30",
         "ServerAliveInterval": "30",
+        **pinned,
     }
     words = [
         program,
