@@ -96,6 +96,7 @@ class GitHub(GitServer):
         """How long an App's token is good from now on."""
         self.lock = threading.RLock()
         self._logins: list[str] = []
+        self._strangers: set[str] = set()
         self._owners: list[str] = []
         self._heads: dict[str, dict[str, str]] = {}
         self.root_token: Token
@@ -122,7 +123,7 @@ class GitHub(GitServer):
             self.handle_git(exchange)
 
     def person(self, login: str) -> None:
-        """A member of every organization. Idempotent."""
+        """A member of every organization, unless they are a stranger. Idempotent."""
         with self.lock:
             if login not in self._logins:
                 self._logins.append(login)
@@ -151,6 +152,11 @@ class GitHub(GitServer):
         return made
 
     def colleague(self, login: str) -> Colleague:
+        return Colleague(self, login)
+
+    def stranger(self, login: str) -> Colleague:
+        """Somebody with an account, and without access to any repository but for reading the public ones."""
+        self._strangers.add(login)
         return Colleague(self, login)
 
     def hook(self, slug: str, url: str, secret: str | None) -> int:
@@ -184,7 +190,7 @@ class GitHub(GitServer):
         return made
 
     def _seed(self, **more: object) -> None:
-        members = [{"login": login, "role": "admin"} for login in self._logins]
+        members = [{"login": login, "role": "admin"} for login in self._logins if login not in self._strangers]
         orgs = [{"login": owner, "members": members} for owner in self._owners]
         self.emulate.tell("seed", {"users": [{"login": login} for login in self._logins], "orgs": orgs, **more})
 

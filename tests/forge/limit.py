@@ -50,4 +50,5 @@ class RateLimit:
                 "X-RateLimit-Used": str(PER_HOUR - self._remaining),
                 "X-RateLimit-Reset": str(int(-(-self._reset // 1))),
                 "X-RateLimit-Resource": "core",
+                "X-GitHub-Request-Id": "0A1B:2C3D:4E5F60:718293:65B0C1D2",
             }

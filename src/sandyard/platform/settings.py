@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, field_validator
 
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.kit.settings import Settings, home, known_level
 
@@ -80,6 +81,9 @@ class PlatformSettings(Settings):
     preparations_kept_days: int = Field(default=14, ge=1)  # unused
     agent_idle_s: float = Field(default=120, gt=0)  # an agent's process without a turn is ended so much later
 
+    # where projects of people who are no administrators may have their repository and its API, besides the public internet
+    private_hosts: tuple[str, ...] = ()  # names, *.domains, addresses and networks, e.g. git.corp.example,10.1.0.0/16
+
     # people
     new_admin_token: bool = False  # at start, make a token for an administrator and say it: for who has lost the first
     login_days: int = Field(default=30, ge=1)
@@ -100,6 +104,13 @@ class PlatformSettings(Settings):
     @classmethod
     def _wrap(cls, value: Any) -> Any:
         return Secret(value) if isinstance(value, str) and value else value or None
+
+    @field_validator("private_hosts", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        hosts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        Destinations(hosts)
+        return hosts
 
     @field_validator("preview_domain")
     @classmethod

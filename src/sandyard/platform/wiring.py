@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import random_id
 from sandyard.kit.logging import get_logger
@@ -84,7 +85,8 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
     engine = SandboxEngine(_engine_config(settings), clock)
     stack.push_async_callback(engine.close)
     vault = Vault(settings.data_dir / "secret.key")
-    projects = Projects(database, clock)
+    destinations = Destinations(settings.private_hosts)
+    projects = Projects(database, clock, destinations)
     agents = Agents(database)
     lifecycle = Lifecycle(
         database,
@@ -107,9 +109,14 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
     models = Models(database, lifecycle, projects, vault, settings=settings, clock=clock)
     stack.push_async_callback(models.close)
     credentials = Credentials(database, projects, vault, clock)
-    host_git = Git(settings.git_dir, timeout_s=settings.git_timeout_s, local=settings.local_git)
+    host_git = Git(
+        settings.git_dir,
+        timeout_s=settings.git_timeout_s,
+        destinations=destinations,
+        local=settings.local_git,
+    )
     mirrors = Mirrors(host_git, settings)
-    access = Access(credentials, projects, mirrors, clock)
+    access = Access(credentials, projects, mirrors, clock, destinations)
     stack.push_async_callback(access.close)
     git = GitService(Ground(database, lifecycle, mirrors, access.credential, settings), projects)
     stack.push_async_callback(git.close)

@@ -5708,6 +5708,20 @@ export interface components {
              * @default 5
              */
             feedbackRounds: number;
+            /**
+             * Maxrounds
+             * @description After so many rounds of an attempt a person is asked before anything from the pull request begins another.
+             * @default 20
+             */
+            maxRounds: number;
+            /**
+             * Trustedbots
+             * @description GitHub Apps whose comments and reviews go to the agent as those of people with write access do.
+             * @example [
+             *       "review-helper[bot]"
+             *     ]
+             */
+            trustedBots?: string[];
         };
         /**
          * TaskView

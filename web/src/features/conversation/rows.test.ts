@@ -29,7 +29,7 @@ const turn = (id: string, status: Turn["status"], more: Partial<Turn> = {}): Tur
     queuedAt: at(0),
     ...more,
   }) as Turn;
-const ask = (second: number, turnId: string): Ask =>
+const ask = (second: number, turnId: string | null): Ask =>
   ({ id: `ask_${second}`, turnId, createdAt: at(second), status: "pending", detail: {} }) as Ask;
 const keys = (rows: { key: string }[]) => rows.map((row) => row.key);
 
@@ -66,6 +66,17 @@ describe("rows", () => {
       "msg_06",
       "ask_8",
       "trn_1",
+    ]);
+  });
+
+  it("puts what belongs to no turn where its time is", () => {
+    const said = [message(3, "trn_1", "agent"), message(6, "trn_2", "agent")];
+    expect(keys(rowsOf(said, [turn("trn_1", "completed")], [ask(9, null), ask(4, null)], false))).toEqual([
+      "msg_03",
+      "trn_1",
+      "ask_4",
+      "msg_06",
+      "ask_9",
     ]);
   });
 

@@ -33,7 +33,8 @@ export function rowsOf(
   const asked = (turnId: string | null, until?: string) => {
     for (let at = 0; at < pending.length; ) {
       const ask = pending[at] as Ask;
-      if (ask.turnId === turnId && (until === undefined || ask.createdAt < until)) {
+      const due = until === undefined ? ask.turnId !== null : ask.createdAt < until; // one of no turn: by its time alone
+      if ((ask.turnId === turnId || ask.turnId === null) && due) {
         rows.push({ key: ask.id, kind: "ask", ask });
         pending.splice(at, 1);
       } else at += 1;

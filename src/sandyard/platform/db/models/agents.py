@@ -68,7 +68,8 @@ class AgentInput(Base):
 
 
 class Ask(Base):
-    """Something an agent wants to know from a person: may I, or a question."""
+    """Something an agent wants to know from a person: may I, or a question. One of the platform's own may belong to a session alone,
+    without a turn and a run."""
 
     __tablename__ = "asks"
     __table_args__ = (
@@ -80,7 +81,7 @@ class Ask(Base):
     id: Mapped[Id]
     session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
     turn_id: Mapped[str | None] = mapped_column(may_refer_to("turns.id"), index=True)
-    run_id: Mapped[str] = mapped_column(belongs_to("agent_runs.id"))
+    run_id: Mapped[str | None] = mapped_column(belongs_to("agent_runs.id"))
     request: Mapped[str] = mapped_column(String(200))  # the agent's id of its request, as JSON
     kind: Mapped[Word]  # permission, question
     title: Mapped[LongText]

@@ -24,6 +24,7 @@ PERMISSION, QUESTION = "session/request_permission", "elicitation/create"
 DETAIL_LIMIT = 64 << 10
 OPTIONS = 50
 PLATFORM = "platform"
+SEND = "send"
 _NO_OPTION = {"outcome": {"outcome": "cancelled"}}
 
 
@@ -67,6 +68,35 @@ def open_stuck(scene: Scene, minutes: int) -> Ask:
     ask = _draft(scene, key, AskKind.QUESTION, title, detail)
     _put_to_person(scene, ask, None)
     return ask
+
+
+def open_feedback(tx: Transaction, session: Session, title: str, feedback: dict[str, Any]) -> Ask:
+    """The platform's own question: shall the agent get words that it does not get by itself? `feedback` is kept with it. It belongs to
+    no turn, and waits until it is answered or withdrawn."""
+    options = [
+        {"optionId": SEND, "name": "Send to the agent", "kind": "allow_once"},
+        {"optionId": "decline", "name": "Do not send", "kind": "reject_once"},
+    ]
+    ask_id = ordered_id("ask_")
+    ask = Ask(
+        id=ask_id,
+        session_id=session.id,
+        request=json.dumps(f"{PLATFORM}:{ask_id}"),
+        kind=AskKind.QUESTION,
+        title=title,
+        detail={"by": PLATFORM, "options": options, "feedback": feedback},
+        status=AskStatus.PENDING,
+        created_at=utc_now(),
+    )
+    tx.add(ask)
+    tx.emit("ask.created", **about(session), **_about(ask))
+    return ask
+
+
+async def pending_feedback(tx: Transaction, session_id: str) -> list[Ask]:
+    """What `open_feedback` has asked and nobody has answered."""
+    query = select(Ask).where(Ask.session_id == session_id, Ask.run_id.is_(None), Ask.status == AskStatus.PENDING)
+    return list(await tx.session.scalars(query.order_by(Ask.id).with_for_update()))
 
 
 def _draft(scene: Scene, key: str, kind: AskKind, title: str, detail: dict[str, Any]) -> Ask:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError
-from sandyard.platform.db.database import Database
+from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Session
 from sandyard.platform.domain.agents import asking
 from sandyard.platform.domain.agents.errors import AskOverError
@@ -66,6 +66,8 @@ class Asks:
         _check(await self.get(caller, ask_id), option_id, decision, content)
         async with self._database.transaction() as tx:
             ask = await tx.session.get(Ask, ask_id)
+            if ask is not None and ask.run_id is None:
+                return await self._answer_own(tx, caller, ask, option_id, decision)
             found = await locked(tx, ask.turn_id) if ask is not None and ask.turn_id is not None else None
             ask = await tx.session.get(Ask, ask_id, with_for_update=True, populate_existing=True)
             if ask is None or found is None or ask.status != AskStatus.PENDING:
@@ -89,6 +91,18 @@ class Asks:
         if stop and ask.turn_id is not None:
             await self._turns.cancel(caller, ask.turn_id)
         self._turns.nudge(ask.session_id)
+        return ask
+
+    async def _answer_own(
+        self, tx: Transaction, caller: Principal, ask: Ask, option_id: str | None, decision: Decision | None
+    ) -> Ask:
+        """One that belongs to a session alone. Who asked follows the event of the answer."""
+        await tx.session.refresh(ask, with_for_update=True)
+        session = await tx.session.get(Session, ask.session_id)
+        if session is None or ask.status != AskStatus.PENDING:
+            raise AskOverError
+        status = AskStatus.ANSWERED
+        asking.close(tx, session, None, ask, status, by="person", decision=decision, option_id=option_id, caller=caller)
         return ask
 
 

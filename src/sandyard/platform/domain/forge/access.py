@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge import addresses
@@ -20,6 +21,7 @@ from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind
 from sandyard.platform.domain.forge.remembered import Remembered
 from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.model import Credential
+from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.credentials import CredentialKind, Credentials
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
@@ -34,11 +36,20 @@ class Access:
     """Keeps a line to the API for each credential, the least recently used ones closed. Credentials are read anew at each use, so
     that a new one counts at once. `close` it at the end."""
 
-    def __init__(self, credentials: Credentials, projects: Projects, mirrors: Mirrors, clock: Clock) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        projects: Projects,
+        mirrors: Mirrors,
+        clock: Clock,
+        destinations: Destinations | None = None,
+    ) -> None:
+        """`destinations`: where the APIs of projects may be that no administrator answers for; None: anywhere."""
         self._credentials = credentials
         self._projects = projects
         self._mirrors = mirrors
         self._clock = clock
+        self._destinations = destinations
         self._remembered = Remembered()
         self._lines: OrderedDict[str, Connection] = OrderedDict()
 
@@ -50,6 +61,10 @@ class Access:
     def forge(self, project: Project) -> ForgeKind:
         """RepositoryInvalidError for a project without a repository."""
         return addresses.forge_of(project)
+
+    async def remote(self, project: Project) -> Remote:
+        """For a connection. RepositoryInvalidError for a project without one."""
+        return await self._projects.remote_of(project)
 
     async def credential(self, project: Project) -> Credential | None:
         """What git opens the project's own remote with: over SSH its key; over HTTP its token, else one of its App. None: it has
@@ -95,12 +110,13 @@ class Access:
 
     async def _line(self, project: Project) -> Connection:
         api, stored = addresses.api_of(project), await self._credentials.reveal(project.id, CredentialKind.TOKEN)
+        guard = None if await self._projects.is_vouched(project) else self._destinations
         if stored is not None:
             token = Secret(json.loads(stored.reveal())["token"])
-            return await self._kept(_key(api, "token", token.reveal()), api, lambda: FixedToken(token))
+            return await self._kept(_key(api, "token", token.reveal()), api, lambda: FixedToken(token), guard)
         app = await self._credentials.reveal(project.id, CredentialKind.APP)
         if app is None:
-            return await self._kept(_key(api, "nobody"), api, lambda: FixedToken(None))
+            return await self._kept(_key(api, "nobody"), api, lambda: FixedToken(None), guard)
         said, slug = json.loads(app.reveal()), addresses.slug_of(project)
         installation = Installation(
             api,
@@ -109,13 +125,18 @@ class Access:
             private_key=Secret(said["privateKey"]),
             repository=slug.partition("/")[2],
             clock=self._clock,
+            destinations=guard,
         )
-        return await self._kept(_key(api, "app", app.reveal(), slug), api, lambda: installation)
+        return await self._kept(_key(api, "app", app.reveal(), slug), api, lambda: installation, guard)
 
-    async def _kept(self, key: str, api: str, source: Callable[[], TokenSource]) -> Connection:
+    async def _kept(
+        self, key: str, api: str, source: Callable[[], TokenSource], guard: Destinations | None
+    ) -> Connection:
+        """One that may go anywhere is not one that may not, whatever else they share."""
+        key = key if guard is None else f"guarded:{key}"
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Connection(api, source(), self._clock, self._remembered, key)
+            line = self._lines[key] = Connection(api, source(), self._clock, self._remembered, key, guard)
         self._lines.move_to_end(key)
         unused = [name for name, other in self._lines.items() if not other.busy and other is not line]
         for old in [self._lines.pop(name) for name in unused[: max(0, len(self._lines) - _LINES)]]:

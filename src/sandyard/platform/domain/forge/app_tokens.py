@@ -11,6 +11,7 @@ from githubkit.auth.app import AppAuth
 from githubkit.cache import MemCacheStrategy
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.connection import Connection
@@ -58,7 +59,15 @@ class Installation:
     shortly before it ends, and made anew when GitHub does not accept it any more. Nothing of it outlives the process."""
 
     def __init__(
-        self, api_url: str, *, app_id: str, installation_id: str, private_key: Secret, repository: str, clock: Clock
+        self,
+        api_url: str,
+        *,
+        app_id: str,
+        installation_id: str,
+        private_key: Secret,
+        repository: str,
+        clock: Clock,
+        destinations: Destinations | None = None,
     ) -> None:
         self._api_url = api_url
         self._app_id = app_id
@@ -66,6 +75,7 @@ class Installation:
         self._private_key = private_key
         self._repository = repository
         self._clock = clock
+        self._destinations = destinations
         self._issued: _Issued | None = None
         self._one = asyncio.Lock()
 
@@ -88,7 +98,7 @@ class Installation:
 
     async def _issue(self) -> _Issued:
         signed = FixedToken(_signed(self._app_id, self._private_key))
-        line = Connection(self._api_url, signed, self._clock, Remembered(0), "")
+        line = Connection(self._api_url, signed, self._clock, Remembered(0), "", self._destinations)
         path = f"/app/installations/{self._installation_id}/access_tokens"
         try:
             # made twice after a cut line it does no harm: the first one just ends unused

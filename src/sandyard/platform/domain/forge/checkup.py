@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.forge import addresses
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
 from sandyard.platform.domain.git.mirror import Mirror
@@ -32,7 +31,7 @@ class Checkup:
     async def run(self) -> list[Finding]:
         """In the order in which they should be mended. What cannot be looked at before another is mended is left out."""
         try:
-            remote = addresses.remote_of(self._project)
+            remote = await self._access.remote(self._project)
             forge = self._access.forge(self._project)
         except SandyardError as error:
             return [Finding("repository", False, error.message)]

@@ -15,16 +15,19 @@ from githubkit.cache import MemCacheStrategy
 from githubkit.exception import GitHubException, RequestError, RequestFailed, RequestTimeout
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.destinations import Destinations, PrivateAddressError, is_proxied
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.budget import CORE, Pace, retry_after
-from sandyard.platform.domain.forge.errors import ForgeUnreachableError
+from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeUnreachableError
 from sandyard.platform.domain.forge.refusals import refusal, words
 from sandyard.platform.domain.forge.remembered import Kept, Remembered
 
 log = get_logger(__name__)
 
 TRIES = 3
+_GITHUBS = "x-github-request-id"
+"""What every answer of GitHub's has. The words of other servers are not repeated to anybody: they are not for the project's owner."""
 _ANSWER_LIMIT = 16 << 20
 _TIMEOUT = httpx.Timeout(30, connect=10)
 _REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
@@ -55,8 +58,17 @@ class Answer:
 class Connection:
     """ForgeError and its kinds are all that its verbs raise. Used by many at once; `close` it at the end."""
 
-    def __init__(self, api_url: str, tokens: TokenSource, clock: Clock, remembered: Remembered, key: str) -> None:
-        self._client = _Client(api_url)
+    def __init__(  # noqa: PLR0917 - the parts it stands on
+        self,
+        api_url: str,
+        tokens: TokenSource,
+        clock: Clock,
+        remembered: Remembered,
+        key: str,
+        destinations: Destinations | None = None,
+    ) -> None:
+        """`destinations`: where the API may be; None: anywhere."""
+        self._client = _Client(api_url, destinations)
         self._tokens = tokens
         self._clock = clock
         self._remembered = remembered
@@ -132,7 +144,7 @@ class Connection:
                 if method == "GET" and found.etag:
                     self._remembered.put(self._key, url, found)
                 return _answer(found)
-            said = words(response.content)
+            said = words(response.content) if _GITHUBS in response.headers else ""
             if self.pace.limited(response.status_code, response.headers, said, rounds):
                 rounds += 1
                 continue
@@ -163,6 +175,8 @@ class Connection:
         except RequestTimeout:
             raise ForgeUnreachableError(f"{self.host} did not answer in time. Nothing was lost; try again.") from None
         except RequestError as failed:
+            if isinstance(failed.exc, PrivateAddressError):
+                raise ForgeForbiddenError(failed.exc.message) from None
             raise self._unreachable(failed.exc) from None
         except (GitHubException, ValueError) as failed:
             raise self._unreachable(failed) from None
@@ -185,9 +199,10 @@ class _Client(GitHub[UnauthAuthStrategy]):
     """githubkit with one pool of connections for every task, where its own would make one for each request; without its cache,
     which is one for all credentials of a process, and without its retries, which wait by a clock of their own."""
 
-    def __init__(self, api_url: str) -> None:
+    def __init__(self, api_url: str, destinations: Destinations | None) -> None:
         super().__init__(
             base_url=api_url,
+            async_transport=None if destinations is None else _Guarded(destinations),
             user_agent="sandyard",
             timeout=_TIMEOUT,
             http_cache=False,
@@ -209,6 +224,47 @@ class _Client(GitHub[UnauthAuthStrategy]):
         kept, self._kept = self._kept, None
         if kept is not None:
             await kept.aclose()
+
+
+class _Guarded(httpx.AsyncBaseTransport):
+    """Connects to public addresses, and those that an administrator has listed; to each name as it was checked, and not as somebody
+    says a moment later."""
+
+    def __init__(self, destinations: Destinations) -> None:
+        self._destinations = destinations
+        self._direct: httpx.AsyncHTTPTransport | None = None
+        self._proxied: httpx.AsyncClient | None = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        self._destinations.check_name(url.host)
+        if is_proxied(url.scheme, url.host):
+            self._proxied = self._proxied or httpx.AsyncClient(timeout=_TIMEOUT)
+            return await self._proxied.send(request, stream=True)
+        self._direct = direct = self._direct or httpx.AsyncHTTPTransport()
+        port = url.port or {"http": 80}.get(url.scheme, 443)
+        try:
+            addresses = await self._destinations.resolve(url.host, port)
+        except OSError as error:
+            raise httpx.ConnectError(f"{url.host} is not known here", request=request) from error
+        request.extensions = {**request.extensions, "sni_hostname": url.host}
+        for address in addresses:
+            request.url = url.copy_with(host=address)
+            try:
+                return await direct.handle_async_request(request)
+            except httpx.ConnectError:
+                if address == addresses[-1]:
+                    raise
+            finally:
+                request.url = url
+        raise httpx.ConnectError(f"{url.host} has no address", request=request)
+
+    async def aclose(self) -> None:
+        """It may be used again."""
+        for kept in (self._direct, self._proxied):
+            if kept is not None:
+                await kept.aclose()
+        self._direct = self._proxied = None
 
 
 async def _bound(response: httpx.Response) -> None:

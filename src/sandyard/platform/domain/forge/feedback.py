@@ -99,5 +99,6 @@ def _said(remark: Remark) -> dict[str, Any]:
         "path": remark.path and storable(remark.path),
         "line": remark.line,
         "url": remark.url,
+        "mayWrite": remark.may_write,
     }
     return {name: value for name, value in said.items() if value is not None}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from urllib.parse import quote
 
 from sandyard.kit.clock import Clock
 from sandyard.platform.domain.forge import github_reading as reading
@@ -31,6 +33,9 @@ from sandyard.platform.domain.forge.model import (
 )
 from sandyard.platform.domain.forge.refusals import graphql_words
 
+AUTHORS = 20
+"""Of remarks that are new in one look, whose access the forge is asked for."""
+_INSIDE = ("OWNER", "MEMBER", "COLLABORATOR")
 _READY = "mutation($id: ID!) { markPullRequestReadyForReview(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
 _DRAFT = "mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
 
@@ -106,6 +111,29 @@ class GitHubRepository:
             remarks=tuple(sorted([*remarks, *failures], key=lambda remark: remark.at)),
             warnings=tuple(warnings),
         )
+
+    async def with_authors(self, pull: Pull, told: Collection[str]) -> Pull:
+        """`pull`, where each remark that is not in `told` (`kind:id`) says whether its author may write to the repository. Authors that
+        the forge counts to the repository are asked for first; of more than AUTHORS, the others are taken to have no access."""
+        new = [one for one in pull.remarks if one.kind != "check" and f"{one.kind}:{one.id}" not in told]
+        new.sort(key=lambda one: one.association not in _INSIDE)
+        authors = list(dict.fromkeys(one.author for one in new))[:AUTHORS]
+        writers = {author for author in authors if await self.may_write(author)}
+        asked = {(one.kind, one.id) for one in new}
+        remarks = (
+            replace(one, may_write=one.author in writers) if (one.kind, one.id) in asked else one
+            for one in pull.remarks
+        )
+        return replace(pull, remarks=tuple(remarks))
+
+    async def may_write(self, login: str) -> bool:
+        """Whether this account may write to the repository, as the forge says now. Nobody has access by being a bot: an App is no
+        collaborator. False where the project's credential may not ask."""
+        try:
+            said = await self._calls.get(f"/collaborators/{quote(login, safe='')}/permission")
+        except (ForgeNotFoundError, ForgeForbiddenError, ForgeInvalidError, ForgeRefusedError):
+            return False
+        return said.get("permission") in ("admin", "maintain", "write")
 
     async def issues(self, label: str) -> list[reading.Json]:
         """The open ones with this label, as GitHub says them; pull requests are among them."""
@@ -184,7 +212,7 @@ class GitHubRepository:
         except (ForgeForbiddenError, ForgeNotFoundError):
             try:
                 runs = await self._calls.every("/actions/runs", "workflow_runs", head_sha=commit)
-                found += reading.workflow_runs(runs)
+                found += reading.workflow_runs(runs, self.slug)
             except (ForgeForbiddenError, ForgeNotFoundError):
                 warnings.append(
                     "The project's credential may not see checks. It needs 'Checks: read' or 'Actions: read'."

@@ -159,10 +159,13 @@ def check_runs(said: Iterable[Json]) -> list[tuple[CheckRun, Remark | None]]:
     return found
 
 
-def workflow_runs(said: Iterable[Json]) -> list[tuple[CheckRun, Remark | None]]:
-    """Of GitHub Actions. A run that is tried again keeps its id."""
+def workflow_runs(said: Iterable[Json], slug: str) -> list[tuple[CheckRun, Remark | None]]:
+    """Of GitHub Actions. A run that is tried again keeps its id. Without those of forks: anybody can open a pull request with the same
+    commit, and its title would be the run's."""
     found = []
     for run in said:
+        if text(table(run.get("head_repository")).get("full_name"), 300).lower() != slug.lower():
+            continue
         summary = text(run.get("display_title"), 300)
         found.append(
             _check(
@@ -260,4 +263,5 @@ def _remark(
         path=path,
         line=line,
         url=address(said.get("html_url")),
+        association=text(said.get("author_association"), 40).upper() or None,
     )

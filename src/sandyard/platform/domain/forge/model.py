@@ -68,7 +68,8 @@ class CheckRun:
 @dataclass(frozen=True, slots=True)
 class Remark:
     """Something a person or a check said. `kind`: review, comment, line_comment or check. `id` is the forge's, unique within its
-    kind."""
+    kind. `association` is what the forge calls the author's relation to the repository; it proves nothing. `may_write`: whether the
+    forge says that the author may write to the repository; None: nobody asked."""
 
     kind: str
     id: str
@@ -79,6 +80,8 @@ class Remark:
     path: str | None = None
     line: int | None = None
     url: str | None = None
+    association: str | None = None
+    may_write: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ a forge would act upon; it does so inside code as well as outside, so that nobod
 from __future__ import annotations
 
 import re
+import unicodedata
 
 GAP = "\u200b"
 
@@ -28,6 +29,7 @@ _ACTIVE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
+_INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
 _TAG = re.compile(r"(?<=<)(?=[A-Za-z/!?])")
 
 
@@ -39,6 +41,12 @@ def neutral(text: str) -> str:
 def untagged(text: str) -> str:
     """Without HTML: it could end the quotation it stands in, or hide what comes after it. All else stays."""
     return _TAG.sub(GAP, text)
+
+
+def seen(text: str) -> str:
+    """Without the characters that nobody sees: people read what the agent reads."""
+    plain = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(letter for letter in plain if letter in "\n\t" or unicodedata.category(letter) not in _INVISIBLE)
 
 
 def quoted(text: str) -> str:

@@ -26,7 +26,6 @@ from sandyard.platform.domain.forge.rows import PullRows
 from sandyard.platform.domain.forge.work import COMMITS, Work, gathered
 from sandyard.platform.domain.git import reading
 from sandyard.platform.domain.git.mirror import Mirrors
-from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -167,7 +166,8 @@ class PullRequests:
     async def _look(self, row: PullRequest, github: GitHubRepository) -> PullRequest:
         assert row.number is not None
         async with self._lock(row.project_id, f"#{row.number}"):  # else an older answer could come in after a newer one
-            row = await self._recorder.apply(row.id, await github.pull(row.number))
+            pull = await github.with_authors(await github.pull(row.number), row.told.get("remarks", ()))
+            row = await self._recorder.apply(row.id, pull)
         return await self.finish(row)
 
     async def finish(self, row: PullRequest) -> PullRequest:
@@ -188,8 +188,9 @@ class PullRequests:
         """False: it is no longer what was merged, and was left alone. None: the remote could not be asked."""
         if project.repository is None or row.head_commit is None:
             return None
-        mirror, remote = self._mirrors.of(project.id), parse(project.repository)
+        mirror = self._mirrors.of(project.id)
         try:
+            remote = await self._projects.remote_of(project)
             credential = await self._access.credential(project)
             deleted = await mirror.delete_remote_branch(remote, credential, row.head_branch, row.head_commit)
             return deleted or await mirror.remote_branch(remote, credential, row.head_branch) is None

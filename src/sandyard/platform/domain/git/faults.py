@@ -38,7 +38,7 @@ _HOST_CHANGED = (
     "The remote's host key is not the one it had before. If that is right, remove its line from `known_hosts` in the platform's "
     "git folder; if not, somebody may be listening."
 )
-_NO_HOST = "The remote's host is not known here: its name is wrong, or there is no network."
+NO_HOST = "The remote's host is not known here: its name is wrong, or there is no network."
 _TROUBLE = "The remote has trouble of its own just now. Nothing was lost; try again."
 _UNTRUSTED = "The remote's certificate is not one this machine trusts."
 _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
@@ -70,10 +70,10 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
     (
         r"requested URL returned error: 3\d\d|unable to update url base from redirection",
         RemoteMissingError,
-        "The remote sends elsewhere. Give the project the address the repository has now.",
+        "The remote sends elsewhere. Give the project the address the repository has now, with .git at its end if the server wants that.",
     ),
     # the line
-    (r"[Cc]ould not resolve (host|proxy)", RemoteUnreachableError, _NO_HOST),
+    (r"[Cc]ould not resolve (host|proxy)", RemoteUnreachableError, NO_HOST),
     (
         r"requested URL returned error: 429",
         RemoteUnreachableError,

@@ -18,8 +18,9 @@ from sandyard.platform.domain.git.errors import NoCheckoutError
 from sandyard.platform.domain.git.guest import Guest
 from sandyard.platform.domain.git.mirror import Mirror, Mirrors
 from sandyard.platform.domain.git.model import FOLDER, Credential, Identity, Progress
-from sandyard.platform.domain.git.remote import Remote, parse
+from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.model import IdentitySettings, ProjectSettings
+from sandyard.platform.domain.projects.remotes import remote_of
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError, SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.settings import PlatformSettings
@@ -63,7 +64,9 @@ class Ground:
         if project.repository is None:
             raise ConflictError(f"Project {project.name!r} has no repository. Give it one first.")
         credential = await self.opener(project)
-        return Repository(parse(project.repository), self.mirrors.of(project.id), credential)
+        async with self.database.reading() as session:
+            remote = await remote_of(session, project)
+        return Repository(remote, self.mirrors.of(project.id), credential)
 
     async def refresh(self, project: Project, repository: Repository, progress: Progress, *, since: float) -> None:
         """Bring the mirror up to date, unless somebody has begun to do so after `since` (time.monotonic) and has done it."""

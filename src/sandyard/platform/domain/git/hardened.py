@@ -10,7 +10,7 @@ import base64
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +86,16 @@ class Surroundings:
 
 @contextmanager
 def surroundings(
-    folder: Path, credential: Credential | None, remote: Remote | None, local: str | None = None
+    folder: Path,
+    credential: Credential | None,
+    remote: Remote | None,
+    *,
+    only: Sequence[str] | None = None,
+    local: str | None = None,
 ) -> Iterator[Surroundings]:
-    """`folder`: the platform's git folder, which stands for a home folder. Without a `remote`, git can reach none. `local`: the name
-    of the socket that repositories of this machine are asked for, where they are not the platform's own to read.
+    """`folder`: the platform's git folder, which stands for a home folder. Without a `remote`, git can reach none. `only`: the
+    addresses of its host that git may connect to, and none that the host sends it to; empty: those that a proxy knows. None: any.
+    `local`: the name of the socket that serves repositories of this machine which the platform's user can't read.
 
     Raises RepositoryInvalidError when the credential would go over a line that others can read.
     """
@@ -101,6 +107,8 @@ def surroundings(
         served = local is not None and remote is not None and remote.kind == "local" and _is_others(folder, remote)
         if served and remote is not None:
             config += _instead(remote)
+        if remote is not None and remote.kind == "http" and only is not None:
+            config += _pinned(remote, only)
         settings = memory_file("git-config", config.encode())
         descriptors.append(settings)
         environment = {name: os.environ[name] for name in (*_PASSED_ON, *_PROXIES) if name in os.environ} | {
@@ -118,7 +126,7 @@ def surroundings(
             "GIT_SSH_COMMAND": "false",
         }
         if remote is not None and remote.kind == "ssh":
-            environment["GIT_SSH_COMMAND"] = _ssh(folder, credential, descriptors)
+            environment["GIT_SSH_COMMAND"] = _ssh(folder, credential, descriptors, _pinned_ssh(remote, only))
         if served and local is not None:
             environment["GIT_SSH_COMMAND"] = shlex.join(bare_python_command(local_client.__file__, local))
         yield Surroundings(environment, tuple(descriptors))
@@ -180,7 +188,24 @@ def _helper(credential: Credential, remote: Remote, descriptors: list[int]) -> s
     return f'[credential "{remote.origin}"]\n    helper = "{script}"\n'
 
 
-def _ssh(folder: Path, credential: Credential | None, descriptors: list[int]) -> str:
+def _pinned(remote: Remote, only: Sequence[str]) -> str:
+    """Git's configuration for a remote of which only these addresses may be reached. A redirect could lead anywhere else."""
+    config = "[http]\n    followRedirects = false\n"
+    if not only or remote.host in only:
+        return config  # a proxy connects; or the address is what the remote is called
+    addresses = ",".join(f"[{one}]" if ":" in one else one for one in only)
+    return f'{config}    curloptResolve = "{remote.host}:{remote.port}:{addresses}"\n'
+
+
+def _pinned_ssh(remote: Remote, only: Sequence[str] | None) -> dict[str, str]:
+    """Ssh connects to the address, and knows the host's key by the host's name."""
+    if not only or remote.host in only:
+        return {}
+    alias = str(remote.host) if remote.port == 22 else f"[{remote.host}]:{remote.port}"
+    return {"HostName": only[0], "HostKeyAlias": alias, "CheckHostIP": "no"}
+
+
+def _ssh(folder: Path, credential: Credential | None, descriptors: list[int], pinned: Mapping[str, str]) -> str:
     program = shutil.which("ssh")
     if program is None:
         raise RepositoryInvalidError(
@@ -209,6 +234,7 @@ def _ssh(folder: Path, credential: Credential | None, descriptors: list[int]) ->
         "ControlPath": "none",
         "ConnectTimeout": "30",
         "ServerAliveInterval": "30",
+        **pinned,
     }
     words = [
         program,

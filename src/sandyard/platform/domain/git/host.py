@@ -7,17 +7,23 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from sandyard.kit import processes
+from sandyard.kit.destinations import Destinations, PrivateAddressError, is_proxied
 from sandyard.kit.processes import Output, Process
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError
-from sandyard.platform.domain.git.faults import masking, storable, translated
+from sandyard.platform.domain.git.errors import (
+    GitFailedError,
+    GitTimeoutError,
+    RemoteUnreachableError,
+    RepositoryInvalidError,
+)
+from sandyard.platform.domain.git.faults import NO_HOST, masking, storable, translated
 from sandyard.platform.domain.git.hardened import memory_file, surroundings
 from sandyard.platform.domain.git.model import Credential, Progress, no_progress
 from sandyard.platform.domain.git.remote import Remote
@@ -53,10 +59,13 @@ class Finished:
 class Git:
     """Runs git, one process (group) per call, with nothing of this machine's or user's configuration."""
 
-    def __init__(self, folder: Path, *, timeout_s: float, local: str | None = None) -> None:
-        """`local`: see `surroundings`."""
+    def __init__(
+        self, folder: Path, *, timeout_s: float, destinations: Destinations | None = None, local: str | None = None
+    ) -> None:
+        """`destinations`: where remotes may be that no administrator answers for; None: anywhere. `local`: see `surroundings`."""
         self.folder = folder
         self._timeout_s = timeout_s
+        self._destinations = destinations
         self._local = local
 
     async def run(
@@ -80,15 +89,17 @@ class Git:
         repository. `largest`: git may not ask for more memory than this at once. `writes`: no file it writes may be larger than
         this; TooMuchError when one would be.
 
-        Raises GitFailedError or one of its more exact kin when git's exit code is not among `ok`, GitTimeoutError when it takes
+        Raises RepositoryInvalidError when the remote is in a private network and may not be, GitFailedError or one of its more exact
+        kin when git's exit code is not among `ok`, GitTimeoutError when it takes
         longer than `timeout_s`. On a timeout and on cancellation git and all it has started are gone when this returns. No text
         that leaves here holds the credential.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         where = cwd or self.folder
         mask = masking(credential)
+        only = await self._addresses(remote) if remote is not None else None
         with ExitStack() as stack:
-            around = stack.enter_context(surroundings(self.folder, credential, remote, self._local))
+            around = stack.enter_context(surroundings(self.folder, credential, remote, only=only, local=self._local))
             environment = around.environment | {"GIT_CEILING_DIRECTORIES": str(where.parent)}
             if objects is not None:
                 environment["GIT_OBJECT_DIRECTORY"] = str(objects)
@@ -131,6 +142,20 @@ class Git:
         if code not in ok and not truncated:
             raise translated(stderr, _verb(arguments))
         return Finished(code, stdout, stderr, truncated)
+
+    async def _addresses(self, remote: Remote) -> Sequence[str] | None:
+        """Those that git may connect to; none: through a proxy. None: it is not looked at."""
+        if self._destinations is None or remote.vouched or remote.host is None:
+            return None
+        try:
+            self._destinations.check_name(remote.host)
+            if remote.kind == "http" and is_proxied(remote.scheme, remote.host):
+                return ()
+            return await self._destinations.resolve(remote.host, remote.port)
+        except PrivateAddressError as error:
+            raise RepositoryInvalidError(error.message) from None
+        except OSError:
+            raise RemoteUnreachableError(NO_HOST) from None
 
 
 def _bounded(writes: int | None) -> tuple[str, ...]:

@@ -31,6 +31,14 @@ class Remote:
     name: str
     key: str
     web_url: str | None
+    vouched: bool = False
+    """Whether an administrator answers for it: then it may be in a private network."""
+
+    @property
+    def port(self) -> int:
+        """Of an http or ssh remote."""
+        usual = {"http": 80, "https": 443}.get(self.scheme, 22)
+        return (urlsplit(self.url).port or usual) if "://" in self.url else usual
 
     @property
     def scheme(self) -> str:

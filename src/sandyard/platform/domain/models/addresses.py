@@ -6,19 +6,16 @@ the same machine or network; the owner of a project only one on the public inter
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import socket
 from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
+from sandyard.kit.destinations import Address, is_public, resolve
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
 from sandyard.platform.domain.users.model import Principal
 
 LONGEST = 1000
-_RESOLVE_S = 10.0
-_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 
 
 async def clean(caller: Principal, base_url: str) -> str:
@@ -30,7 +27,7 @@ async def clean(caller: Principal, base_url: str) -> str:
     if parts.scheme != "https":
         raise ForbiddenError("Only an administrator may name an address that begins with http://. Use https://.")
     for address in await _addresses(parts.hostname or "", parts.port or 443):
-        if not all(one.is_global and not one.is_multicast for one in _meant(address)):
+        if not is_public(address):
             raise ForbiddenError(
                 "This address is in a private network, which only an administrator may let the platform speak to. Ask one to add this "
                 "provider."
@@ -76,23 +73,8 @@ def _parsed(base_url: str) -> SplitResult:
     return parts
 
 
-def _meant(
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """With those that are within it: of IPv4, to which a gateway would translate it."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return [address]
-    within = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if any(address in network for network in _TRANSLATED):
-        within.append(ipaddress.IPv4Address(address.packed[-4:]))
-    return [address, *(one for one in within if one is not None)]
-
-
-async def _addresses(host: str, port: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    loop = asyncio.get_running_loop()
+async def _addresses(host: str, port: int) -> list[Address]:
     try:
-        async with asyncio.timeout(_RESOLVE_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError, UnicodeError):
+        return await resolve(host, port)
+    except (OSError, TimeoutError):
         raise InvalidInputError(f"The host {host[:200]} of this address cannot be found.") from None
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]

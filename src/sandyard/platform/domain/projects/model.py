@@ -160,6 +160,20 @@ class TaskSettings(_Part):
     feedback_rounds: int = Field(
         default=5, ge=0, le=100, description="How often failed checks may wake the agent by themselves."
     )
+    max_rounds: int = Field(
+        default=20,
+        ge=1,
+        le=1000,
+        description="After so many rounds of an attempt a person is asked before anything from the pull request begins another.",
+    )
+    trusted_bots: Annotated[
+        list[Annotated[str, Field(min_length=6, max_length=100, pattern=r"^[A-Za-z0-9-]+\[bot\]$")]],
+        Field(max_length=50),
+    ] = Field(
+        default_factory=list,
+        description="GitHub Apps whose comments and reviews go to the agent as those of people with write access do.",
+        examples=[["review-helper[bot]"]],
+    )
 
 
 class ProjectSettings(_Part):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from urllib.parse import urlsplit
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, ForbiddenError
+from sandyard.platform.db.models import Project, User
 from sandyard.platform.domain.git.errors import RepositoryInvalidError
-from sandyard.platform.domain.git.remote import parse
+from sandyard.platform.domain.git.remote import Remote, parse
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal
 
@@ -21,6 +26,30 @@ def clean(caller: Principal, repository: str, *, vouched: bool = False) -> str:
             "A path on the platform's own machine may only be given by an administrator. Use an https or ssh address."
         )
     return remote.url
+
+
+async def is_vouched(session: AsyncSession, project: Project) -> bool:
+    """Whether an administrator answers for where the project's repository and its API are: its owner is one. Nobody but its owner and
+    administrators can change them."""
+    owner = await session.get(User, project.owner_id)
+    return owner is not None and owner.role == "admin"
+
+
+def check_private(destinations: Destinations, repository: str | None, settings: ProjectSettings) -> None:
+    """PrivateAddressError for what can be seen to be private from its address alone. Names are looked up when they are used."""
+    hosts = [urlsplit(url).hostname for url in (settings.forge.api_url,) if url]
+    if repository is not None:
+        hosts.append(parse(repository).host)
+    for host in hosts:
+        if host:
+            destinations.check_name(host)
+
+
+async def remote_of(session: AsyncSession, project: Project) -> Remote:
+    """Its remote, for a connection. RepositoryInvalidError for a project without one."""
+    if not project.repository:
+        raise RepositoryInvalidError("The project has no repository. Give it the address of one.")
+    return replace(parse(project.repository), vouched=await is_vouched(session, project))
 
 
 def servers(repository: str | None, settings: ProjectSettings) -> frozenset[str]:

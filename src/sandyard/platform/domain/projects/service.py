@@ -10,11 +10,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Credential, Project, ProjectMember, User
 from sandyard.platform.domain.git import names
+from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -27,9 +29,11 @@ UNCHANGED: Any = object()
 class Projects:
     """NotFoundError for what the caller may not see, ForbiddenError for what only its owner may do."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, destinations: Destinations | None = None) -> None:
+        """`destinations`: where repositories may be that no administrator answers for; None: anywhere."""
         self._database = database
         self._clock = clock
+        self._destinations = destinations
 
     async def create(
         self,
@@ -56,6 +60,7 @@ class Projects:
             updated_at=now,
         )
         async with self._database.transaction() as tx:
+            await self._check(tx.session, project)
             tx.add(project)
             tx.emit("project.created", owner_id=project.owner_id, project_id=project.id, name=name)
         return project
@@ -69,6 +74,20 @@ class Projects:
     async def get(self, caller: Principal, project_id: str) -> Project:
         async with self._database.reading() as session:
             return await _load(session, caller, project_id)
+
+    async def remote_of(self, project: Project) -> Remote:
+        """For a connection. RepositoryInvalidError for a project without one."""
+        async with self._database.reading() as session:
+            return await remotes.remote_of(session, project)
+
+    async def is_vouched(self, project: Project) -> bool:
+        """Whether an administrator answers for where its repository and its API are."""
+        async with self._database.reading() as session:
+            return await remotes.is_vouched(session, project)
+
+    async def _check(self, session: AsyncSession, project: Project) -> None:
+        if self._destinations is not None and not await remotes.is_vouched(session, project):
+            remotes.check_private(self._destinations, project.repository, ProjectSettings.of(project))
 
     async def require_change(self, caller: Principal, project_id: str) -> Project:
         """The project, if the caller may change it."""
@@ -101,6 +120,8 @@ class Projects:
                 project.base_branch = None if base_branch is None else names.check(base_branch)
             if settings is not None:
                 project.settings, project.template = settings.stored(), settings.template
+            if repository is not UNCHANGED or settings is not None:
+                await self._check(tx.session, project)
             if await _has_credentials(tx.session, project_id):
                 remotes.check_move(before, remotes.servers(project.repository, ProjectSettings.of(project)))
             if archived is not None and archived != (project.archived_at is not None):

@@ -38,6 +38,8 @@ LOOK_S = 5.0
 RECONCILE_S = 60.0
 """How often those that run are compared with their workflows."""
 WORDS = 100_000
+PENDING = 10
+"""Things said that may wait for the end of a round, and (WORDS) their characters."""
 Columns = TypeVarTuple("Columns")
 
 
@@ -122,6 +124,14 @@ class Attempts:
             attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
         else:
             self._next(tx, attempt, RoundKind.FEEDBACK, said=[said])
+
+    @staticmethod
+    def has_room(attempt: Attempt, words: str) -> bool:
+        """Whether these words may wait for the end of the round under way, beside what waits already."""
+        if attempt.status not in (AttemptStatus.QUEUED, AttemptStatus.RUNNING):
+            return True
+        waiting = attempt.detail.get("pending", [])
+        return len(waiting) < PENDING and sum(len(one["words"]) for one in waiting) + len(words) <= WORDS
 
     def _next(self, tx: Transaction, attempt: Attempt, kind: RoundKind, **work: Any) -> None:
         attempt.round += 1

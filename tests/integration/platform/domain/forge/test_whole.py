@@ -93,6 +93,7 @@ async def test_from_a_branch_to_a_merge(desk: Desk, pulls: PullRequests, double:
     assert sorted((await desk.kinds())[1:]) == ["checks_failed", "commented", "commented", "reviewed"]
     (message,) = await desk.messages()
     said = {part["kind"]: (part["author"], part["text"]) for part in message.parts}
+    assert {part.get("mayWrite") for part in message.parts} == {True, None}
     assert said["review"] == ("grace", "Not yet, please.") and said["comment"] == ("grace", "And tests?")
     assert said["line_comment"] == ("grace", "Why an a?") and "3 failed" in said["check"][1]
 

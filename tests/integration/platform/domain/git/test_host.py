@@ -4,13 +4,17 @@ import asyncio
 import base64
 import hashlib
 import os
+import shlex
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import NoSpaceError, SandyardError
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.git import host
@@ -136,6 +140,69 @@ async def test_a_redirect_to_another_host_does_not_get_the_token(git: Git, tmp_p
     assert bool(first.got) is asks, "who asks is told"
     assert len(other.told) >= 2, "the other one was asked for its refs at least"
     assert set(other.told) == {None}
+
+
+def meant(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """What forge.example means for this process; git could not find it out."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://forge.example/a/b.git", "git@forge.example:a/b.git", "ssh://forge.example:2222/a/b"]
+)
+async def test_a_remote_in_a_private_network_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    meant(monkeypatch, "10.9.8.7")
+    guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations())
+    with pytest.raises(RepositoryInvalidError, match=r"forge\.example is in a private network"):
+        await look(guarded, url)
+
+
+async def test_git_connects_to_the_address_that_was_checked(
+    tmp_path: Path, server: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = server.repository("acme/website", files={"a": "a"}, anonymous=True)
+    with pytest.raises(RepositoryInvalidError, match="private network"):
+        await look(Git(tmp_path / "git", timeout_s=30, destinations=Destinations()), site.url)
+    assert server.requests == []
+    meant(monkeypatch, "127.0.0.1")
+    guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(["127.0.0.1"]))
+    assert str(site.head("main")) in await look(guarded, site.url.replace("127.0.0.1", "forge.example"))
+    url = "http://127.0.0.1:1/a/b"
+    vouched = replace(parse(url), vouched=True)
+    with pytest.raises(RemoteUnreachableError):
+        await Git(tmp_path / "git", timeout_s=30, destinations=Destinations()).run(
+            "ls-remote", url, cwd=None, remote=vouched
+        )
+
+
+async def test_a_redirect_leads_nowhere_else(tmp_path: Path) -> None:
+    with Watched() as other:
+        other.repository("acme/website", files={"a": "a"}, anonymous=True)
+        server = Server(Elsewhere(other.url, asks=False))
+        server.start()
+        guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(["127.0.0.1"]))
+        try:
+            with pytest.raises(RemoteMissingError, match="sends elsewhere"):
+                await look(guarded, f"{server.url}/acme/website.git")
+        finally:
+            server.stop()
+        assert other.told == []
+
+
+@pytest.mark.parametrize(
+    ("url", "alias"),
+    [("git@forge.example:a/b", "forge.example"), ("ssh://forge.example:2222/a/b", "[forge.example]:2222")],
+)
+def test_ssh_connects_to_the_address_that_was_checked(tmp_path: Path, url: str, alias: str) -> None:
+    with surroundings(tmp_path, None, parse(url), ["192.0.2.7", "192.0.2.8"]) as around:
+        words = shlex.split(around.environment["GIT_SSH_COMMAND"])
+    assert "HostName=192.0.2.7" in words
+    assert f"HostKeyAlias={alias}" in words
 
 
 async def test_a_token_does_not_go_over_a_line_that_others_read(git: Git) -> None:

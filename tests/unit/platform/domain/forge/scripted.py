@@ -28,6 +28,8 @@ class Scripted:
 
     def __init__(self, clock: Clock) -> None:
         self.asked: list[Asked] = []
+        self.is_github = True
+        """Whether its answers have what all of GitHub's have."""
         self._answers: list[tuple[int, dict[str, str], bytes]] = []
         self._clock = clock
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -72,6 +74,9 @@ class Scripted:
                 script.asked.append(Asked(self.command, self.path.removeprefix("/api"), headers, body))
                 status, more, content = script._answers.pop(0) if script._answers else (599, {}, b"")
                 self.send_response_only(status)
+                self.send_header(
+                    "X-GitHub-Request-Id", "0A1B:2C3D:4E5F60:718293:65B0C1D2"
+                ) if script.is_github else None
                 self.send_header("Date", formatdate(script._clock.now(), usegmt=True))
                 for name, value in more.items():
                     self.send_header(name, value)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.app_tokens import FixedToken
 from sandyard.platform.domain.forge.connection import Connection
@@ -47,6 +49,67 @@ async def line(api: Scripted, clock: HurriedClock) -> AsyncIterator[Connection]:
 
 async def get(line: Connection, path: str = "/repos/acme/site", wait: float = 60.0) -> object:
     return (await line.request("GET", path, max_wait_s=wait)).json
+
+
+def meant(monkeypatch: pytest.MonkeyPatch, **hosts: str) -> list[str]:
+    """What names mean for this process; underscores stand for dots. Which were asked for."""
+    asked: list[str] = []
+
+    def told(host: str, port: int, *_: object, **__: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        if (name := host.replace(".", "_")) in hosts or host[:1].isdigit():
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (hosts.get(name, host), port))]
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", told)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return asked
+
+
+class TestWhere:
+    @pytest.mark.parametrize("named", ["127.0.0.1", "forge.example"])
+    async def test_a_private_address_is_not_spoken_to(
+        self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch, named: str
+    ) -> None:
+        meant(monkeypatch, forge_example="127.0.0.1")
+        url = api.url.replace("127.0.0.1", named)
+        line = Connection(url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one", Destinations())
+        with pytest.raises(ForgeForbiddenError, match="private network"):
+            await get(line)
+        await line.close()
+        assert api.asked == []
+
+    async def test_it_connects_to_the_address_that_was_checked(
+        self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = meant(monkeypatch, forge_example="127.0.0.1")
+        url = api.url.replace("127.0.0.1", "forge.example")
+        destinations = Destinations(["127.0.0.0/8"])
+        line = Connection(url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one", destinations)
+        api.answer(body={"id": 1})
+        api.answer(body={"id": 2})
+        assert await get(line) == {"id": 1}
+        await line.close()
+        assert await get(line, "/repos/acme/other") == {"id": 2}
+        await line.close()
+        assert [one.headers["host"].partition(":")[0] for one in api.asked] == ["forge.example"] * 2
+        assert asked.count("forge.example") == 2, "once for each request, and never again by who connects"
+
+    async def test_a_host_that_nobody_knows(
+        self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        meant(monkeypatch)
+        line = Connection("https://x.example", FixedToken(None), clock, Remembered(), "one", Destinations())
+        with pytest.raises(ForgeUnreachableError, match="cannot be reached"):
+            await get(line)
+
+    async def test_the_words_of_who_is_not_github_are_not_repeated(self, line: Connection, api: Scripted) -> None:
+        for api.is_github in (True, False):
+            api.answer(403, {"message": "internal words"})
+            with pytest.raises(ForgeForbiddenError) as refused:
+                await get(line)
+            assert ("internal words" in refused.value.message) is api.is_github
 
 
 class TestLimits:

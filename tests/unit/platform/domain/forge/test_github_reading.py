@@ -81,7 +81,14 @@ def test_what_failed_is_told_under_an_id_of_its_own() -> None:
     failures = [
         *reading.check_runs([run("failure")]),
         *reading.statuses([{"id": 1, "context": "x", "state": "failure"}]),
-        *reading.workflow_runs([{**run("failure"), "run_attempt": 3}]),
+        *reading.workflow_runs(
+            [
+                {**run("failure"), "run_attempt": 3, "head_repository": {"full_name": "Acme/website"}},
+                {**run("failure"), "run_attempt": 4, "head_repository": {"full_name": "mallory/website"}},
+                {**run("failure"), "run_attempt": 5, "head_repository": None},
+            ],
+            "acme/website",
+        ),
     ]
     assert [remark.id for _, remark in failures if remark] == ["1", "status-1", "run-1-3"]
 
@@ -109,8 +116,9 @@ def test_odd_answers_break_nothing(odd: Any) -> None:
     said = [dict.fromkeys(fields, odd)]
     for read in (reading.review_remarks, reading.comment_remarks, reading.line_remarks):
         read(said)
-    for reader in (reading.check_runs, reading.statuses, reading.workflow_runs):
+    for reader in (reading.check_runs, reading.statuses):
         reader(said)
+    reading.workflow_runs([{**said[0], "head_repository": odd}], "a/b")
     reading.verdict(said)
     assert not reading.permissions({"permissions": odd}, None).push
 

@@ -5,14 +5,37 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.git.errors import RepositoryInvalidError
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ForgeSettings, ProjectSettings, check_pattern
+from sandyard.platform.domain.projects.service import Projects
 from tests.unit.platform.world import ROOT, World
 
 pytestmark = pytest.mark.both_databases
+
+
+async def test_private_addresses_are_for_administrators(world: World) -> None:
+    projects = Projects(world.database, world.clock, Destinations(["10.1.0.0/16"]))
+    maria = (await world.person("maria")).principal
+    admin = (await world.person("admin", role="admin")).principal
+    inside = ProjectSettings(forge=ForgeSettings(api_url="http://127.0.0.1:8700/api/v3"))
+    for repository, settings in (
+        ("http://127.0.0.1:9000/a/b.git", None),
+        ("git@192.168.1.1:a/b.git", None),
+        ("ssh://localhost/a/b", None),
+        ("https://github.com/a/b", inside),
+    ):
+        with pytest.raises(ForbiddenError, match="SANDYARD_PRIVATE_HOSTS"):
+            await projects.create(maria, "mine", repository=repository, settings=settings)
+        mine = await projects.create(maria, "mine", repository="http://10.1.2.3/a/b")
+        with pytest.raises(ForbiddenError, match="private network"):
+            await projects.update(maria, mine.id, repository=repository, settings=settings)
+        assert not (await projects.remote_of(mine)).vouched
+        made = await projects.create(admin, "ours", repository=repository, settings=settings)
+        assert (await projects.remote_of(made)).vouched
 
 
 async def test_who_sees_and_changes_what(world: World) -> None:

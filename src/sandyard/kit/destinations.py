@@ -1,0 +1,109 @@
+"""Where connections may go that somebody else has named the address of: the public internet, and what an administrator has listed.
+
+Who names an address has this process speak to it from where the process is, behind firewalls and beside other services. A name is
+resolved once, all its addresses are checked, and the connection is made to one of those: a name that means something else a moment
+later leads nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Sequence
+from urllib.request import getproxies_environment, proxy_bypass_environment
+
+from sandyard.kit.errors import ForbiddenError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+RESOLVE_S = 10.0
+_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+
+
+class PrivateAddressError(ForbiddenError):
+    """This address is in a private network."""
+
+    code = "private_address"
+
+
+class Destinations:
+    """`private`: names (`git.corp.example`, `*.corp.example`), addresses and networks (`10.1.0.0/16`) that may be reached though they
+    are not public. ValueError for what is none of these."""
+
+    def __init__(self, private: Sequence[str] = ()) -> None:
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._names: set[str] = set()
+        for entry in private:
+            try:
+                self._networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
+            except ValueError:
+                if not entry or "/" in entry or ":" in entry or "*" in entry.removeprefix("*."):
+                    raise ValueError(f"{entry!r} is no host name, address or network") from None
+                self._names.add(entry.lower())
+
+    def check_name(self, host: str) -> None:
+        """PrivateAddressError for what is known to be private without asking anybody: an address, or this machine's own name."""
+        if self._is_listed(host):
+            return
+        try:
+            addresses = [ipaddress.ip_address(host.strip("[]"))]
+        except ValueError:
+            if host.lower() == "localhost" or host.lower().endswith(".localhost"):
+                raise _refused(host) from None
+            return
+        self._check(host, addresses)
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """The addresses of this host, to which a connection may be made. PrivateAddressError; OSError when it has none."""
+        addresses = await resolve(host.strip("[]"), port)
+        if not self._is_listed(host):
+            self._check(host, addresses)
+        return [str(address) for address in dict.fromkeys(addresses)]
+
+    def _is_listed(self, host: str) -> bool:
+        name = host.lower().rstrip(".")
+        return name in self._names or any(f"*{name[at:]}" in self._names for at, one in enumerate(name) if one == ".")
+
+    def _check(self, host: str, addresses: Sequence[Address]) -> None:
+        for address in addresses:
+            listed = any(address in network for network in self._networks)
+            if not listed and not is_public(address):
+                raise _refused(host)
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """OSError when it has no address, or nobody says so in time."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError(f"{host[:200]!r} is no host's name") from None
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+
+
+def is_public(address: Address) -> bool:
+    """Whether it, and every address of IPv4 within it to which a gateway would translate it, is on the public internet."""
+    return all(one.is_global and not one.is_multicast for one in _meant(address))
+
+
+def is_proxied(scheme: str, host: str) -> bool:
+    """Whether connections to this host go through a proxy of this machine's environment, which then decides where they lead."""
+    proxies = getproxies_environment()
+    return bool(proxies.get(scheme) or proxies.get("all")) and not proxy_bypass_environment(host, proxies)
+
+
+def _meant(address: Address) -> list[Address]:
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    within = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _TRANSLATED):
+        within.append(ipaddress.IPv4Address(address.packed[-4:]))
+    return [address, *(one for one in within if one is not None)]
+
+
+def _refused(host: str) -> PrivateAddressError:
+    return PrivateAddressError(
+        f"{host[:200]} is in a private network, which a project reaches only if its owner is an administrator or an administrator has "
+        "listed the host (SANDYARD_PRIVATE_HOSTS)."
+    )

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from sandyard.kit.destinations import Destinations, PrivateAddressError, is_proxied
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.settings import PlatformSettings
+
+PRIVATE = (
+    "127.0.0.1", "10.2.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1", "::1", "[::1]",
+    "fe80::1", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "localhost", "api.localhost",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", PRIVATE)
+async def test_private_addresses_are_refused(host: str) -> None:
+    destinations = Destinations()
+    with pytest.raises(PrivateAddressError, match="SANDYARD_PRIVATE_HOSTS"):
+        destinations.check_name(host)
+    if "localhost" not in host:
+        with pytest.raises(PrivateAddressError):
+            await destinations.resolve(host, 443)
+
+
+@pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1"])
+async def test_other_ways_to_write_them(host: str) -> None:
+    with pytest.raises(PrivateAddressError):
+        await Destinations().resolve(host, 443)
+
+
+async def test_a_name_is_as_private_as_any_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(host: str, port: int, *_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(0, 0, 0, "", (address, port)) for address in ("8.8.8.8", "10.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", told)
+    with pytest.raises(PrivateAddressError, match=r"git\.example\.org"):
+        await Destinations().resolve("git.example.org", 443)
+    assert await Destinations(["10.0.0.0/24"]).resolve("git.example.org", 443) == ["8.8.8.8", "10.0.0.1"]
+    for listed in ("git.example.org", "*.example.org", "*.org"):
+        assert await Destinations([listed]).resolve("Git.example.org", 443) == ["8.8.8.8", "10.0.0.1"]
+    for other in ("example.org", "*.git.example.org", "it.example.org"):
+        with pytest.raises(PrivateAddressError):
+            await Destinations([other]).resolve("git.example.org", 443)
+
+
+def test_the_setting() -> None:
+    settings = PlatformSettings.load({"SANDYARD_PRIVATE_HOSTS": "git.corp.example, 10.1.0.0/16,[::1],*.lan"})
+    assert settings.private_hosts == ("git.corp.example", "10.1.0.0/16", "[::1]", "*.lan")
+    Destinations(settings.private_hosts).check_name("::1")
+    for wrong in ("https://git.example", "10.0.0.0/99", "a*b.example", "git.example:443"):
+        with pytest.raises(InvalidInputError, match="private_hosts"):
+            PlatformSettings.load({"SANDYARD_PRIVATE_HOSTS": wrong})
+
+
+def test_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not is_proxied("https", "git.example.org")
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert is_proxied("https", "git.example.org")
+    assert not is_proxied("http", "git.example.org")
+    assert not is_proxied("https", "git.inside.example")
