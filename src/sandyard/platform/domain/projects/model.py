@@ -96,6 +96,11 @@ class PermissionSettings(_Part):
     )
     timeout_seconds: int = Field(default=3600, ge=5, le=30 * 24 * 3600, description="Nobody answered in time: refused.")
 
+    @property
+    def strictness(self) -> Literal["none", "ask", "deny"]:
+        """ask: agents have to ask before everything they do. deny: and may not be told to stop asking."""
+        return "deny" if self.deny else "none" if self.mode == "allow_all" else "ask"
+
 
 class BudgetSettings(_Part):
     """What may be spent on models. What is null has no limit."""
