@@ -51,13 +51,15 @@ def ask(method, params):
         return ANSWERS.pop(number)
 
 
-def permission(kind, title, command=None):
+def permission(kind, title, known=None):
     options = [
         {"optionId": "ever-1", "name": "Always", "kind": "allow_always"},
         {"optionId": "yes-1", "name": "Yes", "kind": "allow_once"},
         {"optionId": "no-1", "name": "No", "kind": "reject_once"},
     ]
-    call = {"toolCallId": "t1", "title": title, "kind": kind, "rawInput": {"command": title} if command is None else {}}
+    call = {"toolCallId": "t1", "title": title, "kind": kind, "rawInput": {"command": title}}
+    if known is not None:
+        call |= {"rawInput": {}, "locations": []}
     return ask("session/request_permission", {"sessionId": "s", "toolCall": call, "options": options})
 
 
