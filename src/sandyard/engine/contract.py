@@ -77,6 +77,15 @@ class NetworkPolicy:
         return cls(bool(plain["allow_internet"]), tuple(plain["allow_out"]), tuple(plain["deny_out"]), tuple(rules))
 
 
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """What a sandbox's egress policy has refused: a connection to an address, or (`protocol` dns) the question for a name."""
+
+    host: str
+    protocol: str
+    port: int | None = None
+
+
 class Outbound(Protocol):
     """What a driver asks the engine for when it applies rules: it holds neither secrets nor certificates itself. Works in
     any thread and event loop."""
@@ -238,4 +247,8 @@ class Driver(Protocol):
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         """Replace the egress policy, live. Established connections that are no longer allowed are cut."""
+        ...
+
+    async def take_denied(self, handle: Handle) -> Collection[Denied]:
+        """What the egress policy has refused since the last call: each once, and not more than a few hundred."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -42,6 +42,8 @@ class PlatformSettings(Settings):
     # sandboxes
     default_template: str = "base"
     idle_seconds: int = Field(default=300, ge=5)  # unused this long: paused
+    network: Literal["none", "listed", "all"] = "all"  # of sandboxes, unless their project says something else
+    network_allow: str = ""  # with "listed": presets and hosts, separated by commas
     idle_margin_s: int = Field(default=120, ge=5)  # the engine pauses by itself this much later, should we be down
     create_timeout_s: float = Field(default=5, gt=0)
     command_timeout_s: float = Field(default=300, gt=0)

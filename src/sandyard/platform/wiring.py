@@ -36,6 +36,7 @@ from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.preparing.service import Preparing
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.projects.credentials import Credentials
+from sandyard.platform.domain.projects.egress import operator_default
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.remote.service import Remotes
@@ -95,8 +96,10 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
         Activity(clock),
         instance=instance,
         idle_margin_s=settings.idle_margin_s,
+        allowed=operator_default(settings.network, settings.network_allow.split(",")),
     )
     stack.push_async_callback(lifecycle.close)
+    projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
     files = OutputFiles(settings.data_dir / "output")
     feed = Feed(database, backlog=settings.reader_backlog, clock=clock)
     commands = Commands(

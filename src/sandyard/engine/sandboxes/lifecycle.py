@@ -17,7 +17,7 @@ from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.errors import no_such_sandbox
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.metrics import Sampler
-from sandyard.engine.sandboxes.model import Intent, Network, OnTimeout, PauseKind, Sandbox, State
+from sandyard.engine.sandboxes.model import Intent, LogLevel, LogQuery, Network, OnTimeout, PauseKind, Sandbox, State
 from sandyard.engine.sandboxes.reconcile import Reconciler
 from sandyard.engine.sandboxes.registry import Entry
 from sandyard.engine.sandboxes.trust import EgressTrust
@@ -29,6 +29,8 @@ log = get_logger(__name__)
 
 AUTOMATIC_AT_ONCE = 8  # expiries handled at the same time, so that a thousand of them leave room for clients
 RETRY_S = 5.0
+DENIED, MAX_DENIED = "Blocked by the network policy:", 300
+"""How entries of a sandbox's log begin that tell of refused connections, and how many of them there are at most."""
 
 
 class Lifecycle:
@@ -202,6 +204,31 @@ class Lifecycle:
                 self._ledger.change(entry, network=before)  # the intent stays: the old policy is put in force again
                 raise
             return self._ledger.change(entry, "The network policy was changed", intent=None)
+
+    async def note_denied(self, entry: Entry) -> None:
+        """Write what the egress policy has refused into the sandbox's log: each host once, and not more than a few hundred, so
+        that a sandbox cannot push what happened to it out of its own log."""
+        if not entry.record.running:
+            return
+        try:
+            found = await self._driver.take_denied(entry.record.handle)
+        except SandyardError as error:
+            log.warning("denied_not_read", sandbox=entry.id, reason=error.message)
+            return
+        if not found:
+            return
+        query = LogQuery(limit=MAX_DENIED, search=DENIED)
+        known = {told.message for told in self._ledger.logs.query(entry.id, query)}
+        for one in found:
+            place = one.host if one.port is None else f"{one.host}:{one.port}"
+            message = f"{DENIED} {place} ({one.protocol})"
+            if message in known or len(known) >= MAX_DENIED:
+                continue
+            known.add(message)
+            fields = {"event": "egress_denied", "host": one.host, "protocol": one.protocol}
+            if one.port is not None:
+                fields["port"] = str(one.port)
+            self._ledger.logs.append(entry.id, LogLevel.WARN, message, **fields)
 
     async def due(self, entry: Entry) -> None:
         """Its time has come: kill it, pause it, or move its memory to disk. Never raises; what fails is tried again."""

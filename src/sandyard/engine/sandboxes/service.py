@@ -245,6 +245,17 @@ class Sandboxes:
                 found[entry.id] = last
         return found
 
+    @property
+    def records_denied(self) -> bool:
+        """Whether what an egress policy refuses can be told."""
+        return self._parts.calls.driver.capabilities.egress
+
+    async def note_denied(self, sandbox_id: str) -> None:
+        """Bring the log up to date with what the sandbox's egress policy has refused."""
+        entry = self._parts.registry.find(sandbox_id)
+        if entry is not None:
+            await self._parts.lifecycle.note_denied(entry)
+
     def logs(self, sandbox_id: str, query: LogQuery = _ALL_LOGS) -> Sequence[LogEntry]:
         """Also of a sandbox that has ended, for as long as its logs are kept. NotFoundError."""
         if self._parts.registry.find(sandbox_id) is None and not self._parts.logs.known(sandbox_id):

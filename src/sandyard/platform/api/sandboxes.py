@@ -156,3 +156,25 @@ async def metrics(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -
         created_at=row.created_at,
         usage=None if usage is None else Usage.model_validate(usage),
     )
+
+
+class DeniedConnection(Model):
+    model_config = example(host="example.org", protocol="dns", port=None, at="2026-01-31T10:00:00.000Z")
+
+    host: str
+    protocol: str = Field(description="tcp, udp, or dns: the name was not resolved.")
+    port: int | None
+    at: Instant = Field(description="When it was first seen.")
+
+
+class DeniedConnections(Model):
+    available: bool = Field(description="False: the engine does not tell what it refuses, as E2B Cloud.")
+    items: list[DeniedConnection]
+
+
+@router.get("/sandboxes/{sandbox_id}/denied", name="sandbox.denied")
+async def denied(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> DeniedConnections:
+    """Connections that its network settings have refused, each once. Never wakes it."""
+    found = await sandboxes.denied(caller, sandbox_id)
+    items = [DeniedConnection.model_validate(one) for one in found or ()]
+    return DeniedConnections(available=found is not None, items=items)

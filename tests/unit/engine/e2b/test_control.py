@@ -106,6 +106,11 @@ class Verbs:
         self.calls.append(("set_network", sandbox_id, network))
         return self.record
 
+    records_denied = True
+
+    async def note_denied(self, sandbox_id: str) -> None:
+        self.calls.append(("note_denied", sandbox_id))
+
     async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> Sequence[Forked]:
         self.calls.append(("fork", sandbox_id, count, timeout_s))
         return [Forked(sandbox=self.record), Forked(error=FullError("full"))]

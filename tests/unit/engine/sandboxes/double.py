@@ -18,6 +18,7 @@ from sandyard.engine.contract import (
     AGENT_PORT,
     Capabilities,
     Condition,
+    Denied,
     Handle,
     Layers,
     NetworkPolicy,
@@ -79,6 +80,7 @@ class DoubleDriver:
             freeze, suspend, "cow", frozenset(), True, {} if freeze else {"freeze": "no freezer"}
         )
         self.calls: list[tuple[str, str]] = []
+        self.denied: list[Denied] = []
         self.now_running: dict[str, set[str]] = {}
         self.overlaps: list[str] = []
         self._faults: dict[tuple[str, str], object] = {}
@@ -304,6 +306,10 @@ class DoubleDriver:
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         async with self._verb("set_network", handle.id):
             self._machine(handle).policy = policy
+
+    async def take_denied(self, handle: Handle) -> Collection[Denied]:
+        found, self.denied = self.denied, []
+        return found
 
 
 async def _serve(machine: Machine, connection: socket.socket) -> None:

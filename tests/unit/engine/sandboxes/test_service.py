@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandyard.engine.contract import AGENT_PORT, Condition, Limits, NetworkPolicy
+from sandyard.engine.contract import AGENT_PORT, Condition, Denied, Limits, NetworkPolicy
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
@@ -385,6 +385,19 @@ async def test_network_is_replaced_live(yard: Yard) -> None:
     await yard.service.pause(sandbox.id)
     with pytest.raises(ConflictError):
         await yard.service.set_network(sandbox.id, Network())
+
+
+async def test_refused_connections_are_in_the_log_once_each(yard: Yard) -> None:
+    sandbox = await yard.create()
+    yard.driver.denied = [Denied("evil.test", "dns"), Denied("192.0.2.9", "tcp", 443)] * 2
+    await yard.service.note_denied(sandbox.id)
+    yard.driver.denied = [Denied("evil.test", "dns"), *(Denied(f"{number}.test", "dns") for number in range(1000))]
+    await yard.service.note_denied(sandbox.id)
+    told = [entry for entry in yard.service.logs(sandbox.id) if entry.fields.get("event") == "egress_denied"]
+    assert [entry.fields["host"] for entry in told[:3]] == ["evil.test", "192.0.2.9", "0.test"]
+    assert told[1].fields["port"] == "443"
+    assert len(told) == 300, "what happened to it stays in its log"
+    assert "created" in yard.service.logs(sandbox.id)[0].message.lower()
 
 
 async def test_failed_network_change_leaves_the_old_one(yard: Yard) -> None:

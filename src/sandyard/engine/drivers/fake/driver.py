@@ -16,6 +16,7 @@ from sandyard.engine.contract import (
     AGENT_PORT,
     Capabilities,
     Condition,
+    Denied,
     Handle,
     Layers,
     NetworkPolicy,
@@ -189,6 +190,10 @@ class FakeDriver:
             _refuse_rules(policy)
             spec = self._files.read_spec(handle.id)
             self._files.write_spec(replace(spec, network=policy))
+
+    async def take_denied(self, handle: Handle) -> Collection[Denied]:
+        """Nothing: nothing is refused here."""
+        return ()
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
         async with self._verb("create_volume"):

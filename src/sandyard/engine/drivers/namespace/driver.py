@@ -19,6 +19,7 @@ from sandyard.engine.contract import (
     AGENT_PORT,
     Capabilities,
     Condition,
+    Denied,
     Handle,
     Layers,
     NetworkPolicy,
@@ -385,6 +386,12 @@ class NamespaceDriver:
         if host.network is not None and record.life is not None:
             await host.network.set_policy(record.life.slot, policy)
         policies.save(host.run / record.id, policy)
+
+    async def take_denied(self, handle: Handle) -> Collection[Denied]:
+        record, network = self._alive(handle), self._here.network
+        if network is None or record.life is None:
+            return ()
+        return await network.take_denied(record.life.slot)
 
 
 def _checked(volume_id: str) -> str:

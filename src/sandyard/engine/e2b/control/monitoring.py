@@ -13,6 +13,7 @@ from sandyard.engine.sandboxes.model import LogLevel, LogQuery
 from sandyard.kit.errors import InvalidInputError
 
 MOST_AT_ONCE = 100
+DENIED_HEADER = "X-Sandyard-Egress-Denied"
 Moment = Annotated[int | None, Query(ge=0)]
 LogLimit = Annotated[int, Query(ge=0, le=1000)]
 
@@ -40,6 +41,7 @@ def routes(context: Context) -> APIRouter:
     @router.get("/sandboxes/{sandbox_id}/logs")
     async def logs_v1(sandbox_id: str, start: Moment = None, limit: LogLimit = 1000) -> JSONResponse:
         query = LogQuery(start=None if start is None else start / 1000, limit=limit)
+        await service.note_denied(short_id(sandbox_id))
         entries = service.logs(short_id(sandbox_id), query)
         return JSONResponse(
             {
@@ -67,6 +69,10 @@ def routes(context: Context) -> APIRouter:
             level=level,
             search=search or None,
         )
-        return JSONResponse({"logs": [views.log_entry(entry) for entry in service.logs(short_id(sandbox_id), query)]})
+        await service.note_denied(short_id(sandbox_id))
+        entries = service.logs(short_id(sandbox_id), query)
+        # a client cannot tell an engine that records nothing from a sandbox that tried nothing
+        headers = {DENIED_HEADER: "recorded"} if service.records_denied else None
+        return JSONResponse({"logs": [views.log_entry(entry) for entry in entries]}, headers=headers)
 
     return router

@@ -36,6 +36,9 @@ class Sandbox(Base):
     pause_count: Mapped[int] = mapped_column(Integer, default=0)
     envs: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted, for when it has to be asked for again
     usage: Mapped[dict[str, Any] | None] = mapped_column(Json)  # the last sample
+    network: Mapped[list[str] | None] = mapped_column(
+        Json
+    )  # all that it may connect to, as the engine was told; None: everything
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     used_at: Mapped[datetime | None]

@@ -31,10 +31,14 @@ _NO_OPTION = {"outcome": {"outcome": "cancelled"}}
 async def open_permission(scene: Scene, request: wire.Request, known: dict[str, Any]) -> Ask:
     """`known` is what the agent told of this tool call before."""
     given = request.params.get("toolCall")
-    told = {name: value for name, value in (given if isinstance(given, dict) else {}).items() if value is not None}
-    call = {**known, **told}
+    told = {
+        name: value for name, value in (given if isinstance(given, dict) else {}).items() if value or value is False
+    }
+    call = {**known, **told}  # what it leaves empty now it may have told before
     options = _options(request.params.get("options"))
     settings = (await agent_settings(scene.tx.session, scene.session.project_id)).permissions
+    if settings.deny:  # else it would not ask before the next one, which may be denied
+        options = [one for one in options if one["kind"] != "allow_always"]
     verdict = decide(settings, call)
     detail = {"toolCall": bounded(call, DETAIL_LIMIT), "options": options, "reason": verdict.reason}
     title = cut(str(call.get("title") or call.get("kind") or "The agent asks for permission"), 2000)

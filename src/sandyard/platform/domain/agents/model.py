@@ -87,6 +87,8 @@ class LaunchWish:
     model: str | None = None
     mode: str | None = None
     endpoint: ModelEndpoint | None = None
+    asks: bool = False
+    """It has to ask before everything it does, reading included, in every mode: the project's policy has the answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,18 @@ class Profile(Protocol):
     @property
     def modes(self) -> tuple[str, ...]: ...
     @property
+    def unasked_modes(self) -> tuple[str, ...]:
+        """Of these, those in which it acts without asking. Where the project's policy wants to be asked, the first other one is set."""
+
+    @property
     def auth_method(self) -> str | None:
         """What it wants to be authenticated with after the greeting."""
 
     def launch(self, wish: LaunchWish) -> Launch: ...
+
+
+def asking_modes(profile: Profile) -> list[str] | None:
+    """The modes in which it asks; None: all of them, as far as is known."""
+    if not profile.unasked_modes:
+        return None
+    return [mode for mode in profile.modes if mode not in profile.unasked_modes]

@@ -17,10 +17,11 @@ from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettin
 
 LIVE_RUNS = (RunStatus.STARTING, RunStatus.READY)
 PENDING, FOLDER, AUTH, FRESH, SERVED, DELIVERED = "pending", "folder", "auth", "fresh", "served", "delivered"
+STRICTNESS, ASKING_MODES = "strictness", "askingModes"
 """In the options of a run: requests of ours that the agent has not answered; where it works; what it wants to be authenticated
 with; that it knows nothing of what was said before; that it has its model through a tunnel of ours; how many bytes of what was
-said to it are in its sandbox for certain."""
-HIDDEN = frozenset((PENDING, FOLDER, AUTH, FRESH, SERVED, DELIVERED))
+said to it are in its sandbox for certain; how strict the project's policy was when it was started; its modes in which it asks."""
+HIDDEN = frozenset((PENDING, FOLDER, AUTH, FRESH, SERVED, DELIVERED, STRICTNESS, ASKING_MODES))
 
 
 @dataclass(slots=True)

@@ -19,9 +19,18 @@ from sandyard.platform.domain.agents import ending, steps
 from sandyard.platform.domain.agents.channel import Inputs, Outputs, command, input_path
 from sandyard.platform.domain.agents.consuming import Consumer, RunBrokenError, RunGoneError
 from sandyard.platform.domain.agents.errors import CheckoutMissingError
-from sandyard.platform.domain.agents.model import LaunchWish, Profile, RunStatus
+from sandyard.platform.domain.agents.model import LaunchWish, Profile, RunStatus, asking_modes
 from sandyard.platform.domain.agents.ports import Desk
-from sandyard.platform.domain.agents.rows import AUTH, FOLDER, LIVE_RUNS, SERVED, about
+from sandyard.platform.domain.agents.rows import (
+    ASKING_MODES,
+    AUTH,
+    FOLDER,
+    LIVE_RUNS,
+    SERVED,
+    STRICTNESS,
+    about,
+    agent_settings,
+)
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandSpec,
@@ -68,6 +77,11 @@ async def draft(desk: Desk, session: Session, turn: Turn, profile: Profile) -> A
         started_at=utc_now(),
     )
     async with desk.database.transaction() as tx:
+        permissions = (await agent_settings(tx.session, session.project_id)).permissions
+        strictness = permissions.strictness
+        if not profile.demo or strictness == "deny":  # the demo's mode is part of what it shows
+            run.options = {**run.options, ASKING_MODES: asking_modes(profile)}
+        run.options = {**run.options, STRICTNESS: strictness}
         tx.add(run)
         await tx.session.flush()
         steps.greet(tx, run, version("sandyard"))
@@ -170,7 +184,8 @@ class Life:
         if profile.install is not None:
             await desk.install(engine, engine_id, profile, desk.settings, self._progress)
         endpoint = await desk.models.endpoint(self._session, sandbox, profile, self._row.model)
-        wish = LaunchWish(HOME, folder, self._row.model, self._session.mode, endpoint)
+        asks = self._row.options.get(STRICTNESS, "none") != "none"
+        wish = LaunchWish(HOME, folder, self._row.model, self._session.mode, endpoint, asks)
         launch = profile.launch(wish)
         if launch.files:
             await desk.put_files(engine, engine_id, launch)

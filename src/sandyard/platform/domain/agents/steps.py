@@ -16,7 +16,17 @@ from sandyard.platform.db.models import AgentRun, Message, Session, Turn
 from sandyard.platform.domain.agents import summary
 from sandyard.platform.domain.agents.errors import AgentProtocolError
 from sandyard.platform.domain.agents.model import RunStatus
-from sandyard.platform.domain.agents.rows import AUTH, FOLDER, FRESH, about, ask, pending
+from sandyard.platform.domain.agents.rows import (
+    ASKING_MODES,
+    AUTH,
+    FOLDER,
+    FRESH,
+    STRICTNESS,
+    about,
+    agent_settings,
+    ask,
+    pending,
+)
 from sandyard.platform.domain.agents.transcript import bounded, cut
 from sandyard.platform.domain.sandboxes.model import utc_now
 
@@ -31,7 +41,7 @@ _MODE, _MODEL = "session/set_mode", "session/set_config_option"
 
 
 class Next(StrEnum):
-    """What the agent has to do now. RESTART: it can get this model only by starting anew."""
+    """What the agent has to do now. RESTART: it can get this model, or ask as the project's policy wants, only by starting anew."""
 
     WAIT = "wait"
     WORK = "work"
@@ -130,6 +140,9 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
     """The next word of a turn that has none yet, to an agent that is ready for it."""
     if run.status != RunStatus.READY or turn.request is not None or turn.cancel_at is not None or pending(run):
         return Next.WAIT
+    strictness = (await agent_settings(tx.session, session.project_id)).permissions.strictness
+    if strictness != run.options.get(STRICTNESS, "none"):
+        return Next.RESTART
     if turn.model is not None and turn.model != run.model:
         choice = _choice(run, "model", turn.model)
         if choice is None:
@@ -138,10 +151,19 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
         if choice[1] is not None:
             ask(tx, run, _MODEL, {"sessionId": run.acp_session, "configId": choice[0], "value": choice[1]})
             return Next.WORK
-    if turn.mode is not None and turn.mode != run.options.get("currentMode") and _set_mode(tx, run, turn.mode):
+    wanted = turn.mode if strictness == "none" else _asking_mode(run, turn.mode)
+    if wanted is not None and wanted != run.options.get("currentMode") and _set_mode(tx, run, wanted):
         return Next.WORK
     await _prompt(tx, session, run, turn)
     return Next.WORK
+
+
+def _asking_mode(run: AgentRun, wanted: str | None) -> str | None:
+    """The wanted mode, if the agent asks in it, else the first in which it does."""
+    asking: list[str] | None = run.options.get(ASKING_MODES)
+    if asking is None or wanted in asking:
+        return wanted
+    return asking[0] if asking else None
 
 
 def _set_mode(tx: Transaction, run: AgentRun, mode: str) -> bool:

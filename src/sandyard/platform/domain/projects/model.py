@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import ipaddress
+import re
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -11,6 +13,8 @@ from sandyard.platform.db.models import Project
 from sandyard.platform.domain.projects.patterns import PatternError, compiled
 
 MAX_PATTERNS, MAX_PATTERN = 100, 300
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
 
 
 def check_pattern(pattern: str) -> str:
@@ -96,6 +100,11 @@ class PermissionSettings(_Part):
     )
     timeout_seconds: int = Field(default=3600, ge=5, le=30 * 24 * 3600, description="Nobody answered in time: refused.")
 
+    @property
+    def strictness(self) -> Literal["none", "ask", "deny"]:
+        """ask: agents have to ask before everything they do. deny: and may not be told to stop asking."""
+        return "deny" if self.deny else "none" if self.mode == "allow_all" else "ask"
+
 
 class BudgetSettings(_Part):
     """What may be spent on models. What is null has no limit."""
@@ -176,6 +185,42 @@ class TaskSettings(_Part):
     )
 
 
+def check_host(entry: str) -> str:
+    """ValueError for what is neither a domain name, nor an address, nor a range of addresses."""
+    entry = entry.strip().lower()
+    try:
+        network = ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        if not _HOST.fullmatch(entry) or entry.rpartition(".")[2].isdigit():
+            raise ValueError(
+                f"{entry[:100]!r} is not a host: give a domain name, *.example.org for all below one, an address or a CIDR"
+            ) from None
+        return entry
+    if network.prefixlen == 0:
+        raise ValueError(f"{entry} is everything: set the mode to all instead")
+    return entry
+
+
+Preset = Literal["forge", "debian", "pypi", "npm", "crates", "go", "maven", "rubygems"]
+
+
+class NetworkSettings(_Part):
+    """What sandboxes of the project may connect to. Models need nothing here: they are reached through the platform's own tunnel."""
+
+    mode: Literal["none", "listed", "all"] | None = Field(
+        default=None,
+        description="none: nothing. listed: `presets` and `allow`, and nothing else. all: the whole internet. Null: as the platform "
+        "says (SANDYARD_NETWORK). A change holds at once for running sandboxes, and for paused ones when they are woken.",
+    )
+    presets: Annotated[list[Preset], Field(max_length=len(get_args(Preset)))] = Field(
+        default_factory=list,
+        description="forge: the server of the project's repository. The others: where packages of that kind come from.",
+    )
+    allow: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=253), AfterValidator(check_host)]], Field(max_length=500)
+    ] = Field(default_factory=list, examples=[["api.example.org", "*.example.net", "192.0.2.0/24"]])
+
+
 class ProjectSettings(_Part):
     command_policy: CommandPolicySettings = Field(default_factory=CommandPolicySettings)
     idle_seconds: int | None = Field(
@@ -184,6 +229,7 @@ class ProjectSettings(_Part):
         le=7 * 24 * 3600,
         description="Sandboxes unused this long are paused; null: as the platform says.",
     )
+    network: NetworkSettings = Field(default_factory=NetworkSettings)
     git: GitSettings = Field(default_factory=GitSettings)
     forge: ForgeSettings = Field(default_factory=ForgeSettings)
     agent: AgentSettings = Field(default_factory=AgentSettings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, or_, select, true
@@ -34,6 +34,8 @@ class Projects:
         self._database = database
         self._clock = clock
         self._destinations = destinations
+        self.changed: list[Callable[[str], object]] = []
+        """Called with the id of a project whose settings have changed."""
 
     async def create(
         self,
@@ -128,6 +130,8 @@ class Projects:
                 project.archived_at = instant(self._clock) if archived else None
             project.updated_at = instant(self._clock)
             tx.emit("project.updated", owner_id=project.owner_id, project_id=project.id, name=project.name)
+        for hook in self.changed:
+            hook(project.id)
         return project
 
     async def delete(self, caller: Principal, project_id: str) -> None:

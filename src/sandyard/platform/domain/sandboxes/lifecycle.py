@@ -13,12 +13,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from sqlalchemy import select
+
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Sandbox
+from sandyard.platform.db.models import Project, Sandbox
+from sandyard.platform.domain.projects.egress import Allowed, allowed_of
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import (
     EngineError,
@@ -68,7 +71,9 @@ class Lifecycle:
         *,
         instance: str,
         idle_margin_s: int,
+        allowed: Allowed = None,
     ) -> None:
+        """`allowed`: what sandboxes may connect to whose project does not say."""
         self._database = database
         self.rows = SandboxRows(database)
         self.engine = engine
@@ -76,6 +81,7 @@ class Lifecycle:
         self.activity = activity
         self.instance = instance
         self._idle_margin_s = idle_margin_s
+        self._default_allowed = allowed
         self.tasks = TaskSet("sandboxes")
         self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -143,6 +149,7 @@ class Lifecycle:
         if row.status != Status.PROVISIONING or row.doomed_at is not None:
             return row
         envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
+        allowed = await self._allowed(row.project_id)
         try:
             made = await self.engine.create(
                 template=row.template,
@@ -150,14 +157,15 @@ class Lifecycle:
                 metadata={INSTANCE: self.instance, ROW: row.id},
                 envs=envs,
                 idempotency_key=row.idempotency_key,
+                allowed=allowed,
             )
         except SandyardError as error:
             log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
             await self._fail(row.id, error.message, error.code, [Status.PROVISIONING])
             raise
-        return await self._adopt(row.id, made.id)
+        return await self._adopt(row.id, made.id, allowed)
 
-    async def _adopt(self, sandbox_id: str, engine_id: str) -> Sandbox:
+    async def _adopt(self, sandbox_id: str, engine_id: str, allowed: Allowed) -> Sandbox:
         now = utc_now()
         try:
             row = await self.rows.change(
@@ -166,6 +174,7 @@ class Lifecycle:
                 when=[Status.PROVISIONING],
                 status=Status.RUNNING,
                 engine_id=engine_id,
+                network=allowed,
                 started_at=now,
                 used_at=now,
                 seen_at=now,
@@ -192,6 +201,9 @@ class Lifecycle:
         row.status, row.engine_id = Status.RUNNING, made.id
         row.started_at = row.used_at = row.seen_at = now
         try:
+            row.network = await self._allowed(row.project_id)
+            if row.network is not None or parent.network is not None:
+                await self.engine.set_network(made.id, row.network)
             async with self._database.transaction() as tx:
                 tx.add(row)
                 tx.emit("sandbox.running", **about(row), forkedFrom=parent.id)
@@ -246,11 +258,12 @@ class Lifecycle:
         except SandboxNotFoundError:
             await self.lost(row.id)
             raise
+        allowed = await self._renewed_network(row)
         now = utc_now()
         try:
             row = await self.rows.change(
                 row.id, "sandbox.resumed", when=[Status.PAUSED], status=Status.RUNNING, paused_at=None, used_at=now,
-                seen_at=now,
+                seen_at=now, network=allowed,
             )  # fmt: skip
         except ConflictError:
             row = await self.rows.get(row.id)
@@ -261,6 +274,48 @@ class Lifecycle:
         log.info("sandbox_resumed", sandbox=row.id)
         await _tell(self.woken, row)
         return row
+
+    # network -----------------------------------------------------------------------------------------------------------
+
+    async def _allowed(self, project_id: str | None) -> Allowed:
+        """What a sandbox of this project may connect to."""
+        async with self._database.reading() as session:
+            project = await session.get(Project, project_id) if project_id is not None else None
+        return self._default_allowed if project is None else allowed_of(project, self._default_allowed)
+
+    async def _renewed_network(self, row: Sandbox) -> Allowed:
+        """Of one that was just woken: the settings may have changed while it slept. It does not run with the old ones."""
+        assert row.engine_id is not None
+        allowed = row.network if row.project_id is None else await self._allowed(row.project_id)
+        if allowed != row.network:
+            try:
+                await self.engine.set_network(row.engine_id, allowed)
+            except SandyardError:
+                await self.engine.pause(row.engine_id)
+                raise
+        return allowed
+
+    async def apply_network(self, project_id: str) -> None:
+        """Bring running sandboxes of a project in line with its settings. What cannot be reached now is tried again by `Upkeep`."""
+        async with self._database.reading() as session:
+            query = select(Sandbox).where(Sandbox.project_id == project_id, Sandbox.status == Status.RUNNING)
+            rows = list((await session.execute(query)).scalars())
+        if rows:
+            allowed = await self._allowed(project_id)
+            for row in rows:
+                await self._apply_network(row, allowed)
+
+    async def _apply_network(self, row: Sandbox, allowed: Allowed) -> None:
+        if row.network == allowed or row.engine_id is None:
+            return
+        try:
+            async with self._lock(row.id):
+                await self.engine.set_network(row.engine_id, allowed)
+                await self.rows.change(row.id, None, when=[Status.RUNNING], network=allowed)
+        except SandyardError as error:
+            log.warning("sandbox_network_not_set", sandbox=row.id, reason=error.message)
+        else:
+            log.info("sandbox_network_set", sandbox=row.id, hosts=None if allowed is None else len(allowed))
 
     async def pause(self, row: Sandbox, *, only_if_idle_s: float | None = None) -> Sandbox:
         """Idempotent. All processes stop where they are, memory is kept."""

@@ -17,7 +17,7 @@ from sandyard.platform.db.models import Preparation, Project, Sandbox, Session, 
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.service import Projects
-from sandyard.platform.domain.sandboxes.e2b import FileEntry, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.e2b import Denied, FileEntry, SandboxNotFoundError, SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, check_usable
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
@@ -126,6 +126,16 @@ class Sandboxes:
         except SandyardError:
             return row.usage
         return row.usage if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
+
+    async def denied(self, principal: Principal, sandbox_id: str) -> list[Denied] | None:
+        """Connections that its network settings have refused; None: the engine does not tell. Wakes nothing."""
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        if row.engine_id is None:
+            return []
+        try:
+            return await self._lifecycle.engine.denied(row.engine_id)
+        except SandboxNotFoundError:  # it has ended, and so has its log
+            return []
 
     # files -------------------------------------------------------------------------------------------------------------
 

@@ -68,6 +68,8 @@ class Upkeep:
                 await self._settle(row, there.get(row.engine_id) if row.engine_id else None)
             except SandyardError as error:
                 log.warning("sandbox_not_settled", sandbox=row.id, reason=error.message)
+        for project_id in {row.project_id for row in rows.values() if row.project_id and row.status == Status.RUNNING}:
+            await lifecycle.apply_network(project_id)
         await self._finish_doomed()
         known = {row.engine_id for row in rows.values()}
         strangers = {box.id for box in there.values() if box.id not in known}

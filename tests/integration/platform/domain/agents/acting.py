@@ -4,6 +4,7 @@ say N            N pieces of text, one after the other, as `1 2 3 …`
 slow N SECONDS   the same, with a pause before each
 think WORDS, plan, tool, diff, image
 ask KIND TITLE   ask for permission, and say what was decided
+vague PATH       the same for a path that was told before, and not in the question
 form             ask a question
 garbage          lines that are no messages
 sleep SECONDS, die CODE, fail WORDS, deaf (does not stop when it is told to), hold (until it is told to stop)
@@ -50,12 +51,15 @@ def ask(method, params):
         return ANSWERS.pop(number)
 
 
-def permission(kind, title):
+def permission(kind, title, known=None):
     options = [
+        {"optionId": "ever-1", "name": "Always", "kind": "allow_always"},
         {"optionId": "yes-1", "name": "Yes", "kind": "allow_once"},
         {"optionId": "no-1", "name": "No", "kind": "reject_once"},
     ]
     call = {"toolCallId": "t1", "title": title, "kind": kind, "rawInput": {"command": title}}
+    if known is not None:
+        call |= {"rawInput": {}, "locations": []}
     return ask("session/request_permission", {"sessionId": "s", "toolCall": call, "options": options})
 
 
@@ -78,6 +82,11 @@ def act(line):
     elif word == "ask":
         kind, _, title = rest.partition(" ")
         text("decided " + json.dumps(permission(kind, title)))
+    elif word == "vague":
+        update("tool_call", toolCallId="t1", title="read", kind="read", status="pending", rawInput={}, locations=[])
+        told = {"rawInput": {"filePath": rest}, "locations": [{"path": rest}]}
+        update("tool_call_update", toolCallId="t1", status="in_progress", **told)
+        text("decided " + json.dumps(permission("read", "read", rest)))
     elif word == "form":
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         params = {"sessionId": "s", "mode": "form", "message": "Your name?", "requestedSchema": schema}

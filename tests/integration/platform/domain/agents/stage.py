@@ -38,6 +38,7 @@ class ActingProfile:
     apis: tuple[ModelApi, ...] = ()
     models: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
+    unasked_modes: tuple[str, ...] = ()
     auth_method: str | None = None
     argv: tuple[str, ...] = ("python3", AGENT)
 

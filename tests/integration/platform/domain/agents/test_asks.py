@@ -10,12 +10,12 @@ from sqlalchemy import select
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
-from sandyard.platform.db.models import Ask, Audit, Session, Turn
+from sandyard.platform.db.models import Ask, Audit, Project, Session, Turn
 from sandyard.platform.domain.agents import conducting
 from sandyard.platform.domain.agents.errors import AskOverError
 from sandyard.platform.domain.agents.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.sandboxes.model import Status
-from tests.integration.platform.domain.agents.stage import Stage
+from tests.integration.platform.domain.agents.stage import ActingProfile, Stage
 from tests.integration.platform.domain.sandboxes.yard import until
 
 
@@ -48,6 +48,38 @@ async def test_the_policy_decides_at_once(stage: Stage) -> None:
     assert '"optionId": "no-1"' in text
     assert [title for _, means, title in await decisions(stage) if means == "policy"] == ["make test", "rm -rf /"]
     assert await stage.yard.kinds(about="ask.") == ["ask.answered"] * 2
+
+
+async def test_what_an_agent_tells_before_it_asks_is_denied_too(stage: Stage) -> None:
+    row = await asking(stage, {"permissions": {"deny": ["README"]}})
+    turn = await stage.play(row, "vague /work/README.md", "vague /work/app.py")
+    text = await stage.text(turn)
+    assert (text.count('"optionId": "no-1"'), text.count('"optionId": "yes-1"')) == (1, 1)
+
+
+async def test_with_deny_nobody_can_allow_always(stage: Stage) -> None:
+    """An agent that was told so would not ask before the next one, which may be denied."""
+    row = await asking(stage, {"permissions": {"mode": "ask", "deny": ["README"]}})
+    turn = await stage.prompt(row, "ask execute make")
+    ask = await asked(stage, row)
+    assert [one["kind"] for one in ask.detail["options"]] == ["allow_once", "reject_once"]
+    await stage.asks.answer(stage.yard.owner, ask.id, decision="allow_always")
+    await stage.done(turn)
+    assert '"optionId": "yes-1"' in await stage.text(turn)
+
+
+async def test_a_stricter_policy_starts_the_agent_anew_and_in_a_mode_in_which_it_asks(stage: Stage) -> None:
+    stage.agents.known = ActingProfile(modes=("code", "plan"), unasked_modes=("code",))
+    row = await asking(stage, {})
+    await stage.play(row, "say 1", mode="code")
+    async with stage.yard.services.database.transaction() as tx:
+        project = await tx.session.get(Project, row.project_id)
+        assert project is not None
+        project.settings = {**project.settings, "agent": {"permissions": {"deny": ["README"]}}}
+    turn = await stage.play(row, "say 1", mode="code")
+    assert [run.status for run in await stage.runs(row)] == ["ended", "ready"]
+    thoughts = [part["text"] for part in await stage.parts(turn) if part["type"] == "thought"]
+    assert '"modeId": "plan"' in thoughts[0]
 
 
 async def test_a_person_answers_and_a_sleeping_sandbox_is_woken_for_it(stage: Stage) -> None:

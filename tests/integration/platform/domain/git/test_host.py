@@ -199,7 +199,7 @@ async def test_a_redirect_leads_nowhere_else(tmp_path: Path) -> None:
     [("git@forge.example:a/b", "forge.example"), ("ssh://forge.example:2222/a/b", "[forge.example]:2222")],
 )
 def test_ssh_connects_to_the_address_that_was_checked(tmp_path: Path, url: str, alias: str) -> None:
-    with surroundings(tmp_path, None, parse(url), ["192.0.2.7", "192.0.2.8"]) as around:
+    with surroundings(tmp_path, None, parse(url), only=["192.0.2.7", "192.0.2.8"]) as around:
         words = shlex.split(around.environment["GIT_SSH_COMMAND"])
     assert "HostName=192.0.2.7" in words
     assert f"HostKeyAlias={alias}" in words

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tomllib
+from typing import Any
 
 import pytest
 
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint, Profile
+from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint, Profile, asking_modes
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 
 HOME, FOLDER = "/home/user", '/home/user/work "space"'
@@ -53,9 +54,12 @@ def test_opencode_asks_before_it_changes_anything() -> None:
     assert settings["provider"]["sandyard"]["options"]["baseURL"] == "http://127.0.0.1:4100/prv_x/v1"
 
 
+def codex_settings(launch: Launch) -> dict[str, Any]:
+    return tomllib.loads(launch.files[f"{HOME}/.sandyard/agents/codex/config.toml"].decode())
+
+
 def test_codex_is_told_in_whatever_folder_it_works() -> None:
-    (written,) = started(BUILT_IN["codex"], ModelApi.OPENAI, 'a"b😀').files.values()
-    settings = tomllib.loads(written.decode())
+    settings = codex_settings(started(BUILT_IN["codex"], ModelApi.OPENAI, 'a"b😀'))
     assert settings["projects"][FOLDER]["trust_level"] == "trusted"
     assert (settings["model"], settings["approval_policy"]) == ('a"b😀', "untrusted")
 
@@ -63,6 +67,37 @@ def test_codex_is_told_in_whatever_folder_it_works() -> None:
 @pytest.mark.parametrize(("mode", "policy"), [(None, "untrusted"), ("ask", "untrusted"), ("full-access", "never")])
 def test_codex_leaves_isolation_to_the_sandbox_in_every_mode(mode: str | None, policy: str) -> None:
     endpoint = ModelEndpoint(ModelApi.OPENAI, "http://127.0.0.1:4100/prv_x", Secret("cap-1"), None)
-    (written,) = BUILT_IN["codex"].launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint)).files.values()
-    settings = tomllib.loads(written.decode())
+    settings = codex_settings(BUILT_IN["codex"].launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint)))
     assert (settings["approval_policy"], settings["sandbox_mode"]) == (policy, "danger-full-access")
+
+
+@pytest.mark.parametrize("profile", REAL, ids=lambda profile: profile.name)
+@pytest.mark.parametrize("mode", [None, "full-access", "yolo", "bypassPermissions"])
+def test_each_is_made_to_ask_before_everything(profile: Profile, mode: str | None) -> None:
+    """What the real programs make of these files is tried in tests/acceptance/test_agent_permissions.py."""
+    endpoint = ModelEndpoint(profile.apis[0], "http://127.0.0.1:4100/prv_x", Secret("cap-1"), None)
+    asking = profile.launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint, asks=True))
+    free = profile.launch(LaunchWish(HOME, FOLDER, endpoint=endpoint))
+    assert asking.files.keys() == free.files.keys(), "no file of a stricter start is left behind"
+    files = {path.rpartition("/")[2]: data.decode() for path, data in asking.files.items()}
+    match profile.name:
+        case "codex":
+            assert tomllib.loads(files["config.toml"])["approval_policy"] == "untrusted"
+            assert '"cat"' in files["sandyard.rules"]
+        case "claude":
+            assert {"Read", "Bash", "Edit"} <= set(json.loads(files["settings.json"])["permissions"]["ask"])
+        case "gemini":
+            assert [rule["decision"] for rule in tomllib.loads(files["sandyard.toml"])["rule"]] == ["ask_user"] * 2
+        case "opencode":
+            assert json.loads(asking.envs["OPENCODE_PERMISSION"]) == {"*": "ask"}
+
+
+def test_modes_in_which_an_agent_does_not_ask() -> None:
+    known = {name: asking_modes(profile) for name, profile in BUILT_IN.items()}
+    assert known == {
+        "claude": ["default", "plan"],
+        "codex": ["ask"],
+        "demo": ["ask"],
+        "gemini": ["default", "plan"],
+        "opencode": None,
+    }

@@ -13,7 +13,9 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
+from itertools import islice
 
+from sandyard.engine.contract import Denied
 from sandyard.engine.drivers.namespace.net import ranges
 from sandyard.engine.drivers.namespace.net.kernel_sets import KernelSets, Written
 from sandyard.engine.drivers.namespace.net.nft import Nft, NftError
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 _CLOSED, _LISTED = "goto closed", "jump listed"
 _SHORTEST, _LONGEST = 600, 86400  # seconds a resolved address may be dialled, whatever its TTL
 _NAMES = 4096  # addresses resolved for one sandbox
+_DENIED = 256  # refused addresses that are told at once
 _PLAIN_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 
 
@@ -153,6 +156,12 @@ class Firewall:
         else:
             self._run(lines)
             known.update(fresh)
+
+    def take_denied(self, address: IPv4Address) -> list[Denied]:
+        """Where the sandbox wanted to since the last call and was refused. Raises NftError."""
+        found = list(islice(self._sets.read_denied(address), _DENIED))
+        self._run(self._sets.discard_denied(address, found))
+        return [Denied(str(to), protocol, port) for to, protocol, port in found]
 
     def _run(self, lines: list[str]) -> None:
         if not lines:

@@ -15,7 +15,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Any
 
@@ -29,6 +29,7 @@ _AT_ONCE = 64  # questions of one sandbox under way; UDP clients ask again, so m
 _STREAMS = 8  # TCP connections of one sandbox
 _STREAM_IDLE = 10.0
 _STREAM_QUESTIONS = 100
+_REFUSED = 256  # names of one sandbox that are remembered until somebody asks for them
 
 Admit = Callable[[IPv4Address, str, Mapping[IPv4Address, int]], Awaitable[None]]
 
@@ -40,6 +41,7 @@ class _Client:
     domains: Domains
     questions: int = 0
     streams: int = 0
+    refused: dict[str, None] = field(default_factory=dict)  # names, in their order
 
     def may_ask(self, name: str) -> bool:
         return self.answers and (not self.domains or self.domains.match(name))
@@ -82,6 +84,14 @@ class Forwarder(asyncio.DatagramProtocol):
 
     def forget(self, address: IPv4Address) -> None:
         self._clients.pop(str(address), None)
+
+    def take_refused(self, address: IPv4Address) -> list[str]:
+        """The names that this sandbox asked for since the last call and was refused."""
+        client = self._clients.get(str(address))
+        if client is None:
+            return []
+        names, client.refused = list(client.refused), {}
+        return names
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of DatagramProtocol; `open` keeps the transport."""
@@ -135,6 +145,8 @@ class Forwarder(asyncio.DatagramProtocol):
         if question is None:
             return _not_implemented(message)
         if not client.may_ask(question.name):
+            if len(client.refused) < _REFUSED:
+                client.refused[question.name] = None
             return question.reply(REFUSED)
         if client.questions >= _AT_ONCE:
             return question.reply(SERVFAIL)

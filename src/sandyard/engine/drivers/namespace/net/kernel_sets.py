@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 from sandyard.engine.drivers.namespace.net import ranges
 from sandyard.engine.drivers.namespace.net.nft import Nft
 from sandyard.engine.drivers.namespace.net.ranges import Range, Ranges
+
+_PROTOCOLS: dict[str | int, str] = {6: "tcp", 17: "udp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,21 @@ class KernelSets:
             yield Pair(
                 IPv4Address(owner), IPv4Address(to), str(element.get("comment", "")), float(element.get("expires", 0))
             )
+
+    def read_denied(self, address: IPv4Address) -> Iterator[tuple[IPv4Address, str, int]]:
+        """Where one sandbox wanted to and was refused: address, protocol and port."""
+        for item in self._elements("set", "denied"):
+            element = item.get("elem", item)
+            owner, to, protocol, port = element.get("val", element)["concat"]
+            if owner == str(address):
+                yield IPv4Address(to), _PROTOCOLS.get(protocol, str(protocol)), int(port)
+
+    def discard_denied(self, address: IPv4Address, found: Iterable[tuple[IPv4Address, str, int]]) -> list[str]:
+        lines = []
+        for to, protocol, port in found:
+            attempt = f"{address} . {to} . {protocol} . {port}"
+            lines += [self.add("denied", attempt), self.delete("denied", attempt)]  # it may have expired
+        return lines
 
     def _read_ranges(self, name: str) -> dict[IPv4Address, list[Range]]:
         owned: dict[IPv4Address, list[Range]] = {}

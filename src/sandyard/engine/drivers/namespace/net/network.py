@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sandyard.engine.contract import NetworkPolicy, Outbound
+from sandyard.engine.contract import Denied, NetworkPolicy, Outbound
 from sandyard.engine.drivers.namespace.net.namespaces import Cable, Namespaces
 from sandyard.engine.drivers.namespace.net.naming import Names
 from sandyard.engine.drivers.namespace.net.nft import NftError
@@ -171,6 +171,16 @@ class Network:
             await self._uplink.apply(held.index, egress)
         except NftError as error:
             raise SandyardError(f"the network policy could not be set: {error}") from error
+
+    async def take_denied(self, slot: int) -> list[Denied]:
+        """What the slot's policy has refused since the last call."""
+        held = self._held.get(slot)
+        if held is None or self._uplink is None:
+            return []
+        try:
+            return await self._uplink.take_denied(held.index)
+        except NftError as error:
+            raise SandyardError(f"the refused connections could not be read: {error}") from error
 
     async def _do(self, work: Callable[..., _T], *arguments: object) -> _T:
         assert self._maker is not None

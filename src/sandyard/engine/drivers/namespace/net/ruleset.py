@@ -43,11 +43,13 @@ _SETS = {
     "lively": "type ipv4_addr . ipv4_addr; flags dynamic, timeout; size 262144;",
     "connections": "type ipv4_addr; flags dynamic; size 65536;",
     "ruled": "type ipv4_addr;",
+    "denied": "type ipv4_addr . ipv4_addr . inet_proto . inet_service; flags dynamic, timeout; timeout 1h; size 16384;",
     "dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
     "questions": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
 }
 _CHAINS = {
     "refuse": "",
+    "note": "",
     "closed": "",
     "listed": "",
     "guard": "",
@@ -144,20 +146,29 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "back", "ct original ip daddr @private goto refuse"
     yield "back", "accept"
 
-    yield "closed", f"{_PAIR} @allow accept"
-    # A resolved address may be dialled as long as the answer said; connections made by then go on while they are used.
-    lively = f"update @lively {{ {_PAIR} timeout {_LIVELY}s }} accept"
-    yield "closed", f"{_PAIR} @names {lively}"
-    yield "closed", f"ct state established {_PAIR} @lively {lively}"
-    yield "closed", "goto refuse"
-    yield "listed", f"{_PAIR} @allow accept"
-    yield "listed", f"{_PAIR} @deny goto refuse"
+    yield from _policies()
 
     yield "refuse", "meta l4proto tcp reject with tcp reset"
     yield "refuse", f"oifname {ours} drop"
     yield "refuse", "reject with icmpx type admin-prohibited"
 
     yield "leaving", f'ip saddr {layout.subnet} oifname != "{ANY_CABLE}*" masquerade'
+
+
+def _policies() -> Iterable[tuple[str, str]]:
+    yield "closed", f"{_PAIR} @allow accept"
+    # A resolved address may be dialled as long as the answer said; connections made by then go on while they are used.
+    lively = f"update @lively {{ {_PAIR} timeout {_LIVELY}s }} accept"
+    yield "closed", f"{_PAIR} @names {lively}"
+    yield "closed", f"ct state established {_PAIR} @lively {lively}"
+    yield "closed", "jump note"
+    yield "closed", "goto refuse"
+    yield "listed", f"{_PAIR} @allow accept"
+    yield "listed", f"{_PAIR} @deny jump note"
+    yield "listed", f"{_PAIR} @deny goto refuse"
+    # For people to see; when the set is full the packet is refused all the same.
+    attempt = f"{_PAIR} . meta l4proto . ct original proto-dst"
+    yield "note", f"ct direction original meta l4proto {{ tcp, udp }} update @denied {{ {attempt} }}"
 
 
 def _proxied(layout: Layout) -> Iterable[tuple[str, str]]:

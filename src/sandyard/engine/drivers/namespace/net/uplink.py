@@ -16,7 +16,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TypeVar
 
-from sandyard.engine.contract import Outbound
+from sandyard.engine.contract import Denied, Outbound
 from sandyard.engine.drivers.namespace.net import host_firewall, links, ranges
 from sandyard.engine.drivers.namespace.net import subnet as subnets
 from sandyard.engine.drivers.namespace.net.conntrack import Conntrack
@@ -156,6 +156,14 @@ class Uplink:
             await self._proxy.serve(index, address, egress)
         await self._do(self._firewall.apply, address, egress)
         self.serve(index, egress)
+
+    async def take_denied(self, index: int) -> list[Denied]:
+        """What this namespace was refused since the last call."""
+        if self._firewall is None or self._forwarder is None or self.subnet is None:
+            return []
+        address = self.subnet.address(index)
+        names = [Denied(name, "dns") for name in self._forwarder.take_refused(address)]
+        return names + await self._do(self._firewall.take_denied, address)
 
     async def forget(self, index: int) -> None:
         if self._firewall is None or self._forwarder is None or self.subnet is None:

@@ -27,6 +27,7 @@ class BuiltIn:
     apis: tuple[ModelApi, ...] = ()
     models: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
+    unasked_modes: tuple[str, ...] = ()
     auth_method: str | None = None
 
     def launch(self, wish: LaunchWish) -> Launch:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
 from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
 
@@ -16,15 +19,25 @@ QUIET = {
     "DISABLE_ERROR_REPORTING": "1",
 }
 """It calls nobody but its model."""
+ASKED = (
+    "Agent Bash BashOutput Edit Glob Grep KillShell LSP ListMcpResourcesTool Monitor NotebookEdit NotebookRead Read "
+    "ReadMcpResourceTool Skill Task WebFetch WebSearch Write"
+).split()
+"""Its tools that read, change or run something. A rule to ask wins over one to allow, whatever the repository's settings say."""
+STRICT: dict[str, Any] = {
+    "permissions": {"ask": [*ASKED, "mcp__*"], "defaultMode": "default", "disableBypassPermissionsMode": "disable"}
+}
 
 
 def start(wish: LaunchWish) -> Launch:
-    envs = {**QUIET, "CLAUDE_CONFIG_DIR": f"{wish.home}/.sandyard/agents/claude"}
+    folder = f"{wish.home}/.sandyard/agents/claude"
+    envs = {**QUIET, "CLAUDE_CONFIG_DIR": folder}
+    files = {f"{folder}/settings.json": json.dumps(STRICT if wish.asks else {}, indent=2).encode()}
     if endpoint := wish.endpoint:
         model = endpoint.model or wish.model or MODEL
         envs |= {"ANTHROPIC_BASE_URL": endpoint.base_url, "ANTHROPIC_API_KEY": endpoint.capability.reveal()}
         envs |= {"ANTHROPIC_MODEL": model, "ANTHROPIC_SMALL_FAST_MODEL": model}
-    return Launch((npm_program(wish.home, PACKAGE, VERSION, BINARY),), envs)
+    return Launch((npm_program(wish.home, PACKAGE, VERSION, BINARY),), envs, files)
 
 
 CLAUDE = BuiltIn(
@@ -36,4 +49,5 @@ CLAUDE = BuiltIn(
     apis=(ModelApi.ANTHROPIC,),
     models=(MODEL, "claude-opus-5-5", "claude-haiku-5-5"),
     modes=("default", "acceptEdits", "plan", "auto", "bypassPermissions"),
+    unasked_modes=("acceptEdits", "auto", "bypassPermissions"),
 )

@@ -114,6 +114,10 @@ class Custom:
         return tuple(self.definition.modes)
 
     @property
+    def unasked_modes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def auth_method(self) -> str | None:
         return self.definition.auth_method
 

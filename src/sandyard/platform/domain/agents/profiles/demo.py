@@ -42,5 +42,6 @@ DEMO = BuiltIn(
     description="No model and no network: follows written instructions, one a line, to show and test the whole path.",
     demo=True,
     modes=("work", "ask"),
+    unasked_modes=("work",),
     start=_start,
 )

@@ -16,6 +16,20 @@ SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
     "context": {"fileName": ["AGENTS.md", "GEMINI.md"]},
 }
+STRICT = """\
+[[rule]]
+toolName = "*"
+decision = "ask_user"
+priority = 998
+
+[[rule]]
+toolName = "*"
+argsPattern = ".*"
+decision = "ask_user"
+priority = 999
+"""
+"""Of the user's tier, so that neither the repository's rules nor a mode open anything. A rule without a pattern for arguments would
+let commands pass that it takes for harmless."""
 QUIET = {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_TELEMETRY_ENABLED": "false"}
 
 
@@ -26,7 +40,10 @@ def start(wish: LaunchWish) -> Launch:
     if endpoint := wish.endpoint:
         envs |= {"GOOGLE_GEMINI_BASE_URL": endpoint.base_url, "GEMINI_API_KEY": endpoint.capability.reveal()}
         argv += ["--model", endpoint.model or wish.model or MODEL]
-    files = {f"{home}/.gemini/settings.json": json.dumps(SETTINGS, indent=2).encode()}
+    files = {
+        f"{home}/.gemini/settings.json": json.dumps(SETTINGS, indent=2).encode(),
+        f"{home}/.gemini/policies/sandyard.toml": STRICT.encode() if wish.asks else b"",
+    }
     return Launch(tuple(argv), envs, files)
 
 
@@ -39,5 +56,6 @@ GEMINI = BuiltIn(
     apis=(ModelApi.GEMINI,),
     models=(MODEL, "gemini-3-flash-preview", "gemini-2.5-pro"),
     modes=("default", "autoEdit", "yolo", "plan"),
+    unasked_modes=("autoEdit", "yolo"),
     auth_method=AUTH,
 )

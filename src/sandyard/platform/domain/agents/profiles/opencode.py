@@ -32,6 +32,7 @@ LIMIT = {"context": 200_000, "output": 32_000}
 """Tokens: without them it would never shorten a long conversation."""
 ASKED = ("edit", "bash", "webfetch", "websearch", "external_directory", "doom_loop")
 """What it asks before it does; reading it does by itself. The project's policy has the answers."""
+STRICT: dict[str, Any] = {"*": "ask"}
 
 
 def start(wish: LaunchWish) -> Launch:
@@ -41,10 +42,12 @@ def start(wish: LaunchWish) -> Launch:
         "$schema": "https://opencode.ai/config.json",
         "autoupdate": False,
         "share": "disabled",
-        "permission": dict.fromkeys(ASKED, "ask"),
+        "permission": STRICT if wish.asks else dict.fromkeys(ASKED, "ask"),
         **(_model(wish.endpoint, wish.model) if wish.endpoint else {}),
     }
     envs = {**QUIET, "OPENCODE_CONFIG": config}
+    if wish.asks:
+        envs["OPENCODE_PERMISSION"] = json.dumps(STRICT)  # wins over the repository's own settings
     if wish.endpoint:
         envs[KEY] = wish.endpoint.capability.reveal()
     program = npm_program(wish.home, PACKAGE, VERSION, BINARY)

@@ -8,7 +8,7 @@ async for event in engine.commands.start(sandbox.id, CommandSpec(id="cmd_1", com
 
 from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker, BreakerState
 from sandyard.platform.domain.sandboxes.e2b.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b.config import EngineConfig, EngineSandbox, EngineState, Usage
+from sandyard.platform.domain.sandboxes.e2b.config import Denied, EngineConfig, EngineSandbox, EngineState, Usage
 from sandyard.platform.domain.sandboxes.e2b.engine import SandboxEngine
 from sandyard.platform.domain.sandboxes.e2b.errors import (
     BreakerOpenError,
@@ -41,6 +41,7 @@ __all__ = [
     "BreakerState",
     "CommandSpec",
     "Commands",
+    "Denied",
     "DirectoryMissingError",
     "EndReason",
     "Ended",

@@ -80,3 +80,13 @@ class Usage:
     disk_bytes: int
     disk_total_bytes: int
     at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A connection that a sandbox wanted and was refused; `protocol` dns: the name was not resolved for it."""
+
+    host: str
+    protocol: str
+    port: int | None
+    at: datetime

@@ -7,15 +7,25 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from e2b import AsyncSandbox, SandboxInfo, SandboxQuery, SandboxState
-from e2b.api.client.models import SandboxDetail
+from e2b import (
+    ALL_TRAFFIC,
+    AsyncSandbox,
+    ConnectionConfig,
+    SandboxInfo,
+    SandboxNetworkUpdate,
+    SandboxQuery,
+    SandboxState,
+)
+from e2b.api import client_async, handle_api_exception
+from e2b.api.client.api.sandboxes import get_v_2_sandboxes_sandbox_id_logs
+from e2b.api.client.models import SandboxDetail, SandboxLogEntry, SandboxLogsV2Response
 from tenacity.wait import wait_base
 
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker
 from sandyard.platform.domain.sandboxes.e2b.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b.config import EngineConfig, EngineSandbox, EngineState, Usage
+from sandyard.platform.domain.sandboxes.e2b.config import Denied, EngineConfig, EngineSandbox, EngineState, Usage
 from sandyard.platform.domain.sandboxes.e2b.errors import (
     EngineError,
     EngineTimeoutError,
@@ -31,6 +41,8 @@ from sandyard.platform.domain.sandboxes.e2b.streams import Streams
 from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
 
 PAGE = 100
+DENIED, DENIED_SHOWN, DENIED_HEADER = "Blocked by the network policy:", 300, "x-sandyard-egress-denied"
+"""How entries of a sandbox's log begin that tell of refused connections; the header with which an endpoint says that it has such."""
 SAMPLES_S = 120
 """How far back usage is asked for: the newest sample counts."""
 
@@ -73,11 +85,12 @@ class SandboxEngine:
         metadata: Mapping[str, str],
         envs: Mapping[str, str],
         idempotency_key: str,
-        allow_internet: bool = True,
+        allowed: Sequence[str] | None = None,
     ) -> EngineSandbox:
         """A running sandbox, within `create_timeout_s`, attempts and all. With the same key the same sandbox. When its
         time is over it pauses with its memory, and nothing but `wake` wakes it. Its ports are for those who have its traffic
-        token, at an endpoint that knows of such: who may look is the platform's to say."""
+        token, at an endpoint that knows of such: who may look is the platform's to say. `allowed`: the only names and addresses
+        it may connect to; None: all."""
         key = _key(idempotency_key)
         last: list[EngineError] = []
 
@@ -88,8 +101,8 @@ class SandboxEngine:
                     timeout=max(1, round(timeout_s)),
                     metadata=dict(metadata),
                     envs=dict(envs),
-                    allow_internet_access=allow_internet,
-                    network={"allow_public_traffic": False},
+                    allow_internet_access=allowed is None or len(allowed) > 0,
+                    network={"allow_public_traffic": False, **_egress(allowed)},
                     lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
                     idempotency_key=key,
                     **self.config.options,
@@ -155,6 +168,37 @@ class SandboxEngine:
         await self._gate.control(
             "extend", lambda: AsyncSandbox.set_timeout(engine_id, timeout=timeout, **self.config.options)
         )
+
+    async def set_network(self, engine_id: str, allowed: Sequence[str] | None) -> None:
+        """What a running sandbox may connect to from now on, connections that exist included. Idempotent."""
+        require_id(engine_id)
+        update: SandboxNetworkUpdate = {
+            "allow_internet_access": allowed is None or len(allowed) > 0,
+            **_egress(allowed),
+        }
+        await self._gate.control(
+            "set_network", lambda: AsyncSandbox.update_network(engine_id, network=update, **self.config.options)
+        )
+
+    async def denied(self, engine_id: str) -> list[Denied] | None:  # type: ignore[valid-type]
+        """What a sandbox's network settings have refused, oldest first. None: this endpoint does not tell, as E2B Cloud.
+        Never wakes it."""
+        require_id(engine_id)
+
+        async def read() -> list[Denied] | None:  # type: ignore[valid-type]
+            client = client_async.get_api_client(ConnectionConfig(**self.config.options))
+            answer = await get_v_2_sandboxes_sandbox_id_logs.asyncio_detailed(
+                engine_id, client=client, search=DENIED, limit=DENIED_SHOWN
+            )
+            if answer.status_code == 404:
+                raise SandboxNotFoundError
+            if not isinstance(answer.parsed, SandboxLogsV2Response):
+                raise handle_api_exception(answer)
+            if answer.headers.get(DENIED_HEADER) is None:
+                return None
+            return [_denied(entry) for entry in answer.parsed.logs if entry.fields.to_dict().get("host")]
+
+        return await self._gate.control("denied", read)
 
     async def kill(self, engine_id: str) -> bool:
         """Gone afterwards, paused or not. False: it was gone. Idempotent."""
@@ -285,6 +329,21 @@ class SandboxEngine:
         """Let go of streams and handles. Sandboxes and what runs in them stay."""
         await self.commands.close()
         self._gate.drop_all()
+
+
+def _egress(allowed: Sequence[str] | None) -> SandboxNetworkUpdate:
+    return {} if not allowed else {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
+
+
+def _denied(entry: SandboxLogEntry) -> Denied:
+    fields = entry.fields.to_dict()
+    port = str(fields.get("port", ""))
+    return Denied(
+        host=str(fields["host"])[:253],
+        protocol=str(fields.get("protocol", ""))[:20],
+        port=int(port) if port.isdigit() else None,
+        at=entry.timestamp,
+    )
 
 
 def _key(idempotency_key: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import dns.rcode
 import pytest
 
-from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.contract import Denied, NetworkPolicy
 from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings
 from sandyard.engine.drivers.namespace.net.forwarder import Forwarder
 from sandyard.engine.drivers.namespace.net.nft import Nft
@@ -244,6 +244,23 @@ async def test_a_flood_of_questions_ends_in_the_kernel(network: Network, monkeyp
     await asyncio.sleep(0.1)
     assert 0 < received <= 510 + 500 * elapsed
     assert received < 4000
+
+
+async def test_what_is_refused_is_told_once(network: Network) -> None:
+    slot, other = await network.acquire(0), await network.acquire(1)
+    await network.set_policy(0, only("web.test"))
+    assert await network.take_denied(0) == []
+    await ask(slot, "web.test")
+    assert await tcp(slot, WEB) == "ok"
+    assert await ask(slot, "mirror.test") == "REFUSED"
+    assert await tcp(slot, MIRROR) == REFUSED
+    assert await tcp(other, MIRROR) == "ok"
+    assert await network.take_denied(0) == [Denied("mirror.test", "dns"), Denied(MIRROR, "tcp", 80)]
+    assert await network.take_denied(0) == []
+    assert await network.take_denied(1) == []
+    await network.set_policy(0, NetworkPolicy(deny_out=(f"{MIRROR}/32",)))
+    assert await tcp(slot, MIRROR) == REFUSED
+    assert await network.take_denied(0) == [Denied(MIRROR, "tcp", 80)]
 
 
 async def test_an_address_of_two_names_stays_open_for_the_other(network: Network) -> None:

@@ -1,0 +1,65 @@
+"""What sandboxes may connect to: the settings of a project, or the operator's, as a list of names and addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import get_args
+from urllib.parse import urlsplit
+
+from sandyard.platform.db.models import Project
+from sandyard.platform.domain.projects import remotes
+from sandyard.platform.domain.projects.model import NetworkSettings, Preset, ProjectSettings
+
+Allowed = list[str] | None
+"""Names, addresses and ranges of addresses; None: everything."""
+PRESETS: dict[Preset, tuple[str, ...]] = {
+    "forge": (),  # depends on the project
+    "debian": (
+        "deb.debian.org",
+        "security.debian.org",
+        "archive.ubuntu.com",
+        "security.ubuntu.com",
+        "ports.ubuntu.com",
+    ),
+    "pypi": ("pypi.org", "files.pythonhosted.org"),
+    "npm": ("registry.npmjs.org", "registry.yarnpkg.com", "nodejs.org"),
+    "crates": ("crates.io", "index.crates.io", "static.crates.io", "static.rust-lang.org"),
+    "go": ("proxy.golang.org", "sum.golang.org", "go.dev", "dl.google.com"),
+    "maven": ("repo.maven.apache.org", "repo1.maven.org", "plugins.gradle.org", "services.gradle.org"),
+    "rubygems": ("rubygems.org", "index.rubygems.org"),
+}
+GITHUB = ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com")
+
+
+def allowed_of(project: Project, default: Allowed) -> Allowed:
+    """What sandboxes of this project may connect to; `default` where it leaves that to the operator."""
+    settings = ProjectSettings.of(project)
+    if settings.network.mode is None:
+        return default
+    return _allowed(settings.network, remotes.servers(project.repository, settings))
+
+
+def operator_default(mode: str, entries: Iterable[str]) -> Allowed:
+    """Of SANDYARD_NETWORK and SANDYARD_NETWORK_ALLOW, whose entries are presets and hosts. ValueError."""
+    words = [entry.strip() for entry in entries if entry.strip()]
+    presets = [word for word in words if word in get_args(Preset)]
+    hosts = [word for word in words if word not in presets]
+    return _allowed(NetworkSettings.model_validate({"mode": mode, "presets": presets, "allow": hosts}), ())
+
+
+def _allowed(settings: NetworkSettings, servers: Iterable[str]) -> Allowed:
+    if settings.mode == "all":
+        return None
+    if settings.mode == "none":
+        return []
+    hosts = dict.fromkeys(host for preset in settings.presets for host in PRESETS[preset])
+    if "forge" in settings.presets:
+        hosts |= dict.fromkeys(host for server in sorted(servers) for host in _forge(server))
+    return list(hosts | dict.fromkeys(settings.allow))
+
+
+def _forge(server: str) -> tuple[str, ...]:
+    host = urlsplit(server if "://" in server else f"ssh://{server}").hostname or ""
+    if host in GITHUB:
+        return GITHUB
+    return (host,) if host else ()

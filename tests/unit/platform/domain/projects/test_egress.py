@@ -1,0 +1,57 @@
+"""From the settings of a project, or the operator's, to names and addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sandyard.platform.db.models import Project
+from sandyard.platform.domain.projects.egress import GITHUB, PRESETS, allowed_of, operator_default
+from sandyard.platform.domain.projects.model import NetworkSettings, check_host
+
+
+def project(network: dict[str, Any], repository: str | None = None, **settings: Any) -> Project:
+    return Project(repository=repository, template=None, settings={"network": network, **settings})
+
+
+def test_modes() -> None:
+    assert allowed_of(project({"mode": "all"}), []) is None
+    assert allowed_of(project({"mode": "none", "allow": ["a.test"], "presets": ["npm"]}), None) == []
+    assert allowed_of(project({}), ["operator.test"]) == ["operator.test"]
+    listed = {"mode": "listed", "presets": ["npm", "pypi"], "allow": ["a.test", "pypi.org"]}
+    assert allowed_of(project(listed), None) == [*PRESETS["npm"], *PRESETS["pypi"], "a.test"]
+
+
+@pytest.mark.parametrize(
+    ("repository", "hosts"),
+    [
+        ("https://github.com/a/b.git", [*GITHUB]),
+        ("git@github.com:a/b.git", [*GITHUB]),
+        ("https://git.example.org:8443/b.git", ["git.example.org"]),
+        ("/srv/b.git", []),
+        (None, []),
+    ],
+)
+def test_the_forge_of_the_project(repository: str | None, hosts: list[str]) -> None:
+    assert allowed_of(project({"mode": "listed", "presets": ["forge"]}, repository), None) == hosts
+
+
+def test_the_operators_default() -> None:
+    assert operator_default("all", [""]) is None
+    assert operator_default("none", [""]) == []
+    assert operator_default("listed", "crates, a.test".split(",")) == [*PRESETS["crates"], "a.test"]
+    with pytest.raises(ValidationError):
+        operator_default("listed", ["not a host"])
+
+
+def test_every_preset_is_made_of_hosts() -> None:
+    for hosts in (*PRESETS.values(), GITHUB):
+        assert [check_host(host) for host in hosts] == [*hosts]
+
+
+@pytest.mark.parametrize("entry", ["0.0.0.0/0", "::/0", "http://a.test", "a..b", "1.2.3", "*", "a b", "*.*.a.test"])
+def test_entries_that_are_no_hosts(entry: str) -> None:
+    with pytest.raises(ValidationError):
+        NetworkSettings(mode="listed", allow=[entry])
