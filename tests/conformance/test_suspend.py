@@ -94,6 +94,20 @@ async def test_it_goes_and_comes_again(yard: Yard) -> None:
     assert yard.traces(handle.id) == []
 
 
+async def test_what_the_kernel_counts_stays_limited(yard: Yard) -> None:
+    await _able(yard)
+    handle, agent = await yard.create()
+    if not isinstance(yard.driver, NamespaceDriver):
+        pytest.skip("the fake driver limits nothing")
+    limits = "ulimit -i; ulimit -q; grep -o 'devpts .*max=[0-9]*' /proc/mounts; cat /proc/sys/user/max_user_namespaces"
+    before = (await agent.run(limits)).out
+    assert "max=" in before
+    await yard.driver.freeze(handle)
+    agent = yard.agent(await yard.driver.restore(await yard.driver.suspend(handle)))
+    assert (await agent.run(limits)).out == before
+    assert int((await agent.run("cat /proc/sys/user/max_inotify_instances")).out) <= 32
+
+
 async def test_a_crash_before_the_handle_was_written_loses_nothing(yard: Yard) -> None:
     await _able(yard)
     handle, agent = await yard.create()
