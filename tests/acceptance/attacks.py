@@ -259,6 +259,24 @@ def raw_socket():
     socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
 
 
+def socket_that_loads_a_module():
+    """SCTP, DCCP, UDP-Lite and more. Of these, every kernel has generic netlink: that it fails is the filter's work."""
+    kinds = [(2, 1, 132), (2, 5, 132), (10, 1, 132), (2, 6, 33), (2, 2, 136), (2, 1, 262), (16, 3, 16), (16, 3, 6)]
+    got = []
+    for kind in kinds:
+        try:
+            got.append((kind, socket.socket(*kind).fileno()))
+        except OSError:
+            continue
+    return got or check(-1)
+
+
+def line_discipline():
+    """TIOCSETD loads the module of any that has a number."""
+    master, _slave = os.openpty()
+    fcntl.ioctl(master, 0x5423, (2).to_bytes(4, "little"))
+
+
 def packet_socket():
     socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
 

@@ -6,8 +6,8 @@ All of it is written to `sandbox.json` beside CRIU's images, because a restore m
 from __future__ import annotations
 
 import os
-import resource
 import re
+import resource
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
