@@ -9,6 +9,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,9 @@ def attack(sandbox: Sandbox, *names: str, user: str = "root") -> dict[str, str]:
     outcome = json.loads(said)
     assert outcome, "no attempt was made"
     return {name: got for name, (what, got) in outcome.items() if what != "failed"}
+
+
+COUNTED = ("inotify_instance", "message_queue", "queued_signal", "terminal")
 
 
 @pytest.fixture
@@ -169,6 +173,24 @@ def test_a_memory_bomb_hurts_only_itself(new_sandbox: NewSandbox) -> None:
         bomber.commands.run("python3 -c \"b = bytearray(2 << 30); print('GOT THROUGH')\"")
     assert bomber.commands.run("echo well").stdout == "well\n", "the sandbox itself survives"
     assert neighbour.commands.run("echo well").stdout == "well\n"
+
+
+def test_what_the_kernel_counts_for_a_user_is_taken_from_nobody_else(new_sandbox: NewSandbox) -> None:
+    """Not even by all users of a sandbox together: inotify instances, message queues, queued signals, terminals."""
+    greedy, neighbour = new_sandbox(), new_sandbox()
+    greedy.files.write("/tmp/attacks.py", ATTACKS, user="root")
+    command = "python3 /tmp/attacks.py hold_everything_counted:/tmp/held"
+    greedy.commands.run(command, user="root", background=True)
+    said = greedy.commands.run("for i in $(seq 600); do test -e /tmp/held && break; sleep 0.1; done; cat /tmp/held")
+    held = json.loads(said.stdout)
+    assert all(held[name] for name in COUNTED), held
+    assert set(attack(neighbour, *COUNTED)) == set(COUNTED), f"another sandbox, beside {held}"
+    host = subprocess.run([sys.executable, "-c", ATTACKS, *COUNTED], capture_output=True, text=True, check=True).stdout
+    assert {what for what, _ in json.loads(host).values()} == {"GOT THROUGH"}, f"{host}, beside {held}"
+    instances = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+    assert held["inotify_instance"] <= instances, "its users have no more of them together than one user of the machine"
+    assert held["queued_signal"] <= 16_384
+    assert held["terminal"] <= 64
 
 
 def test_shared_memory_counts_as_memory(new_sandbox: NewSandbox) -> None:

@@ -94,6 +94,25 @@ async def test_it_goes_and_comes_again(yard: Yard) -> None:
     assert yard.traces(handle.id) == []
 
 
+async def _counted(agent: Agent) -> list[str]:
+    """Of what the kernel counts for all of a sandbox, how much there may be."""
+    said = (await agent.run("cat /proc/self/limits /proc/mounts /proc/sys/user/max_user_namespaces")).out.splitlines()
+    kinds = ("Max pending signals", "Max msgqueue size", "devpts ", "0")
+    return [line for line in said if line.startswith(kinds)]
+
+
+async def test_what_the_kernel_counts_stays_limited(yard: Yard) -> None:
+    await _able(yard)
+    handle, agent = await yard.create()
+    before = await _counted(agent)
+    assert len(before) == 4
+    assert "max=" in before[2]
+    await yard.driver.freeze(handle)
+    agent = yard.agent(await yard.driver.restore(await yard.driver.suspend(handle)))
+    assert await _counted(agent) == before
+    assert int((await agent.run("cat /proc/sys/user/max_inotify_instances")).out) <= 32
+
+
 async def test_a_crash_before_the_handle_was_written_loses_nothing(yard: Yard) -> None:
     await _able(yard)
     handle, agent = await yard.create()

@@ -6,7 +6,7 @@ release, and a program of a hundred instructions is easier to review than a depe
 The rule: what existed in Linux 6.10 and is not named here is allowed; what is younger than that is answered with ENOSYS, so that
 programs fall back to what they knew before. Named are the calls with which a process reaches for the machine (mounts,
 namespaces, modules, keyrings, bpf, perf, clocks, swap) or for parts of the kernel with a history of holes that no sandbox
-needs (io_uring, userfaultfd, exotic socket families). This is the second line: the first is that a sandbox's root owns none of
+needs (io_uring, userfaultfd, exotic socket families and protocols). This is the second line: the first is that a sandbox's root owns none of
 the namespaces it lives in. Other ABIs of the machine (32-bit, x32) are not served: their numbers mean other calls.
 """
 
@@ -99,6 +99,10 @@ MISSING: dict[str, Numbers] = {
     "lsm_list_modules": (461, 461),
 }
 
+# Answered with success and without effect: they write what everybody on the machine has not written yet, and the engine's
+# database waits for that. fsync() of a file stays what it is.
+IDLE: dict[str, Numbers] = {"sync": (162, 81), "syncfs": (306, 267)}
+
 # Allowed by their arguments.
 CHECKED: dict[str, Numbers] = {
     "ioctl": (16, 29),
@@ -111,12 +115,16 @@ CHECKED: dict[str, Numbers] = {
 
 _NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _NEW_TIME = 0x80
-_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody else's terminal
+_TERMINALS = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX: typing into somebody else's; TIOCSETD: loads kernel modules
 _CLONE_FILE = (0x4004_9409, 0x4020_940D, 0xC018_9436)  # FICLONE, FICLONERANGE, FIDEDUPERANGE: not btrfs's alone
 _BTRFS = 0x9400  # all others of its family: in a volume anybody could make subvolumes, which its quota does not count
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
-_AF_NETLINK = 16
-_NETLINK_PROTOCOLS = (0, 4, 9, 15, 16)  # route, sock_diag, audit (PAM asks for it), uevent, generic
+# Of all others, and of protocols that are not named, the kernel would load the module.
+_AF_UNIX, _AF_INET, _AF_NETLINK, _AF_INET6 = 1, 2, 16, 10
+_STREAM_PROTOCOLS = (0, 6)  # TCP
+_DATAGRAM_PROTOCOLS = (0, 17, 1, 58)  # UDP; ICMP of both versions: ping
+_NETLINK_PROTOCOLS = (0, 4, 9, 15)  # route, sock_diag, audit (PAM asks for it), uevent
+_TYPE = 0xF  # of the second argument: the rest are flags
+_STREAM, _DATAGRAM, _RAW = 1, 2, 3
 _PERSONALITIES = 0x0006_0008  # any of UNAME26, ADDR_NO_RANDOMIZE (debuggers), PER_LINUX32
 
 _LD, _AND, _JA, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
@@ -142,21 +150,38 @@ def _one_of(values: tuple[int, ...], then: Instruction) -> list[Instruction]:
     return [step for value in values for step in ((_JEQ, 0, 1, value), then)]
 
 
+def _only_if(value: int, block: list[Instruction]) -> list[Instruction]:
+    """`block`, which ends in a return, for this value alone."""
+    return [(_JEQ, 0, len(block), value), *block]
+
+
 def _checks() -> dict[str, list[Instruction]]:
     """Each block ends in a return, whatever it decides."""
     deny = _fail(errno.EPERM)
-    netlink = [_arg(2), *_one_of(_NETLINK_PROTOCOLS, _PERMIT), _fail(errno.EPROTONOSUPPORT)]
+    no_protocol = _fail(errno.EPROTONOSUPPORT)
+    stream = [_arg(2), *_one_of(_STREAM_PROTOCOLS, _PERMIT), no_protocol]
+    datagram = [_arg(2), *_one_of(_DATAGRAM_PROTOCOLS, _PERMIT), no_protocol]
+    internet = [
+        _arg(1),
+        (_AND, 0, 0, _TYPE),
+        *_only_if(_STREAM, stream),
+        *_only_if(_DATAGRAM, datagram),
+        *_one_of((_RAW,), deny),
+        _fail(errno.ESOCKTNOSUPPORT),
+    ]
     socket = [
         _arg(0),
-        *_one_of(_FAMILIES, _PERMIT),
-        (_JEQ, 0, len(netlink), _AF_NETLINK),
-        *netlink,
+        *_one_of((_AF_UNIX,), _PERMIT),
+        *_only_if(_AF_NETLINK, [_arg(2), *_one_of(_NETLINK_PROTOCOLS, _PERMIT), no_protocol]),
+        (_JEQ, 2, 0, _AF_INET),
+        (_JEQ, 1, 0, _AF_INET6),
         _fail(errno.EAFNOSUPPORT),
+        *internet,
     ]
     return {
         "ioctl": [
             _arg(1),
-            *_one_of(_TERMINAL_INPUT, deny),
+            *_one_of(_TERMINALS, deny),
             *_one_of(_CLONE_FILE, _PERMIT),
             (_AND, 0, 0, 0xFF00),
             *_one_of((_BTRFS,), _fail(errno.ENOTTY)),  # as on any other file system
@@ -165,7 +190,12 @@ def _checks() -> dict[str, list[Instruction]]:
         "clone": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES), deny, _PERMIT],
         "unshare": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES | _NEW_TIME), deny, _PERMIT],
         "socket": socket,
-        "socketpair": [_arg(0), *_one_of(_FAMILIES, _PERMIT), _fail(errno.EAFNOSUPPORT)],
+        "socketpair": [
+            _arg(0),
+            *_one_of((_AF_UNIX,), _PERMIT),
+            *_one_of((_AF_INET, _AF_INET6), _fail(errno.EOPNOTSUPP)),  # as the kernel says, but after loading modules
+            _fail(errno.EAFNOSUPPORT),
+        ],
         "personality": [
             _arg(0),
             *_one_of((0xFFFF_FFFF,), _PERMIT),  # "tell me mine"
@@ -185,7 +215,7 @@ def program(machine: str | None = None) -> bytes:
     arch, column = MACHINES[machine or os.uname().machine]
     checks = _checks()
     actions: dict[int, list[Instruction]] = {}
-    for table, code in ((FORBIDDEN, errno.EPERM), (MISSING, errno.ENOSYS)):
+    for table, code in ((FORBIDDEN, errno.EPERM), (MISSING, errno.ENOSYS), (IDLE, 0)):
         actions |= {number: [_fail(code)] for numbers in table.values() if (number := numbers[column]) is not None}
     actions |= {number: checks[name] for name, numbers in CHECKED.items() if (number := numbers[column]) is not None}
     ranges: list[tuple[int, list[Instruction]]] = []  # where each begins

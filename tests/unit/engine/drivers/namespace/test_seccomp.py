@@ -11,7 +11,7 @@ import pytest
 from sandyard.engine.drivers.namespace import seccomp
 
 ALLOW, KILL = 0x7FFF_0000, 0x8000_0000
-EPERM, ENOSYS = (0x0005_0000 | code for code in (errno.EPERM, errno.ENOSYS))
+SUCCESS, EPERM, ENOSYS = (0x0005_0000 | code for code in (0, errno.EPERM, errno.ENOSYS))
 FOREIGN = {"x86_64": 0x4000_0003, "aarch64": 0x4000_0028}  # i386, 32-bit arm
 EVERYDAY = {
     "x86_64": {
@@ -69,7 +69,7 @@ def judge(machine: str, number: int, *arguments: int, arch: int | None = None) -
 
 
 def number(machine: str, name: str) -> int:
-    table = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.CHECKED}
+    table = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}
     found = table[name][seccomp.MACHINES[machine][1]]
     assert found is not None
     return found
@@ -81,6 +81,7 @@ def test_every_number_gets_the_answer_of_its_table(machine: str) -> None:
     expected: dict[int | None, int] = dict.fromkeys(range(seccomp.NEWEST + 1), ALLOW)
     expected |= {numbers[column]: EPERM for numbers in seccomp.FORBIDDEN.values() if numbers[column] is not None}
     expected |= {numbers[column]: ENOSYS for numbers in seccomp.MISSING.values() if numbers[column] is not None}
+    expected |= {numbers[column]: SUCCESS for numbers in seccomp.IDLE.values()}
     for numbers in seccomp.CHECKED.values():
         del expected[numbers[column]]
     assert {nr: judge(machine, nr) for nr in expected if nr is not None} == expected
@@ -116,9 +117,9 @@ def test_no_new_namespaces(machine: str) -> None:
 
 
 @Machine
-def test_nobody_types_into_a_terminal(machine: str) -> None:
+def test_nobody_types_into_a_terminal_or_loads_its_modules(machine: str) -> None:
     ioctl = number(machine, "ioctl")
-    for request in (0x5412, 0x541C, 0x5412 | 1 << 32):  # the kernel looks at the low half only
+    for request in (0x5412, 0x541C, 0x5412 | 1 << 32, 0x5423):  # the kernel looks at the low half only
         assert judge(machine, ioctl, 0, request) == EPERM
     assert judge(machine, ioctl, 0, 0x5413) == ALLOW
 
@@ -144,13 +145,27 @@ def test_files_are_cloned_and_subvolumes_are_not_made(machine: str) -> None:
 @Machine
 def test_socket_families(machine: str) -> None:
     unsupported, no_protocol = 0x0005_0000 | errno.EAFNOSUPPORT, 0x0005_0000 | errno.EPROTONOSUPPORT
-    socket = number(machine, "socket")
-    assert {judge(machine, socket, family) for family in (1, 2, 10)} == {ALLOW}
-    assert {judge(machine, socket, family) for family in (17, 29, 38, 40, 44, 0, 45)} == {unsupported}
-    assert judge(machine, socket, 16, 3, 0) == ALLOW
-    assert judge(machine, socket, 16, 3, 12) == no_protocol
-    assert judge(machine, number(machine, "socketpair"), 1) == ALLOW
-    assert judge(machine, number(machine, "socketpair"), 30) == unsupported
+    socket, socketpair = number(machine, "socket"), number(machine, "socketpair")
+    assert {judge(machine, socket, 1, kind) for kind in (1, 2, 5)} == {ALLOW}
+    assert {judge(machine, socket, family, 1) for family in (17, 29, 38, 40, 44, 0, 45)} == {unsupported}
+    assert {judge(machine, socket, 16, 3, protocol) for protocol in (0, 4, 9, 15)} == {ALLOW}
+    assert {judge(machine, socket, 16, 3, protocol) for protocol in (6, 10, 12, 16, 21)} == {no_protocol}
+    assert judge(machine, socketpair, 1) == ALLOW
+    assert judge(machine, socketpair, 30) == unsupported
+    assert {judge(machine, socketpair, family, 1, 132) for family in (2, 10)} == {0x0005_0000 | errno.EOPNOTSUPP}
+
+
+@Machine
+def test_internet_protocols(machine: str) -> None:
+    socket, flags = number(machine, "socket"), 0o2004000  # SOCK_CLOEXEC, SOCK_NONBLOCK
+    no_protocol, no_type = 0x0005_0000 | errno.EPROTONOSUPPORT, 0x0005_0000 | errno.ESOCKTNOSUPPORT
+    for family in (2, 10):
+        for kind, allowed in {1: {0, 6}, 2: {0, 1, 17, 58}}.items():
+            answers = {protocol: judge(machine, socket, family, kind | flags, protocol) for protocol in range(300)}
+            assert {protocol for protocol, answer in answers.items() if answer == ALLOW} == allowed
+            assert set(answers.values()) == {ALLOW, no_protocol}
+        assert {judge(machine, socket, family, 3 | flags, protocol) for protocol in (0, 1, 255)} == {EPERM}
+        assert {judge(machine, socket, family, kind, 0) for kind in (0, 4, 5, 6, 10)} == {no_type}
 
 
 @Machine
@@ -168,7 +183,7 @@ def test_the_numbers_are_those_of_libseccomp() -> None:
     resolve = library.seccomp_syscall_resolve_name_arch
     resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
     compared = 0
-    for name, numbers in {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.CHECKED}.items():
+    for name, numbers in {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}.items():
         for machine, (arch, column) in seccomp.MACHINES.items():
             found = resolve(arch, name.encode())
             if found == -1:  # younger than the library

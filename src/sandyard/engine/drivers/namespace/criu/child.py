@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import shutil
 import socket
@@ -34,6 +35,7 @@ FORMAT = 2
 USED = "used"  # a file beside the images, from the moment the processes run again
 _SOME = "64"
 EXIT_REFUSED = 90  # with a sentence on standard error
+_INOTIFY_INSTANCES = 32  # CRIU's user namespaces belong to root, and what is counted in them is counted against root
 GHOST_LIMIT = 1 << 30  # bytes of a deleted file that is still open: they go into the image
 
 _KINDS = {
@@ -110,6 +112,7 @@ def dump(request: dict[str, Any]) -> NoReturn:
         "prepared": mounts.prepared,
         "blank": mounts.blank,
         "limits": limits,
+        "rlimits": scan.rlimits(root),
     }
     (images / "sandbox.json").write_text(json.dumps(facts))
     _exec(request["criu"], [*arguments, *_common(request)])
@@ -214,6 +217,8 @@ def restore(request: dict[str, Any]) -> NoReturn:
     _write_script(Path(work, "mounts/limit"), facts["limits"], images / USED)
     for number, path in enumerate(places):
         arguments += ["--external", f"mnt[m{number}]:{path}"]
+    for kind, most in facts.get("rlimits", []):  # under which the new user namespace is made
+        resource.setrlimit(kind, (most, most))
     for descriptor, key in inherited.items():
         os.set_inheritable(descriptor, True)
         arguments += ["--inherit-fd", f"fd[{descriptor}]:{key}"]
@@ -223,7 +228,9 @@ def restore(request: dict[str, Any]) -> NoReturn:
 def _write_script(script: Path, limits: dict[str, str], used: Path) -> None:
     """CRIU calls it at every stage. Before anything runs in it, the new user namespace gets the limits of the old, and the
     images are marked as used."""
-    writes = "; ".join(f"echo {int(value)} >/proc/sys/user/max_{kind}_namespaces" for kind, value in limits.items())
+    knobs = {f"max_{kind}_namespaces": int(value) for kind, value in limits.items()}
+    knobs["max_inotify_instances"] = _INOTIFY_INSTANCES
+    writes = "; ".join(f"echo {value} >/proc/sys/user/{name}" for name, value in knobs.items())
     lines = ["#!/bin/sh -e", '[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0']
     lines.append(f": >{shlex.quote(str(used))}")
     lines.append(f"exec nsenter --user=/proc/$CRTOOLS_INIT_PID/ns/user sh -ec '{writes}'\n")

@@ -30,6 +30,7 @@ _FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; nobody's
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _BPF_RETURN, _SECCOMP_ALLOW = 6, 0x7FFF_0000
 _PATIENCE = 10.0
+_CAP_SYS_RESOURCE = 24
 _NAME = "sandyard-probe-"
 
 _known: dict[tuple[str, ...], Criu | UnsupportedError] = {}
@@ -38,6 +39,10 @@ _known: dict[tuple[str, ...], Criu | UnsupportedError] = {}
 async def find_working() -> Criu:
     """A CRIU that was seen to work, or UnsupportedError saying why not. Takes half a second, the first time."""
     criu = await Criu.find()
+    if not kernel.effective_capabilities() >> _CAP_SYS_RESOURCE & 1:
+        raise UnsupportedError(
+            "CRIU reads the limits of processes that are not root's; run the engine with CAP_SYS_RESOURCE"
+        )
     if criu.command not in _known:
         try:
             async with asyncio.timeout(_PATIENCE * 3):

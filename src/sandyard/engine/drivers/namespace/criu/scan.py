@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -126,6 +127,17 @@ def mounts(root: int) -> Mounts:
         ):
             prepared.append(point)  # /dev too: its nodes can't be made by the sandbox's root
     return Mounts(tuple(prepared), blank)
+
+
+_COUNTED = {"Max pending signals": resource.RLIMIT_SIGPENDING, "Max msgqueue size": resource.RLIMIT_MSGQUEUE}
+
+
+def rlimits(pid: int) -> list[tuple[int, int]]:
+    """Those hard limits of a process that hold for all of a user namespace, if it was made under them. From its file: with
+    prlimit(2) one would need CAP_SYS_RESOURCE."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    known = [(kind, line.split()[-2]) for line in lines for name, kind in _COUNTED.items() if line.startswith(name)]
+    return [(kind, int(hard)) for kind, hard in known if hard.isdigit()]
 
 
 def _kind_of_blank(path: Path) -> str:

@@ -33,6 +33,8 @@ CAPABILITIES = {
 KEPT = sum(1 << number for number in CAPABILITIES.values())
 
 _OPEN_FILES = (65_536, 1_048_576)  # soft: what servers need; hard: where the machine allows it
+# Of one sandbox: the kernel adds up all its ids against the limit its user namespace was made under.
+COUNTED = {resource.RLIMIT_SIGPENDING: 16_384, resource.RLIMIT_MSGQUEUE: 819_200}
 _PROTECTED = b"-900"  # of -1000: when nothing else is left to kill, the agent is
 _LIMIT, _IDENTITY = "limit its privileges", "become its root"
 
@@ -45,6 +47,10 @@ def limit_self() -> None:
     most = _OPEN_FILES[1] if hard == resource.RLIM_INFINITY else hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_OPEN_FILES[0], most), min(_OPEN_FILES[1], most)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    for kind, wanted in COUNTED.items():
+        _, hard = resource.getrlimit(kind)
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (most, most))
     with contextlib.suppress(
         OSError
     ):  # without CAP_SYS_RESOURCE they are as likely to be killed as anybody of their size

@@ -21,6 +21,7 @@ from sandyard.engine.drivers.namespace.zygote.script import Step
 ROOT = b"/root"
 FIRST_LAYER_FD, MOST_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
 _TTY_GROUP = 5
+_MOST_TERMINALS = 64  # of one sandbox: the machine has 4096 for all, less 1024 that are kept for itself
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -64,7 +65,7 @@ class RootFs:
         """The further ones. `uid` is the sandbox's root, as the current user namespace counts, and `userns_fd` what maps
         ids to it."""
         tty = "" if self.rootless else f",gid={uid + _TTY_GROUP}"
-        pts = f"newinstance,ptmxmode=0666,mode=620{tty}".encode()
+        pts = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}{tty}".encode()
         shm = f"mode=1777,size={shm_bytes}".encode()
         return [
             *self._overlay(layers, uid, userns_fd),

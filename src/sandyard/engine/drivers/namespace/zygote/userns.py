@@ -3,42 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import socket
+from typing import NoReturn
 
 from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace.zygote import protocol
 
 _NO_MORE = ("user", "pid", "uts", "ipc", "net", "mnt", "cgroup", "time")
 
 
 def make(first: int, count: int) -> int:
     """A user namespace whose ids 0 to count-1 are first to first+count-1 of this one. In it, no further namespace of any kind
-    can be made: the seccomp filter says so as well, this is the kernel's own counter."""
-    gate, release = os.pipe2(os.O_CLOEXEC)
-    pid, pidfd = kernel.clone(kernel.CLONE_NEWUSER)
-    if pid == 0:  # it has a copy of everything, but only for a moment
-        os.close(release)
-        os.read(gate, 1)
-        _forbid_more()
-        os._exit(0)
+    can be made: the seccomp filter says so as well, this is the kernel's own counter.
+
+    Its owner is `first`. What the kernel counts per user and namespace (inotify instances and watches, queued signals, bytes of
+    message queues, locked memory, processes) it counts for all ids inside together against the owner outside, up to this
+    process's resource limits and the machine's limits for a user. Were the owner root, sandboxes would use up what root may have.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        pid, pidfd = kernel.clone(0)
+        if pid == 0:  # it has a copy of everything, but only for a moment
+            ours.close()
+            _live_in_new(theirs, first)
+        try:
+            theirs.close()
+            answer, fds = protocol.receive(ours)
+            if not fds:
+                told = answer or {"errno": errno.ECHILD, "error": "make a user namespace: the process was killed"}
+                raise OSError(told["errno"], told["error"])
+            try:
+                for kind in ("uid", "gid"):
+                    _write(f"/proc/{pid}/{kind}_map", f"0 {first} {count}")
+            except BaseException:
+                os.close(fds[0])
+                raise
+            return fds[0]
+        finally:
+            ours.close()
+            os.waitpid(pid, 0)
+            os.close(pidfd)
+
+
+def _live_in_new(control: socket.socket, owner: int) -> NoReturn:
+    """Make a user namespace that belongs to `owner`, hand it to the other side, and wait there until its ids are mapped."""
     try:
-        os.close(gate)
-        for kind in ("uid", "gid"):
-            _write(f"/proc/{pid}/{kind}_map", f"0 {first} {count}")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the owner may not look for it in our root
+        capabilities = kernel.capset_arguments(kernel.effective_capabilities())
+        os.seteuid(owner)
+        kernel.libc.capset(*capabilities)  # taken by the other id; some machines let nobody else make user namespaces
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        # From here: another process would need CAP_SYS_PTRACE to open the namespace of one whose owner it is not.
+        fd = os.open("self/ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        protocol.send(control, {}, [fd])
+        control.recv(1)
+        _forbid_more(proc)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            protocol.send(control, {"errno": error.errno, "error": error.strerror or str(error)})
     finally:
-        os.close(release)
-        os.waitpid(pid, 0)
-        os.close(pidfd)
+        os._exit(0)
 
 
-def _forbid_more() -> None:
+def _forbid_more(proc: int) -> None:
     for kind in _NO_MORE:
         with contextlib.suppress(OSError):  # a kernel without that kind; an outer container that hides the file
-            _write(f"/proc/sys/user/max_{kind}_namespaces", "0")
+            _write(f"sys/user/max_{kind}_namespaces", "0", proc)
 
 
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def _write(path: str, text: str, folder: int | None = None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.write(fd, text.encode())
     finally:
