@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, EmulatedDBAPIException, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
@@ -193,7 +193,9 @@ class Database:
         try:
             yield connection
         finally:
-            with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with contextlib.suppress(
+                OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
+            ):
                 await connection.close(timeout=CLOSE_S)
 
     def listen(self, told: Callable[[Sequence[Event]], None]) -> None:
@@ -264,8 +266,9 @@ def translated() -> Iterator[None]:
         raise _in_our_words(error) from error
     except PoolTimeoutError as error:
         raise DatabaseBusyError from error
-    except asyncpg.PostgresError as error:  # of a connection that could not be made: SQLAlchemy does not wrap those
-        known = _of_state(str(error.sqlstate or ""), error)
+    except (EmulatedDBAPIException, asyncpg.PostgresError) as error:  # SQLAlchemy does not wrap what its pool raises
+        state = str(getattr(error, "sqlstate", None) or "")
+        known = _of_state(state, error) if state else DatabaseUnavailableError()
         if known is None:
             raise
         raise known from error

@@ -19,6 +19,15 @@ log = get_logger(__name__)
 RETRY_SECONDS = 1.0
 CHECK_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
+_BROKEN = (
+    SandyardError,
+    OSError,
+    TimeoutError,
+    SQLAlchemyError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 
 
 async def listen(database: Database, wake: Callable[[], None]) -> None:
@@ -36,14 +45,7 @@ async def listen(database: Database, wake: Callable[[], None]) -> None:
                 lost = False
                 wake()  # something may have been committed while nobody listened
                 await _until_broken(connection, broken)
-        except (
-            SandyardError,
-            OSError,
-            TimeoutError,
-            SQLAlchemyError,
-            asyncpg.PostgresError,
-            asyncpg.InterfaceError,
-        ) as error:
+        except _BROKEN as error:
             reason = str(error) or type(error).__name__
         else:
             reason = "the server closed the connection"
