@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,6 +85,18 @@ class Server:
                 process.wait(STOP_SECONDS)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def halt(self, number: signal.Signals = signal.SIGINT) -> None:
+        """End it, and keep its data and its port for `resume`. SIGINT: connections are closed in order; SIGQUIT: as in a crash."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(STOP_SECONDS)
+
+    def resume(self, *, wait: bool = True) -> None:
+        """Start it again; returns when it accepts connections. From the main thread: it ends with the thread that starts it."""
+        self.process = self._launch()
+        if wait and not self._answers(self.process):
+            raise RuntimeError(f"PostgreSQL does not start again:\n{self._log()}")
+
     async def create(self, template: str = "template1") -> str:
         """The name of a fresh database, empty or like `template`, which nobody is connected to."""
         name = f"{template if template != 'template1' else 'test'}_{next(self._names)}"
@@ -103,18 +116,22 @@ class Server:
     def _serve(self) -> None:
         for _ in range(5):  # somebody may take the port between our look and the server's
             self.port = free_port()
-            settings = [*_OPTIONS, f"port={self.port}", "listen_addresses=127.0.0.1"]
-            settings.append(f"unix_socket_directories={self.folder}")
-            self.process = self._run("postgres", "-D", "data", *(f"--{setting}" for setting in settings))
+            self.process = self._launch()
             if self._answers(self.process):
                 return
         raise RuntimeError(f"PostgreSQL does not start:\n{self._log()}")
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        settings = [*_OPTIONS, f"port={self.port}", "listen_addresses=127.0.0.1"]
+        settings.append(f"unix_socket_directories={self.folder}")
+        return self._run("postgres", "-D", "data", *(f"--{setting}" for setting in settings))
 
     def _answers(self, process: subprocess.Popen[bytes]) -> bool:
         deadline = time.monotonic() + START_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                asyncio.run(self.execute("SELECT 1"))
+                with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop
+                    thread.submit(asyncio.run, self.execute("SELECT 1")).result()
             except (OSError, asyncpg.PostgresError):
                 time.sleep(0.05)
             else:

@@ -23,7 +23,12 @@ def platform() -> None:
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415
 
     gc.enable()
-    run(PlatformSettings.load(), announce)
+    run(PlatformSettings.load(), announce, stand_by)
+
+
+def stand_by(reason: str) -> None:
+    click.echo(f"{lifeline.STANDBY} {reason}")
+    sys.stdout.flush()
 
 
 def announce(ready: Ready) -> None:

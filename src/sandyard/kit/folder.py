@@ -65,6 +65,10 @@ class OwnedFolder:
             else:
                 return
 
+    @property
+    def locked(self) -> bool:
+        return self._lock_fd is not None
+
     def unlock(self) -> None:
         """Idempotent."""
         if self._lock_fd is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -11,16 +12,18 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
 
+from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.folder import OwnedFolder
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.server import BoundedProtocol, Server, local_url
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.api import agents as agents_api
 from sandyard.platform.api import commands as commands_api
 from sandyard.platform.api import credentials as credentials_api
@@ -42,7 +45,11 @@ from sandyard.platform.api import turns as turns_api
 from sandyard.platform.api import webhooks as webhooks_api
 from sandyard.platform.api.app import build
 from sandyard.platform.api.previewing.sockets import MESSAGE_LIMIT
+from sandyard.platform.api.standby import Entrance
+from sandyard.platform.db.database import parse_url
+from sandyard.platform.db.ownership import LOOK_S
 from sandyard.platform.domain.git.host import lacking
+from sandyard.platform.domain.services import Services
 from sandyard.platform.settings import PlatformSettings
 from sandyard.platform.wiring import opened
 
@@ -91,8 +98,19 @@ class PlatformProtocol(BoundedProtocol):
         return b"application/problem+json", {"status": status, "code": "bad_request", "detail": message}
 
 
-def run(settings: PlatformSettings, ready: Callable[[Ready], None]) -> None:
-    """Serve until SIGTERM or SIGINT. Raises SandyardError when it cannot start."""
+class TakenOverError(SandyardError):
+    """Another platform has taken over the database."""
+
+    code, status = "taken_over", 503
+
+
+def run(
+    settings: PlatformSettings,
+    ready: Callable[[Ready], None],
+    standing_by: Callable[[str], None] = lambda reason: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. While another platform owns the database, stand by and say so. Raises SandyardError when it cannot
+    start; TakenOverError when another platform has taken over."""
     configure(settings.log_level, as_json=settings.log_json)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     for chatty in ("httpx", "httpcore", "alembic"):
@@ -103,43 +121,107 @@ def run(settings: PlatformSettings, ready: Callable[[Ready], None]) -> None:
     listener = listen(settings.host, settings.port)
     folder = OwnedFolder(settings.data_dir, "platform")
     try:
-        folder.lock()
+        if parse_url(settings.database).get_backend_name() == "sqlite":
+            folder.lock()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, listener, ready))
+            runner.run(_serve(settings, folder, listener, ready, standing_by))
     finally:
         listener.close()
         folder.unlock()
 
 
-async def _serve(settings: PlatformSettings, listener: socket.socket, ready: Callable[[Ready], None]) -> None:
+async def _serve(
+    settings: PlatformSettings,
+    folder: OwnedFolder,
+    listener: socket.socket,
+    ready: Callable[[Ready], None],
+    standing_by: Callable[[str], None],
+) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    host, port = listener.getsockname()[:2]
-    async with opened(settings) as services:
-        admin = await services.users.bootstrap()
-        if admin is None and settings.new_admin_token:
-            admin = await services.users.rescue()
-        server = _server(build(services, ROUTERS))
-        gc.collect()
-        gc.freeze()  # what is there by now stays: no collection has to look at it again
-        serving = asyncio.create_task(server.serve([listener]))
-        warnings = tuple(_warnings(settings))
-        for warning in warnings:
-            log.warning("platform_setting_missing", reason=warning)
-        ready(Ready(local_url(host, port), not is_loopback(host), admin.value if admin else None, warnings))
-        log.info("platform_started", host=host, port=port, database=services.database.url.get_backend_name())
-        stop = asyncio.create_task(stopping.wait())
-        await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
-        log.info("platform_stopping")
-        server.should_exit = True
-        services.events.end()
-        services.commands.stop()
-        services.turns.stop()
-        await serving
-        stop.cancel()
+    stop = asyncio.create_task(stopping.wait())
+    entrance = Entrance()
+    server = _server(entrance)
+    serving: list[asyncio.Task[None]] = []
+
+    def stand_by(reason: str) -> None:
+        entrance.reason = reason
+        if not serving:
+            serving.append(asyncio.create_task(server.serve([listener])))
+        standing_by(reason)
+
+    lost = None
+    async with contextlib.AsyncExitStack() as stack:
+        opening = asyncio.create_task(_open(settings, folder, stack, stand_by))
+        try:
+            await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                lost = await _serve_until(opening.result(), entrance, server, serving, listener, ready, stop)
+        finally:
+            await end_tasks(opening, stop)
+            server.should_exit = True
+            await asyncio.gather(*serving)
     log.info("platform_stopped")
+    if lost is not None:
+        raise TakenOverError(lost)
+
+
+async def _open(
+    settings: PlatformSettings,
+    folder: OwnedFolder,
+    stack: contextlib.AsyncExitStack,
+    standing_by: Callable[[str], None],
+) -> Services:
+    """Everything behind the API, once the data directory and the database are this process's."""
+    told = ""
+    while not folder.locked:
+        try:
+            await asyncio.to_thread(folder.lock)
+        except ConflictError as error:
+            if error.message != told:
+                told = error.message
+                log.warning("platform_standing_by", reason=told)
+                standing_by(told)
+            await asyncio.sleep(LOOK_S)
+    return await stack.enter_async_context(opened(settings, standing_by))
+
+
+async def _serve_until(  # noqa: PLR0917 - what `_serve` has made
+    services: Services,
+    entrance: Entrance,
+    server: Server,
+    serving: list[asyncio.Task[None]],
+    listener: socket.socket,
+    ready: Callable[[Ready], None],
+    stop: asyncio.Task[Any],
+) -> str | None:
+    """Until `stop`, or the database is another platform's; then why. Afterwards nobody waits for anything here."""
+    settings = services.settings
+    host, port = listener.getsockname()[:2]
+    admin = await services.users.bootstrap()
+    if admin is None and settings.new_admin_token:
+        admin = await services.users.rescue()
+    entrance.app = build(services, ROUTERS)
+    gc.collect()
+    gc.freeze()  # what is there by now stays: no collection has to look at it again
+    if not serving:
+        serving.append(asyncio.create_task(server.serve([listener])))
+    warnings = tuple(_warnings(settings))
+    for warning in warnings:
+        log.warning("platform_setting_missing", reason=warning)
+    ready(Ready(local_url(host, port), not is_loopback(host), admin.value if admin else None, warnings))
+    log.info("platform_started", host=host, port=port, database=services.database.url.get_backend_name())
+    lost = [services.ownership.lost] if services.ownership is not None else []
+    await asyncio.wait((*serving, stop, *lost), return_when=asyncio.FIRST_COMPLETED)
+    log.info("platform_stopping")
+    server.should_exit = True
+    services.events.end()
+    services.commands.stop()
+    services.turns.stop()
+    await asyncio.gather(*serving)
+    return lost[0].result() if lost and lost[0].done() else None
 
 
 def _warnings(settings: PlatformSettings) -> Iterator[str]:
@@ -152,7 +234,7 @@ def _warnings(settings: PlatformSettings) -> Iterator[str]:
         yield reason
 
 
-def _server(app: FastAPI) -> Server:
+def _server(app: Entrance) -> Server:
     return Server(
         uvicorn.Config(
             app,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
 from sandyard.kit.clock import SystemClock
@@ -15,6 +15,7 @@ from sandyard.kit.vault import Vault
 from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
+from sandyard.platform.db.ownership import Ownership, identify
 from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.catalogue import Agents
 from sandyard.platform.domain.agents.installing import ensure_installed
@@ -68,20 +69,36 @@ TIDY_SECONDS = 600
 
 
 @contextlib.asynccontextmanager
-async def opened(settings: PlatformSettings) -> AsyncIterator[Services]:
-    """Everything behind the API. Commands, agents and sandboxes go on without us."""
+async def opened(
+    settings: PlatformSettings, standing_by: Callable[[str], None] = lambda reason: None
+) -> AsyncIterator[Services]:
+    """Everything behind the API. Commands, agents and sandboxes go on without us. While another platform owns the database, wait, and
+    say so. The data directory is locked by now."""
     async with contextlib.AsyncExitStack() as stack:
         database = Database(settings.database)
         await database.open()
         stack.push_async_callback(database.close)
+        ownership = None
+        if not database.is_sqlite:  # which is in the data directory
+            ownership = Ownership(database, identify(settings.data_dir))
+            stack.push_async_callback(ownership.release)
+            await ownership.acquire(standing_by)
         await migrate.upgrade(database)
+        if ownership is not None:
+            await ownership.sign()
         instance = await _instance(database)
-        services = _made(settings, database, instance, stack)
+        services = _made(settings, database, ownership, instance, stack)
         await _started(services, instance, stack)
         yield services
 
 
-def _made(settings: PlatformSettings, database: Database, instance: str, stack: contextlib.AsyncExitStack) -> Services:
+def _made(
+    settings: PlatformSettings,
+    database: Database,
+    ownership: Ownership | None,
+    instance: str,
+    stack: contextlib.AsyncExitStack,
+) -> Services:
     clock = SystemClock()
     engine = SandboxEngine(_engine_config(settings), clock)
     stack.push_async_callback(engine.close)
@@ -170,6 +187,7 @@ def _made(settings: PlatformSettings, database: Database, instance: str, stack: 
         settings=settings,
         clock=clock,
         database=database,
+        ownership=ownership,
         events=feed,
         users=users,
         audit=Audit(database, clock),

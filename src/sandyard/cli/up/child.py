@@ -40,6 +40,7 @@ class Child:
     process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _pipe: int = field(default=-1, init=False)
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
+    _standing_by: bool = field(default=False, init=False)
 
     async def first(self) -> None:
         """Start it and return when it is ready. CommandError when it ends before: that would not get better."""
@@ -83,6 +84,7 @@ class Child:
 
     async def _start(self) -> None:
         self._let_go()
+        self._standing_by = False
         reader, self._pipe = os.pipe()
         try:
             self.process = await asyncio.create_subprocess_exec(
@@ -110,6 +112,9 @@ class Child:
                 self.say(f"{self.name:<8}  ready  {time.monotonic() - since:.1f} s")
                 return True
             now = time.monotonic()
+            if self._standing_by:
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
             if now > since + PATIENCE_SECONDS:
                 _send(self.process, signal.SIGKILL)
                 break
@@ -122,7 +127,9 @@ class Child:
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
         while line := await _line(stream):
-            self.heard(line.decode(errors="replace").rstrip("\n"))
+            text = line.decode(errors="replace").rstrip("\n")
+            self._standing_by = self._standing_by or text.startswith(lifeline.STANDBY)
+            self.heard(text)
 
     def _ending(self) -> str:
         assert self.process is not None

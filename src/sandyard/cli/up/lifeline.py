@@ -10,6 +10,8 @@ import signal
 import threading
 import time
 
+STANDBY = "Standing by:"
+"""Begins a line of a process that is well and waits until another one ends: for that no time is too long."""
 VARIABLE = "SANDYARD_LIFELINE"
 STOP_SECONDS = 20.0
 """How long a process may take to stop before it is killed."""

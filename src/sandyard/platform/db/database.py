@@ -13,24 +13,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, EmulatedDBAPIException, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from sandyard.kit.errors import BusyError, InvalidInputError, NoSpaceError, SandyardError
+from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable_json
 from sandyard.platform.db import sqlite
 from sandyard.platform.db.models import Event
 
+log = get_logger(__name__)
+T = TypeVar("T")
+
+AWAY_S = 0.5
+"""Before what the database could not do is asked of it again."""
+CLOSE_S = 10.0
 _EVENTS_LOCK = 0x5359_4556  # one number for all platforms on one PostgreSQL database
 CHANNEL = "sandyard_events"
 
@@ -39,6 +47,24 @@ class DatabaseUnavailableError(SandyardError):
     """The database does not answer; try again."""
 
     code, status = "database_unavailable", 503
+
+
+class DatabaseBusyError(BusyError):
+    """The database is busy; try again."""
+
+
+class DatabaseFullError(NoSpaceError):
+    """The platform's database has no space left on its disk."""
+
+
+class DatabaseClosedError(SandyardError):
+    """The platform is stopping; try again in a moment."""
+
+    code, status = "stopping", 503
+
+
+AWAY = (DatabaseUnavailableError, DatabaseBusyError, DatabaseFullError)
+"""What passes by itself: see `Database.retry_while_away`."""
 
 
 def parse_url(url: str) -> URL:
@@ -92,7 +118,8 @@ class Transaction:
 
 
 class Database:
-    """Open between `open` and `close`. All verbs raise DatabaseUnavailableError when it does not answer."""
+    """Open between `open` and `close`. All verbs raise DatabaseUnavailableError when it does not answer or is withheld, and
+    DatabaseClosedError when it is not open."""
 
     def __init__(self, url: str) -> None:
         self.url = parse_url(url)
@@ -102,6 +129,7 @@ class Database:
         self._writing = asyncio.Lock()  # SQLite has one writer: to wait here is cheaper than to poll there
         self._tasks = TaskSet("database")
         self._told: list[Callable[[Sequence[Event]], None]] = []
+        self._withheld: str | None = None
 
     async def open(self) -> None:
         if self.is_sqlite:
@@ -133,8 +161,42 @@ class Database:
 
     @property
     def engine(self) -> AsyncEngine:
-        assert self._engine is not None, "the database is not open"
+        if self._engine is None:
+            raise DatabaseClosedError
         return self._engine
+
+    def withhold(self, reason: str | None) -> None:
+        """With a reason, nothing is read or written any more: every verb raises it, until this is called with None."""
+        self._withheld = reason
+
+    async def retry_while_away(self, work: Callable[[], Awaitable[T]], what: str, **ids: str) -> T:
+        """Do `work`; while the database is away or busy, wait and do it again. Whether a commit that was cut off has happened is
+        not known, so `work` must be harmless to do twice, as after a crash. `what` and `ids` are for the log."""
+        waited = False
+        while True:
+            try:
+                return await work()
+            except AWAY as error:
+                if not waited:
+                    log.warning("database_awaited", work=what, reason=error.message, **ids)
+                waited = True
+            await asyncio.sleep(AWAY_S)
+
+    @contextlib.asynccontextmanager
+    async def dedicated_connection(self) -> AsyncIterator[Any]:
+        """PostgreSQL: a connection of asyncpg's own, outside the pool, for what lasts as long as a connection does."""
+        with translated():
+            pooled = await self.engine.raw_connection()
+        connection = pooled.driver_connection
+        pooled.detach()
+        assert isinstance(connection, asyncpg.Connection)
+        try:
+            yield connection
+        finally:
+            with contextlib.suppress(
+                OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
+            ):
+                await connection.close(timeout=CLOSE_S)
 
     def listen(self, told: Callable[[Sequence[Event]], None]) -> None:
         """`told` is called, in the loop, after every commit of this process that had events, and after some that failed."""
@@ -143,6 +205,7 @@ class Database:
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
         """For questions: each is answered from what was committed when it was asked. What is changed in it is not kept."""
+        self._require()
         with translated():
             async with AsyncSession(self._reads, expire_on_commit=False) as session:
                 yield session
@@ -151,6 +214,7 @@ class Database:
     async def transaction(self) -> AsyncIterator[Transaction]:
         """All or nothing, committed at the end of the block. Do not wait for anything but the database inside."""
         told: Sequence[Event] = ()
+        self._require()
         try:
             async with self._writing if self.is_sqlite else contextlib.nullcontext():
                 with translated():
@@ -158,6 +222,7 @@ class Database:
                     async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
                         change = Transaction(session)
                         yield change
+                        self._require()  # it may have been withheld since
                         if change.events:
                             await self._number(session, change.events)
                             told = change.events
@@ -165,6 +230,12 @@ class Database:
             if told:
                 for listener in self._told:
                     listener(told)
+
+    def _require(self) -> None:
+        if self._engine is None:
+            raise DatabaseClosedError
+        if self._withheld is not None:
+            raise DatabaseUnavailableError(self._withheld)
 
     async def _number(self, session: AsyncSession, events: list[Event]) -> None:
         """Give the events their numbers, in the order of commits."""
@@ -194,8 +265,14 @@ def translated() -> Iterator[None]:
     except DBAPIError as error:
         raise _in_our_words(error) from error
     except PoolTimeoutError as error:
-        raise BusyError("The database is busy; try again.") from error
-    except OSError as error:
+        raise DatabaseBusyError from error
+    except (EmulatedDBAPIException, asyncpg.PostgresError) as error:  # SQLAlchemy does not wrap what its pool raises
+        state = str(getattr(error, "sqlstate", None) or "")
+        known = _of_state(state, error) if state else DatabaseUnavailableError()
+        if known is None:
+            raise
+        raise known from error
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         raise DatabaseUnavailableError from error
 
 
@@ -204,23 +281,43 @@ def _in_our_words(error: DBAPIError) -> Exception:
     if isinstance(error.orig, sqlite3.Error):
         primary = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return _SQLITE.get(primary, lambda: error)()
-    state = str(getattr(error.orig, "sqlstate", None) or "")
-    if state == "53100":
-        return NoSpaceError(_FULL)
-    if state in ("40001", "40P01"):  # it was in the way of others, or they of each other
-        return BusyError("The database is busy; try again.")
-    if state.startswith(("28", "3D")):  # who we are, or which database we ask for
-        said = str(error.orig).rpartition(": ")[2]
-        return DatabaseUnavailableError(f"The database refuses us: {said}. Look at SANDYARD_DATABASE_URL.")
+    known = _of_state(str(getattr(error.orig, "sqlstate", None) or ""), error.orig)
+    if known is not None:
+        return known
     gone = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
     return DatabaseUnavailableError() if gone else error
 
 
-_FULL = "The platform's database has no space left on its disk."
+def _of_state(state: str, error: object) -> SandyardError | None:
+    """What an SQLSTATE says of the server, if it speaks of that. Base classes are no help: asyncpg's "the database system is
+    shutting down" is neither an OperationalError nor an InterfaceError."""
+    if state == "53100":
+        return DatabaseFullError()
+    if state.startswith(_BUSY):
+        return DatabaseBusyError()
+    if state.startswith(("28", "3D")):  # who we are, or which database we ask for
+        said = str(error).rpartition(": ")[2]
+        return DatabaseUnavailableError(f"The database refuses us: {said}. Look at SANDYARD_DATABASE_URL.")
+    return DatabaseUnavailableError() if state.startswith(_GONE) else None
+
+
+_BUSY = (
+    "40001",  # it was in the way of others,
+    "40P01",  # or they of each other
+    "53",  # memory, connections
+    "55P03",  # a lock
+)
+_GONE = (
+    "08",  # the connection
+    "57P",  # shutting down, crashed, starting up
+    "58",  # the server's own disk
+    "25006",  # read-only: it was the primary before a failover, or is not yet one
+    "25P03",  # idle in a transaction for too long
+)
 _SQLITE: dict[int, Callable[[], Exception]] = {
-    sqlite3.SQLITE_BUSY: lambda: BusyError("The database is busy; try again."),
-    sqlite3.SQLITE_LOCKED: lambda: BusyError("The database is busy; try again."),
-    sqlite3.SQLITE_FULL: lambda: NoSpaceError(_FULL),
+    sqlite3.SQLITE_BUSY: DatabaseBusyError,
+    sqlite3.SQLITE_LOCKED: DatabaseBusyError,
+    sqlite3.SQLITE_FULL: DatabaseFullError,
     sqlite3.SQLITE_IOERR: DatabaseUnavailableError,
     sqlite3.SQLITE_CANTOPEN: lambda: DatabaseUnavailableError("The platform's database cannot be opened."),
     sqlite3.SQLITE_READONLY: lambda: DatabaseUnavailableError("The platform's database may not be written to."),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sandyard.kit.clock import Clock
 from sandyard.platform.db.database import Database
+from sandyard.platform.db.ownership import Ownership
 from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.catalogue import Agents
 from sandyard.platform.domain.agents.trial import Trials
@@ -43,6 +44,8 @@ class Services:
     settings: PlatformSettings
     clock: Clock
     database: Database
+    ownership: Ownership | None
+    """Of a database that several platforms can reach."""
     events: Feed
     users: Users
     audit: Audit

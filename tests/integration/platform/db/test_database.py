@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.errors import BusyError, InvalidInputError
 from sandyard.platform.db import sqlite
-from sandyard.platform.db.database import Database, DatabaseUnavailableError, parse_url
+from sandyard.platform.db.database import AWAY, Database, DatabaseUnavailableError, parse_url
 from sandyard.platform.db.models import Event, Project, ProjectMember, Setting, User
+from tests.postgres import Server
 
 pytestmark = pytest.mark.both_databases
 
@@ -208,3 +211,61 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnavailableError):
         await database.check()
     await database.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+async def test_every_error_of_a_server_that_stops_and_starts_says_that_it_is_away(
+    postgres: Server, postgres_schema_url: str, how: signal.Signals
+) -> None:
+    """Whatever somebody was just doing: connecting, asking, in the middle of a transaction, or in a long statement."""
+    database, kinds = Database(postgres_schema_url), set()
+    await database.open()
+    going = True
+
+    async def ask() -> None:
+        async with database.reading() as session:
+            await session.execute(text("SELECT 1"))
+
+    async def write() -> None:
+        async with database.transaction() as tx:
+            tx.emit("a.changed")
+            await asyncio.sleep(0.01)
+
+    async def linger() -> None:
+        async with database.transaction() as tx:
+            await tx.session.execute(text("SELECT pg_sleep(0.2)"))
+
+    async def again_and_again(work: Callable[[], Awaitable[None]]) -> None:
+        while going:
+            try:
+                await work()
+            except AWAY as error:
+                kinds.add(type(error.__cause__).__name__)
+
+    tasks = [asyncio.create_task(again_and_again(work)) for work in (ask, ask, write, write, linger, linger)]
+    waiting = asyncio.create_task(asyncio.sleep(0))
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(postgres.halt, how)
+        waiting = asyncio.create_task(database.retry_while_away(write, "test"))
+        postgres.resume(wait=False)
+        await waiting
+    going = False
+    await asyncio.gather(*tasks)  # raises what was not taken for an absent database
+    assert kinds
+    await database.close()
+
+
+async def test_what_is_withheld_is_neither_read_nor_written(database: Database) -> None:
+    with pytest.raises(DatabaseUnavailableError, match="not ours"):
+        async with database.transaction() as tx:
+            tx.add(Setting(name="a", value="b"))
+            database.withhold("It is not ours.")
+    with pytest.raises(DatabaseUnavailableError, match="not ours"):
+        await database.check()
+    waiting = asyncio.create_task(database.retry_while_away(database.check, "test"))
+    await asyncio.sleep(0)
+    database.withhold(None)
+    await waiting
+    async with database.reading() as session:
+        assert await session.get(Setting, "a") is None

@@ -11,6 +11,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import cast
 
 from sqlalchemy import select
@@ -44,8 +45,6 @@ PIECE = 90_000
 INTERVAL_S = 0.04
 """How often `tail` looks into the journal: it does not trust the kernel to tell it on an overlay file system."""
 TAIL = 16 << 10
-AWAY = 503
-"""The status of errors that say: the database is busy or away."""
 _WRITE = """set -o pipefail; umask 077
 have=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
 [ "$have" -ge "$2" ] || exit 3
@@ -93,7 +92,9 @@ class Inputs:
             except SandboxNotFoundError:
                 return
             except SandyardError as error:
-                row = await self._desk.lifecycle.rows.get(self._sandbox_id)
+                row = await self._desk.database.retry_while_away(
+                    lambda: self._desk.lifecycle.rows.get(self._sandbox_id), "agent input", run=self._run_id
+                )
                 if row.status in ("error", "destroyed"):
                     return
                 log.warning("agent_input_not_delivered", run=self._run_id, reason=error.message)
@@ -266,20 +267,12 @@ class Outputs:
                 self._news.set()
                 return
             begun = now()
-            await self._taken(batch, end)
+            await self._desk.database.retry_while_away(
+                partial(self._take, batch, end), "agent output", run=self._run_id
+            )
             del self._ready[: len(batch)]
             if self._ready:
                 await asyncio.sleep(
                     min(1.0, now() - begun)
                 )  # who says much takes half of the time, and leaves half to others
         self._held = 0
-
-    async def _taken(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> None:
-        while True:
-            try:
-                return await self._take(lines, consumed)
-            except SandyardError as error:
-                if error.status != AWAY:
-                    raise
-                log.warning("agent_output_waits", run=self._run_id, reason=error.message)
-                await asyncio.sleep(RETRY_S)

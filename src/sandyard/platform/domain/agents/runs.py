@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
+from typing import TypeVar
 
 from sqlalchemy import select
 
-from sandyard.kit.errors import BusyError, SandyardError
+from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import DatabaseUnavailableError
+from sandyard.platform.db.database import AWAY
 from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, Sandbox, Session, Turn
 from sandyard.platform.domain.agents import ending, steps
 from sandyard.platform.domain.agents.channel import Inputs, Outputs, command, input_path
@@ -44,6 +45,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
 from sandyard.platform.domain.sandboxes.model import Status, utc_now
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
 RUN = "run_"
 HOME = "/home/user"
@@ -135,18 +137,18 @@ class Life:
         delivering: asyncio.Task[None] | None = None
         try:
             await self._outputs.begin()
-            spec = None if self.begun else await self._patiently(self._prepare)
+            spec = None if self.begun else await self._while_away(lambda: self._patiently(self._prepare))
             if self.begun and self._served:
                 self._attaching = self._desk.tasks.spawn(self._attached())
             delivering = asyncio.get_running_loop().create_task(self._inputs_when_begun())
             await self._follow(spec)
         except RunGoneError:
             log.info("agent_run_gone", run=self.run_id)
-        except (BusyError, DatabaseUnavailableError) as error:
+        except AWAY as error:
             log.warning("agent_not_followed", run=self.run_id, reason=error.message)
             await asyncio.sleep(RETRY_S)  # nothing is known of it: whoever holds it takes it up again
         except RunBrokenError as error:
-            await self._put_away()
+            await self._while_away(self._put_away)
             await self._over(RunStatus.ENDED, error=error.message, code=error.reason)
         except SandyardError as error:
             log.warning("agent_not_started", run=self.run_id, code=error.code, reason=error.message)
@@ -157,7 +159,7 @@ class Life:
     # starting ----------------------------------------------------------------------------------------------------------
 
     async def _patiently(self, work: Callable[[], Awaitable[CommandSpec]]) -> CommandSpec:
-        """While the engine or the database is away, wait."""
+        """While the engine is away, wait."""
         while True:
             try:
                 return await work()
@@ -170,9 +172,9 @@ class Life:
                     raise
                 log.info("agent_waits_for_engine", run=self.run_id, reason=error.message)
                 await asyncio.sleep(RETRY_S)
-            except (BusyError, DatabaseUnavailableError) as error:
-                log.info("agent_waits", run=self.run_id, reason=error.message)
-                await asyncio.sleep(RETRY_S)
+
+    async def _while_away(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await self._desk.database.retry_while_away(work, "agent", run=self.run_id)
 
     async def _prepare(self) -> CommandSpec:
         desk, engine = self._desk, self._desk.lifecycle.engine
@@ -350,14 +352,9 @@ class Life:
         self, status: RunStatus, *, exit_code: int | None = None, error: str | None = None, code: str | None = None
     ) -> None:
         stderr = self._outputs.tail.decode("utf-8", "replace")
-        while True:
-            try:
-                await self._consumer.over(status=status, exit_code=exit_code, error=error, code=code, stderr=stderr)
-            except SandyardError as failure:
-                log.warning("agent_end_waits", run=self.run_id, reason=failure.message)
-                await asyncio.sleep(RETRY_S)
-            else:
-                break
+        await self._while_away(
+            lambda: self._consumer.over(status=status, exit_code=exit_code, error=error, code=code, stderr=stderr)
+        )
         if self._attaching is not None:
             self._attaching.cancel()
         if self._served:

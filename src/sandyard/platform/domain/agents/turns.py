@@ -100,6 +100,7 @@ class Turns:
                 if key is not None:  # whoever asks for the same at the same time waits above
                     known = (await tx.session.scalars(select(Turn).where(Turn.key == key))).first()
                     if known is not None:
+                        self._conduct(session_id)  # whoever asked first may have been cut off before this
                         return known
                 await _require_project(tx, caller, row)
                 turn = await self._draft(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)

@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy.exc import SQLAlchemyError
 
+from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import CHANNEL, Database
 
@@ -18,6 +19,15 @@ log = get_logger(__name__)
 RETRY_SECONDS = 1.0
 CHECK_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
+_BROKEN = (
+    SandyardError,
+    OSError,
+    TimeoutError,
+    SQLAlchemyError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 
 
 async def listen(database: Database, wake: Callable[[], None]) -> None:
@@ -26,7 +36,7 @@ async def listen(database: Database, wake: Callable[[], None]) -> None:
     lost = False
     while True:
         try:
-            async with _connected(database) as connection:
+            async with database.dedicated_connection() as connection:
                 broken = asyncio.Event()
                 connection.add_termination_listener(lambda _, done=broken: done.set())
                 await connection.add_listener(CHANNEL, lambda *_: wake())
@@ -35,7 +45,7 @@ async def listen(database: Database, wake: Callable[[], None]) -> None:
                 lost = False
                 wake()  # something may have been committed while nobody listened
                 await _until_broken(connection, broken)
-        except (OSError, TimeoutError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except _BROKEN as error:
             reason = str(error) or type(error).__name__
         else:
             reason = "the server closed the connection"
@@ -43,19 +53,6 @@ async def listen(database: Database, wake: Callable[[], None]) -> None:
             log.warning("events_not_listening", reason=reason)
             lost = True
         await asyncio.sleep(RETRY_SECONDS)
-
-
-@contextlib.asynccontextmanager
-async def _connected(database: Database) -> Any:
-    pooled = await database.engine.raw_connection()
-    connection = pooled.driver_connection
-    pooled.detach()
-    assert isinstance(connection, asyncpg.Connection)
-    try:
-        yield connection
-    finally:
-        with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            await connection.close(timeout=ANSWER_SECONDS)
 
 
 async def _until_broken(connection: Any, broken: asyncio.Event) -> None:

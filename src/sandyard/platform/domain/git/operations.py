@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from sqlalchemy import delete, select
@@ -31,10 +32,13 @@ from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxNotRunnin
 from sandyard.platform.domain.sandboxes.model import about, utc_now
 
 log = get_logger(__name__)
+T = TypeVar("T")
 OPEN = (OperationStatus.QUEUED, OperationStatus.RUNNING)
 ATTEMPTS = 100
 PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Before what failed because the engine was away, or the sandbox had fallen asleep, is done once more."""
+FORGOTTEN = timedelta(seconds=5)
+"""One that is open so long and that nobody here carries out is begun by whoever waits for it."""
 TOLD_EVERY_S, THINGS = 1.0, 50
 Detail = dict[str, Any]
 Handler = Callable[["Job"], Awaitable[Detail]]
@@ -179,6 +183,8 @@ class Operations:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not OperationStatus((row := await self.get(operation_id)).status).over:
+                    if row.sandbox_id and utc_now() - row.created_at > FORGOTTEN and row.id not in self._carried:
+                        self.begin(row)  # whoever has asked for it was cut off: its commit was not answered
                     task = self._running.get(operation_id)
                     await (asyncio.wait((task,)) if task is not None else asyncio.sleep(0.5))
                 return row
@@ -205,20 +211,24 @@ class Operations:
 
     async def _run(self, operation_id: str, sandbox_id: str, lock: asyncio.Lock) -> None:
         async with lock:
-            try:
-                async with self._database.transaction() as tx:
-                    row = await tx.session.get(GitOperation, operation_id)
-                    if row is None or OperationStatus(row.status).over:
-                        return
-                    sandbox = await tx.session.get(Sandbox, sandbox_id)
-                    assert sandbox is not None
-                    row.status, row.attempts = OperationStatus.RUNNING, row.attempts + 1
-                    row.started_at = row.started_at or utc_now()
-                    tx.emit("git.started", **_about(row, sandbox))
-            except SandyardError as error:  # the database is away: `recover` begins it
-                log.warning("git_operation_not_begun", operation=operation_id, reason=error.message)
-                return
-            await self.carry_out(row, sandbox)
+            begun = await self._while_away(operation_id, lambda: self._note_begun(operation_id, sandbox_id))
+            if begun is not None:
+                await self.carry_out(*begun)
+
+    async def _note_begun(self, operation_id: str, sandbox_id: str) -> tuple[GitOperation, Sandbox] | None:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(GitOperation, operation_id)
+            if row is None or OperationStatus(row.status).over:
+                return None
+            sandbox = await tx.session.get(Sandbox, sandbox_id)
+            assert sandbox is not None
+            row.status, row.attempts = OperationStatus.RUNNING, row.attempts + 1
+            row.started_at = row.started_at or utc_now()
+            tx.emit("git.started", **_about(row, sandbox))
+        return row, sandbox
+
+    async def _while_away(self, operation_id: str, work: Callable[[], Awaitable[T]]) -> T:
+        return await self._database.retry_while_away(work, "git operation", operation=operation_id)
 
     async def carry_out(self, row: GitOperation, sandbox: Sandbox, timeout_s: float | None = None) -> None:
         """Run its handler and write down what came of it."""
@@ -246,7 +256,11 @@ class Operations:
     async def _handle(self, job: Job, pauses: Sequence[float]) -> Detail:
         if job.operation.attempts > ATTEMPTS:
             raise SandyardError(f"It was begun {ATTEMPTS} times, and each time the platform ended before it did.")
-        handler = self.handlers[OperationKind(job.operation.kind)]
+        known = self.handlers[OperationKind(job.operation.kind)]
+
+        async def handler(job: Job) -> Detail:
+            return await self._while_away(job.operation.id, lambda: known(job))
+
         for pause in pauses:
             try:
                 return await handler(job)
@@ -265,14 +279,15 @@ class Operations:
         self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None
     ) -> None:
         """Whatever it has to say, it ends."""
+        write = partial(self._while_away, job.operation.id)
         try:
-            await self._write_end(job, status, detail or {}, error)
+            await write(lambda: self._write_end(job, status, detail or {}, error))
         except SandyardError:
-            raise  # the database is away: `recover` ends it
+            raise  # it is closed: `recover` ends it
         except Exception as fault:
             log.error("git_operation_not_written", operation=job.operation.id, exc=fault)  # noqa: TRY400
             told = SandyardError("It has ended, and what it said could not be kept; the platform's log says why.")
-            await self._write_end(job, OperationStatus.FAILED, {}, told)
+            await write(lambda: self._write_end(job, OperationStatus.FAILED, {}, told))
 
     async def _write_end(self, job: Job, status: OperationStatus, detail: Detail, error: SandyardError | None) -> None:
         async with self._database.transaction() as tx:

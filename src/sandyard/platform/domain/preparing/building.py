@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.text import storable
+from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command as CommandRow
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.domain.agents.launching import put_files
@@ -26,6 +28,7 @@ from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
+T = TypeVar("T")
 TAIL, SHOWN = 4000, 2000
 HOME = FOLDER.rpartition("/")[0]
 ENVS = {"CI": "true", "DEBIAN_FRONTEND": "noninteractive"}
@@ -38,6 +41,7 @@ Tell = Callable[..., Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Builder:
+    database: Database
     lifecycle: Lifecycle
     commands: Commands
     git: PreparedCheckouts
@@ -49,9 +53,11 @@ class Builder:
     ) -> str:
         """The snapshot. PreparationFailedError; what the engine, git and the agent's installation raise."""
         await tell("waiting for a sandbox")
-        sandbox = await self.lifecycle.provisioned(sandbox.id)
+        sandbox = await self._while_away(lambda: self.lifecycle.provisioned(sandbox.id))
         await tell("checking out", engineId=sandbox.engine_id)
-        put = await self.git.put(project, sandbox, wished.base_branch, wished.base_commit, _unheard)
+        put = await self._while_away(
+            lambda: self.git.put(project, sandbox, wished.base_branch, wished.base_commit, _unheard)
+        )
         await tell("checked out", shallow=list(put.shallow), lacks=list(put.warnings))
         if wished.profile.install is not None:
             await tell(f"installing {wished.profile.title}")
@@ -67,16 +73,20 @@ class Builder:
             begun = await self._start(caller, sandbox, command, new)
             told = {"source": command.source, "command": storable(command.command[:SHOWN]), "commandId": begun.id}
             await tell(f"running {command.source}", commands=[*ran, {**told, "exitCode": None, "seconds": 0}])
-            over = await self.commands.wait(begun.id)
+            over = await self._while_away(partial(self.commands.wait, begun.id))
             ran.append({**told, "exitCode": over.exit_code, "seconds": round(over.duration_s or 0.0, 3)})
             await tell(f"ran {command.source}", commands=ran)
             await self._check(over, ran[-1])
-        warnings = [*recipe.warnings, *_left_by(await self.git.seal(sandbox, wished.base_commit))]
+        sealed = await self._while_away(lambda: self.git.seal(sandbox, wished.base_commit))
+        warnings = [*recipe.warnings, *_left_by(sealed)]
         await tell("keeping it", warnings=warnings)
         async with self.lifecycle.using(sandbox) as engine_id:
             if ran:
                 await self.lifecycle.engine.commands.forget(engine_id, *(one["commandId"] for one in ran))
             return await self.lifecycle.engine.snapshot(engine_id)
+
+    async def _while_away(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await self.database.retry_while_away(work, "preparation")
 
     async def _start(self, caller: Principal, sandbox: Sandbox, command: Command, new: NewCommand) -> CommandRow:
         try:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from sqlalchemy import select, update
@@ -40,6 +42,7 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
+T = TypeVar("T")
 AGAIN_AFTER = timedelta(minutes=1)
 """A setup that has failed does not fail again so soon, unless a person asks."""
 
@@ -68,7 +71,7 @@ class Preparing:
         self._projects = projects
         self._git = git.prepared
         self._settings = settings
-        self._builder = Builder(lifecycle, commands, git.prepared, settings, install)
+        self._builder = Builder(database, lifecycle, commands, git.prepared, settings, install)
         self._clearing = Clearing(database, lifecycle)
         self._tasks = TaskSet("preparing")
         self._flights: dict[str, _Flight] = {}
@@ -174,28 +177,32 @@ class Preparing:
         left: str | None,
     ) -> Preparation:
         async def tell(what: str, **facts: Any) -> None:
-            await self._tell(row.id, what, facts)
+            await self._while_away(lambda: self._tell(row.id, what, facts))
 
         begun = time.monotonic()
         try:
             if left is not None:
                 await self._clearing.clear(row.id, left)
             snapshot = await self._builder.build(caller, project, sandbox, wished=wished, recipe=recipe, tell=tell)
-            made = await self._ready(row.id, snapshot, round(time.monotonic() - begun, 1))
+            seconds = round(time.monotonic() - begun, 1)
+            made = await self._while_away(lambda: self._ready(row.id, snapshot, seconds))
         except StoppingError:
             raise
         except SandyardError as error:
-            await self._failed(row.id, error)
+            await self._while_away(partial(self._failed, row.id, error))
             await self._clear(row.id, sandbox.id)
             raise
         except Exception as error:
             log.error("preparation_crashed", preparation=row.id, exc=error)  # noqa: TRY400
             failure = SandyardError("The platform failed to prepare the project; its log says why.")
-            await self._failed(row.id, failure)
+            await self._while_away(lambda: self._failed(row.id, failure))
             await self._clear(row.id, sandbox.id)
             raise failure from error
         self._tasks.spawn(self._clear(row.id, sandbox.id))  # nobody has to wait for that
         return made
+
+    async def _while_away(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await self._database.retry_while_away(work, "preparation")
 
     async def _clear(self, preparation_id: str, sandbox_id: str) -> None:
         try:

@@ -70,15 +70,19 @@ class Commands:
             stderr_bytes=0,
             started_at=utc_now(),
         )
-        async with self._database.transaction() as tx:
-            tx.add(command)
-            tx.emit(
-                "command.started", **about(row), commandId=command.id, command=new.command[:2000], by=principal.name
-            )
-            counted = update(Sandbox).where(Sandbox.id == row.id).values(command_count=Sandbox.command_count + 1)
-            await tx.session.execute(counted)
+        # whether a commit that was cut off has happened is not known, and one that nobody starts would be open for ever
+        await self._database.retry_while_away(lambda: self._write(row, command, principal.name), "command")
         self._runner.start(row, command, new)
         return command
+
+    async def _write(self, row: Sandbox, command: Command, by: str) -> None:
+        async with self._database.transaction() as tx:
+            if await tx.session.get(Command, command.id) is not None:
+                return
+            tx.add(command)
+            tx.emit("command.started", **about(row), commandId=command.id, command=command.command[:2000], by=by)
+            counted = update(Sandbox).where(Sandbox.id == row.id).values(command_count=Sandbox.command_count + 1)
+            await tx.session.execute(counted)
 
     async def wait(self, command_id: str) -> Command:
         """The command at its end. Cancelling this does not end the command. StoppingError when the platform stops first."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -145,7 +146,7 @@ class Lifecycle:
         return row
 
     async def _provision(self, sandbox_id: str) -> Sandbox:
-        row = await self.rows.get(sandbox_id)
+        row = await self._while_away(lambda: self.rows.get(sandbox_id), sandbox_id)
         if row.status != Status.PROVISIONING or row.doomed_at is not None:
             return row
         envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
@@ -161,9 +162,13 @@ class Lifecycle:
             )
         except SandyardError as error:
             log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
-            await self._fail(row.id, error.message, error.code, [Status.PROVISIONING])
+            fail = partial(self._fail, row.id, error.message, error.code, [Status.PROVISIONING])
+            await self._while_away(fail, sandbox_id)
             raise
-        return await self._adopt(row.id, made.id, allowed)
+        return await self._while_away(lambda: self._adopt(row.id, made.id, allowed), sandbox_id)
+
+    async def _while_away(self, work: Callable[[], Awaitable[T]], sandbox_id: str) -> T:
+        return await self._database.retry_while_away(work, "provisioning", sandbox=sandbox_id)
 
     async def _adopt(self, sandbox_id: str, engine_id: str, allowed: Allowed) -> Sandbox:
         now = utc_now()

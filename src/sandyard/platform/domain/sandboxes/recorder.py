@@ -13,6 +13,7 @@ from sqlalchemy import update
 
 from sandyard.kit.errors import NoSpaceError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.domain.sandboxes.model import CommandStatus, about, utc_now
@@ -140,6 +141,14 @@ class Recorder:
             except UnicodeDecodeError:
                 piece["base64"] = base64.b64encode(data).decode()
         return piece
+
+    async def close(self) -> None:
+        """Write nothing any more. What was not written is still in the sandbox's journal. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._flush is not None:
+            await end_tasks(self._flush)
 
     async def finish(
         self,

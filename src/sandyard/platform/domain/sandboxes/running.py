@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import select, update
 
-from sandyard.kit.errors import BusyError, NotFoundError, SandyardError
+from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import Database, DatabaseUnavailableError
+from sandyard.platform.db.database import AWAY, Database
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.domain.sandboxes.e2b import (
     BreakerState,
@@ -30,6 +30,7 @@ from sandyard.platform.domain.sandboxes.output import OutputFiles
 from sandyard.platform.domain.sandboxes.recorder import Recorder
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
 RETRY_S = 2.0
 NOTED_S = 0.2
@@ -73,7 +74,7 @@ class Runner:
         for _ in range(2):
             try:
                 async with self._held(row, command):
-                    engine_id = await self._lifecycle.awake(row)
+                    engine_id = await self._while_away(command.id, lambda: self._lifecycle.awake(row))
                     asked = True
                     events = self._lifecycle.engine.commands.start(engine_id, spec)
                     if await self._record(events, recorder, row):
@@ -83,7 +84,7 @@ class Runner:
                 await self._lose(recorder, row)
                 return
             except SandboxNotRunningError:
-                await self._lifecycle.seen_paused(row.id)
+                await self._while_away(command.id, lambda: self._lifecycle.seen_paused(row.id))
                 if not recorder.begun:
                     asked = False
                     continue  # it slept, and nobody here knew: once more, awake
@@ -229,15 +230,20 @@ class Runner:
             self.running.pop(command.id, None)
             self.recorders.pop(command.id, None)
 
-        task = self.running[command.id] = self._lifecycle.tasks.spawn(self._see_to_its_end(row, command, work))
+        task = self.running[command.id] = self._lifecycle.tasks.spawn(self._attend(row, command, work))
         task.add_done_callback(done)
+
+    async def _attend(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await self._see_to_its_end(row, command, work)
+        finally:
+            if (recorder := self.recorders.get(command.id)) is not None:
+                await recorder.close()  # also when the platform stops: the database is closed next
 
     async def _see_to_its_end(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
         """The relay ends a command in its time. Should a tenant have put another program in the relay's place, or should we
         fail, it is not left open for ever."""
-        main = asyncio.ensure_future(
-            self._persist(command.id, work, lambda: self._follow(row, command.id, self.recorders[command.id]))
-        )
+        main = asyncio.ensure_future(self._persist(row, command.id, work))
         watch = asyncio.ensure_future(self._overdue(row.id, command.timeout_s))
         try:
             await asyncio.wait((main, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -251,19 +257,18 @@ class Runner:
         if recorder is not None and (late or failure is not None):
             said = "It did not end in its time." if late else "The platform failed to follow it."
             lose = partial(recorder.finish, CommandStatus.LOST, error=f"Its end was not seen. {said}")
-            await self._persist(command.id, lose(), lose)
+            await self._while_away(command.id, lose)
 
-    async def _persist(
-        self, command_id: str, work: Coroutine[Any, Any, None], again: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """What is away for a moment, as the database may be, takes no command along."""
-        while True:
-            try:
-                return await work
-            except (BusyError, DatabaseUnavailableError) as error:
-                log.warning("command_waits", command=command_id, reason=error.message)
-                await asyncio.sleep(RETRY_S)
-                work = again()
+    async def _persist(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """A database that is away for a moment takes no command along: what was begun is followed on."""
+        try:
+            await work
+        except AWAY as error:
+            log.warning("command_waits", command=command_id, reason=error.message)
+            await self._while_away(command_id, lambda: self._follow(row, command_id, self.recorders[command_id]))
+
+    async def _while_away(self, command_id: str, work: Callable[[], Awaitable[T]]) -> T:
+        return await self._database.retry_while_away(work, "command", command=command_id)
 
     async def _overdue(self, sandbox_id: str, timeout_s: float) -> None:
         """Returns when a command should long be over. Time in which its sandbox slept or the engine was away does not count."""
@@ -272,7 +277,7 @@ class Runner:
                 before = await self._lifecycle.rows.get(sandbox_id)
                 await asyncio.sleep(timeout_s + OVERDUE_S)
                 row = await self._lifecycle.rows.get(sandbox_id)
-            except (BusyError, DatabaseUnavailableError):
+            except AWAY:
                 await asyncio.sleep(RETRY_S)  # nobody knows: its time begins anew
                 continue
             awake = row.status == Status.RUNNING and row.pause_count == before.pause_count

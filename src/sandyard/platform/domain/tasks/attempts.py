@@ -164,25 +164,18 @@ class Attempts:
                 self.leave(row.session_id, row.project_id)
         self.nudge()
 
-    async def retry(self, caller: Principal, task_id: str) -> list[Attempt]:
-        """Once more what has failed or was cancelled, with the work it has done so far."""
-        task = await self._task(caller, task_id)
-        async with self._database.transaction() as tx:
-            known = await tx.session.get(Task, task.id, with_for_update=True)
-            wanted = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
-            query = (
-                select(Attempt).where(Attempt.task_id == task.id, Attempt.status.in_(wanted)).order_by(Attempt.number)
-            )
-            rows = list((await tx.session.scalars(query.with_for_update())).all())
-            if not rows:
-                raise ConflictError("Nothing of this task has failed or was stopped, so there is nothing to retry.")
-            for row in rows:
-                # nobody knows whether the agent has read them
-                said = {"said": row.work["said"]} if row.work.get("said") else {}
-                self._next(tx, row, RoundKind.RETRY, ended=row.error, **said)
-            if known is not None:
-                known.error, known.finished_at = None, None
-        self.nudge()
+    async def retry(self, tx: Transaction, task: Task) -> list[Attempt]:
+        """Once more what has failed or was cancelled, with the work it has done so far; then `nudge`. The task's row is locked."""
+        wanted = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
+        query = select(Attempt).where(Attempt.task_id == task.id, Attempt.status.in_(wanted)).order_by(Attempt.number)
+        rows = list((await tx.session.scalars(query.with_for_update())).all())
+        if not rows:
+            raise ConflictError("Nothing of this task has failed or was stopped, so there is nothing to retry.")
+        for row in rows:
+            # nobody knows whether the agent has read them
+            said = {"said": row.work["said"]} if row.work.get("said") else {}
+            self._next(tx, row, RoundKind.RETRY, ended=row.error, **said)
+        task.error = task.finished_at = None
         return rows
 
     async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:

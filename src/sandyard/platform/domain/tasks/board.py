@@ -270,18 +270,16 @@ class Tasks:
             project, task = await self._hold(tx, caller, task_id)
             over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
             left = await tx.session.scalar(select(Attempt.id).where(Attempt.task_id == task.id, over).limit(1))
-            if task.status == Column.CANCELLED and left is not None:
-                await self._moves.require_startable(tx, project, task)
-                await self._moves.put(tx, project, task, Column.IN_PROGRESS)
-            elif task.status not in _AT_WORK:
+            if task.status in _AT_WORK or (task.status == Column.CANCELLED and left is not None):
+                if task.status == Column.CANCELLED:
+                    await self._moves.require_startable(tx, project, task)
+                await self._attempts.retry(tx, task)
+                await self.advance(tx, task, Column.IN_PROGRESS)
+            else:
                 if task.status != Column.BACKLOG:
                     await self._moves.put(tx, project, task, Column.BACKLOG)
                 await self._moves.start(tx, project, task, caller.user_id)
-                return task
-        await self._attempts.retry(caller, task_id)
-        async with self._database.transaction() as tx:
-            project, task = await self._hold(tx, caller, task_id)
-            await self.advance(tx, task, Column.IN_PROGRESS)
+        self._attempts.nudge()
         return task
 
     async def _hold(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.errors import BusyError, ConflictError, NotFoundError
+from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
-from sandyard.platform.db.database import Database, DatabaseUnavailableError
+from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, Event, Project, ProjectMember, Task, TaskNeed, User
 from sandyard.platform.domain.tasks.errors import ColumnFullError
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, Column
 from sandyard.platform.domain.tasks.moving import STOPS, Attempts, Moves, held
 
 log = get_logger(__name__)
-AWAY_S = 1.0
 _WAITS = Task.source["startsFor"].as_string().is_not(None)
 _MAKES_ROOM = frozenset(
     ("task.moved", "task.updated", "task.deleted", "project.updated", "attempt.cancelled", "attempt.failed")
@@ -57,16 +55,9 @@ class Releases:
     def _soon(self, project_id: str) -> None:
         if project_id not in self._due:
             self._due.add(project_id)
-            self._tasks.spawn(self._surely(project_id))
-
-    async def _surely(self, project_id: str) -> None:
-        """Once more while the database is away: nobody says a second time that something can start."""
-        while True:
-            try:
-                return await self.release(project_id)
-            except (BusyError, DatabaseUnavailableError) as error:
-                log.warning("tasks_not_started", project=project_id, reason=error.message)
-            await asyncio.sleep(AWAY_S)
+            # nobody says a second time that something can start
+            release = self._database.retry_while_away(lambda: self.release(project_id), "release", project=project_id)
+            self._tasks.spawn(release)
 
     async def release(self, project_id: str) -> None:
         """Start what waits and can start: higher priorities first, then as on the board."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import select
 
-from sandyard.kit.errors import BusyError, ForbiddenError, NotFoundError, SandyardError
+from sandyard.kit.errors import ForbiddenError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.db.database import Database, DatabaseUnavailableError
+from sandyard.platform.db.database import AWAY, Database
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task, User
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import StoppingError
@@ -31,7 +31,6 @@ from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
 Verb = Callable[..., Awaitable[Result]]
-AWAY_S = 1.0
 _INTERNAL = {
     "code": "internal",
     "message": "The platform failed in this step; its log says why. Try again: `task retry`.",
@@ -53,7 +52,7 @@ class Rounds:
         count = 0
 
         async def step(name: str, verb: Verb, *arguments: Any) -> Result:
-            return await steps(name, _surely, verb, *arguments)
+            return await steps(name, self._while_away, verb, *arguments)
 
         async def do(name: StepName, verb: Verb, **arguments: Any) -> Result:
             nonlocal count
@@ -111,6 +110,9 @@ class Rounds:
 
     # what every step has -----------------------------------------------------------------------------------------------------
 
+    async def _while_away(self, verb: Verb, *arguments: Any) -> Result:
+        return await self._database.retry_while_away(lambda: verb(*arguments), "step")
+
     async def _recorded(  # noqa: PLR0917 - called by name through the workflow
         self, attempt_id: str, number: int, count: int, name: StepName, verb: Verb, arguments: Mapping[str, Any]
     ) -> Result:
@@ -126,9 +128,9 @@ class Rounds:
             raise asyncio.CancelledError from None  # the next process does it again
         except CancelledStep:
             result = _CANCELLED
+        except AWAY:
+            raise  # what it would be recorded in is away too: it is begun again
         except SandyardError as error:
-            if _database_away(error):
-                raise
             log.info("step_failed", attempt=attempt_id, step=name, code=error.code, reason=error.message)
             result = {"failed": {"code": error.code, "message": error.message}}
         except Exception as error:
@@ -226,22 +228,6 @@ class Rounds:
     async def _fail(self, attempt_id: str, number: int, failure: Mapping[str, str]) -> Result:
         await self._attempts.fail(attempt_id, failure["code"], failure["message"], number=number)
         return {}
-
-
-def _database_away(error: SandyardError) -> bool:
-    return isinstance(error, DatabaseUnavailableError) or type(error) is BusyError  # an engine's is another one
-
-
-async def _surely(verb: Verb, *arguments: Any) -> Result:
-    """Once more while the database is away: what it would be recorded in is away too."""
-    while True:
-        try:
-            return await verb(*arguments)
-        except SandyardError as error:
-            if not _database_away(error):
-                raise
-            log.warning("step_waits", reason=error.message)
-            await asyncio.sleep(AWAY_S)
 
 
 class _Stop(Exception):  # noqa: N818 - a way out of the course, no error

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select
 
 from sandyard.kit.ids import ordered_id
-from sandyard.platform.db.database import Database
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.database import Database, DatabaseClosedError
 from sandyard.platform.db.models import Command, Event, Sandbox, User
 from sandyard.platform.domain.sandboxes.model import CommandStatus, utc_now
 from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
 from sandyard.platform.domain.sandboxes.recorder import INLINE_BYTES, Recorder
 from sandyard.platform.domain.sandboxes.rows import new_row
+from sandyard.platform.domain.sandboxes.running import Runner
 
 pytestmark = pytest.mark.both_databases
 
@@ -121,3 +124,32 @@ async def test_an_end_in_the_middle_of_a_flush_writes_nothing_twice(
     assert await files.read(command.id, STDOUT, 0, 1000) == expected
     told = [piece for event in await events(database) for piece in event.data.get("output", ())]
     assert "".join(piece["text"] for piece in told) == expected.decode()
+
+
+async def test_nothing_is_written_after_the_platform_has_let_go_of_it(
+    database: Database, rows: tuple[Sandbox, Command], tmp_path: Path
+) -> None:
+    sandbox, command = rows
+    lifecycle = SimpleNamespace(tasks=TaskSet("test"), before_pause=[], woken=[], ended=[])
+    runner = Runner(database, lifecycle, OutputFiles(tmp_path), 1 << 20)  # type: ignore[arg-type]
+    said = asyncio.Event()
+
+    async def speak() -> None:
+        recorder = await runner._recorder(sandbox, command)
+        await recorder.add(STDOUT, 0, b"hello")
+        said.set()
+        await asyncio.Event().wait()
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    runner._overdue = never  # type: ignore[method-assign]
+    runner._spawn(sandbox, command, speak())
+    await said.wait()
+    recorder = runner.recorders[command.id]
+    await lifecycle.tasks.cancel()
+    await database.close()
+    assert recorder._timer is None
+    assert recorder._flush is None or recorder._flush.done()
+    with pytest.raises(DatabaseClosedError):
+        await recorder.flush()

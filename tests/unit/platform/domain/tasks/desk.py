@@ -69,13 +69,12 @@ class StillAttempts:
             ending = update(Attempt).where(Attempt.task_id == task_id, Attempt.status.in_(OPEN_ATTEMPTS))
             await tx.session.execute(ending.values(status=AttemptStatus.CANCELLED))
 
-    async def retry(self, caller: Principal, task_id: str) -> list[Attempt]:
-        async with self._world.database.transaction() as tx:
-            over = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
-            rows = list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task_id)))
-            again = [row for row in rows if row.status in over]
-            for row in again:
-                row.status = AttemptStatus.QUEUED
+    async def retry(self, tx: Transaction, task: Task) -> list[Attempt]:
+        over = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
+        rows = list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id)))
+        again = [row for row in rows if row.status in over]
+        for row in again:
+            row.status = AttemptStatus.QUEUED
         return again
 
     async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:

@@ -7,12 +7,14 @@ import asyncio
 import pytest
 
 from sandyard.kit.errors import BusyError, ConflictError, NotFoundError
+from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Attempt, Task
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from tests.unit.platform.domain.tasks.yard import Board
 
 pytestmark = pytest.mark.both_databases
+_LAST = {AttemptStatus.FAILED: "advance", AttemptStatus.CANCELLED: "retry"}
 
 
 async def test_limits_and_order(board: Board) -> None:
@@ -84,17 +86,53 @@ async def test_stopped(board: Board) -> None:
 async def test_once_more(board: Board) -> None:
     task = await board.task()
     with pytest.raises(ConflictError, match="nothing to retry"):
-        await board.attempts.retry(board.owner, task.id)
+        await board.tasks.retry(board.owner, task.id)
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
     attempt = await board.attempt(task)
     await board.attempts.fail(attempt.id, "verify_failed", "It still fails.")
-    await board.attempts.retry(board.owner, task.id)
+    await board.tasks.retry(board.owner, task.id)
     await board.until(lambda: len(board.executor.begun) == 2)
     again = await board.attempt(task)
     assert board.executor.begun[1] == (attempt.id, 2)
     assert (again.work["kind"], again.work["ended"]) == ("retry", "It still fails.")
     assert (again.session_id, again.error) == (attempt.session_id, None)
+
+
+@pytest.mark.parametrize("status", [AttemptStatus.FAILED, AttemptStatus.CANCELLED])
+async def test_once_more_is_one_transaction(
+    board: Board, status: AttemptStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off in the middle, nothing of it has happened: neither a card in progress that nobody works on, nor work on a card
+    that is not in progress."""
+    task = await board.task()
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    attempt = await board.attempt(task)
+    if status == AttemptStatus.FAILED:
+        await board.let(attempt, AttemptStatus.IN_REVIEW)
+        async with board.database.transaction() as tx:
+            row = await tx.session.get(Attempt, attempt.id)
+            assert row is not None
+            row.status = status
+    else:
+        await board.tasks.stop(board.owner, task.id)
+        await board.attempts.fail(attempt.id, "cancelled", "It was stopped.")
+    before = (await board.tasks.get(board.owner, task.id)).status
+
+    async def cut_off(*_: object, **__: object) -> None:
+        raise DatabaseUnavailableError
+
+    with monkeypatch.context() as broken:
+        # what the second and the third transaction had begun with
+        broken.setattr(board.tasks if status == AttemptStatus.FAILED else board.attempts, _LAST[status], cut_off)
+        with pytest.raises(DatabaseUnavailableError):
+            await board.tasks.retry(board.owner, task.id)
+    assert (await board.tasks.get(board.owner, task.id)).status == before
+    assert (await board.attempt(task)).status == status
+    await board.tasks.retry(board.owner, task.id)
+    assert (await board.tasks.get(board.owner, task.id)).status == Column.IN_PROGRESS
+    await board.until(lambda: len(board.executor.begun) == 2)
 
 
 async def test_words_while_it_works_begin_the_next_round(board: Board) -> None:
@@ -165,7 +203,7 @@ async def test_words_are_not_lost_when_their_round_fails(board: Board) -> None:
     await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="also this")
     await board.until(lambda: len(board.executor.begun) == 2)
     await board.attempts.fail((await board.attempt(task)).id, "engine_full", "There is no sandbox to be had.")
-    await board.attempts.retry(board.owner, task.id)
+    await board.tasks.retry(board.owner, task.id)
     assert [said["words"] for said in (await board.attempt(task)).work["said"]] == ["also this"]
 
 

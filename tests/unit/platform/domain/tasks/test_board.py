@@ -245,7 +245,7 @@ async def test_what_waits_starts_when_the_last_need_is_done(desk: Desk) -> None:
 async def test_what_waits_starts_also_when_the_database_was_away_in_that_moment(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releasing, "AWAY_S", 0.01)
+    monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0.01)
     first = await desk.card()
     second = await desk.card(needs=[first], start=True)
     await desk.settle()

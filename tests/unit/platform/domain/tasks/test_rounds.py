@@ -10,7 +10,6 @@ import pytest
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Attempt, Task
-from sandyard.platform.domain.tasks import rounds
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.rounds import Rounds
 from sandyard.platform.domain.tasks.rows import locked, settle
@@ -55,7 +54,7 @@ async def running(board: Board) -> tuple[Task, Attempt]:
 async def test_the_whole_course_also_when_the_database_is_away_for_a_while(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "AWAY_S", 0.01)
+    monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0.01)
     task, attempt = await running(board)
     steps = Steps()
     steps.errors["agent"] = DatabaseUnavailableError()

@@ -1,0 +1,44 @@
+"""What a platform answers before it owns its database: that it is alive, and that it is not ready and why."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sandyard import __version__
+from sandyard.platform.api.problems import MEDIA_TYPE
+
+RETRY_AFTER_S = 5
+
+
+class Entrance:
+    """What the server serves: `app` once there is one, else only that this platform stands by, and `reason`."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+        self.reason = "The platform is starting."
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(Request(scope))(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1013, "reason": "standby"})
+
+    def _answer(self, request: Request) -> Response:
+        if request.url.path == "/health":
+            return JSONResponse({"status": "standby", "version": __version__, "reason": self.reason})
+        later = {"Retry-After": str(RETRY_AFTER_S), "Cache-Control": "no-store"}
+        if request.url.path == "/ready":
+            return JSONResponse({"ready": False, "status": "standby", "reasons": [self.reason]}, 503, later)
+        problem = {
+            "type": "urn:sandyard:problem:standby",
+            "title": "Service Unavailable",
+            "status": 503,
+            "code": "standby",
+            "detail": f"This platform stands by. {self.reason}",
+            "requestId": None,
+        }
+        return JSONResponse(problem, 503, later, MEDIA_TYPE)
