@@ -19,6 +19,7 @@ from sandyard.engine.drivers.namespace import kernel, processes
 from sandyard.engine.drivers.namespace.capacity import Memory
 from sandyard.engine.drivers.namespace.cgroups import Cgroups, discover
 from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
+from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import effective_capabilities
 from sandyard.engine.drivers.namespace.launch import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
@@ -33,7 +34,7 @@ log = get_logger(__name__)
 
 _CAP_SYS_ADMIN = 1 << 21
 _OPEN_FILES = 65_536
-_RELEASE_SECONDS = 20.0
+_RELEASE_SECONDS = 60.0
 
 
 class Network(Protocol):
@@ -186,6 +187,8 @@ class Host:
         for pid in processes.titled(self.title):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(SandyardError):
+            await asyncio.to_thread(probe.sweep)
         deadline = time.monotonic() + _RELEASE_SECONDS
         while True:
             with contextlib.suppress(OSError):  # busy until the last of them is gone

@@ -178,7 +178,10 @@ def _reserve(fd: int, offset: int, length: int) -> None:
     try:
         kernel.fallocate(fd, offset, length)
     except OSError as error:
-        if error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}:  # then it has holes, and the guard's reserve is all there is
+        if error.errno not in {
+            errno.EOPNOTSUPP,
+            errno.ENOSYS,
+        }:  # then it has holes, and the guard's reserve is all there is
             raise
 
 
