@@ -42,6 +42,7 @@ from sandyard.engine.store.keys import ApiKeys
 from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.errors import SandyardError
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
@@ -129,14 +130,20 @@ async def _serve(
             "engine_started", host=host, port=port, tls_port=secure_port, driver=engine.driver.name, data=str(data.path)
         )
         stop = asyncio.create_task(stopping.wait())
-        await asyncio.wait((*serving, stop), return_when=asyncio.FIRST_COMPLETED)
+        broken = asyncio.create_task(engine.driver.failed())
+        await asyncio.wait((*serving, stop, broken), return_when=asyncio.FIRST_COMPLETED)
+        if broken.done():
+            log.error("engine_broken", reason=broken.result())
         log.info("engine_stopping")
         for server, _ in servers:
             server.should_exit = True
         engine.gateway.close()
         await asyncio.gather(*serving)
         stop.cancel()
+        broken.cancel()
     log.info("engine_stopped")
+    if broken.done() and not broken.cancelled():
+        raise SandyardError(f"{broken.result()} Start the engine again: it puts that right.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +183,7 @@ async def _opened(settings: EngineSettings, data: DataDir, domain: str | None) -
             driver,
             WithBuilt(templates, built),
             settings,
-            disks=(data.path, data.store),
+            disks=(data.path,),
             egress_authority=authority.pem,
             lacking=built.lacking,
         )

@@ -177,6 +177,14 @@ class Driver(Protocol):
         """Let go of the host. Sandboxes live on."""
         ...
 
+    def check_room(self) -> None:
+        """Raise FullError, with the reason, while new sandboxes and snapshots should be refused. From memory: every create asks."""
+        ...
+
+    async def failed(self) -> str:
+        """Return, with the reason, when nothing can be done here any more until a new engine process opens it. Cancellable."""
+        ...
+
     async def create(self, spec: Spec) -> Handle:
         """A new running sandbox whose agent accepts connections. Raises FullError naming what is full."""
         ...

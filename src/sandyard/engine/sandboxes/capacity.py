@@ -41,11 +41,14 @@ class Capacity:
         *,
         memory: Callable[[], int | None] = available_memory,
         disk: Callable[[Path], int | None] = free_disk,
+        place: Callable[[], None] = lambda: None,
     ) -> None:
+        """`place` raises FullError when the driver takes no more."""
         self._settings = settings
         self._disks = disks
         self._memory = memory
         self._disk = disk
+        self._place = place
         self._looked_at = float("-inf")
         self._available: int | None = None
         self._full: str | None = None
@@ -62,6 +65,15 @@ class Capacity:
         self._refresh()
         if self._full is not None:
             raise FullError(self._full)
+        self._place()
+
+    def trouble(self) -> str | None:
+        """Why nothing new fits, whatever runs already. None when something does."""
+        try:
+            self.check(0, counted=False)
+        except FullError as error:
+            return error.message
+        return None
 
     def memory_low(self, factor: float = 1.0) -> bool:
         """True when less than `factor` times the reserve is left."""

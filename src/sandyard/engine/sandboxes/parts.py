@@ -70,7 +70,9 @@ class Parts:
         self.undertaker = Undertaker(
             self.ledger, self.calls, self.background.spawn, patience_s=settings.kill_patience_s
         )
-        self.capacity = Capacity(settings, disks if disks is not None else (settings.data_dir,))
+        self.capacity = Capacity(
+            settings, disks if disks is not None else (settings.data_dir,), place=driver.check_room
+        )
         self.sampler = Sampler(
             self.calls,
             self._clock,

@@ -135,6 +135,10 @@ class Sandboxes:
         if before != asked:
             raise ConflictError("The idempotency key was already used with another request.")
 
+    def trouble(self) -> str | None:
+        """Why no new sandbox could be made now, for want of memory or disk; None when one could."""
+        return self._parts.capacity.trouble()
+
     def get(self, sandbox_id: str) -> Sandbox:
         """From memory, in microseconds; never wakes. NotFoundError."""
         return self._parts.registry.get(sandbox_id).record

@@ -180,7 +180,8 @@ class Volumes:
         return Content(self._driver.volume_path(volume.id))
 
     async def begin(self, content: Content, path: str, **options: Any) -> Upload:
-        reserve = self._settings.disk_reserve_mb << 20
+        # where the store has quotas, it leaves the reserve by itself
+        reserve = 0 if "disk" in self._driver.capabilities.limits else self._settings.disk_reserve_mb << 20
         return await self.run(lambda: Upload.begin(content, path, reserve=reserve, **options))
 
     async def run(self, work: Callable[[], T]) -> T:

@@ -178,6 +178,12 @@ class DoubleDriver:
     async def close(self) -> None:
         pass
 
+    def check_room(self) -> None:
+        """There is always room."""
+
+    async def failed(self) -> str:
+        return await asyncio.get_running_loop().create_future()
+
     async def create(self, spec: Spec) -> Handle:
         async with self._verb("create", spec.id):
             if len(self.host.machines) >= self.host.room:

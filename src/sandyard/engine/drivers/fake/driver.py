@@ -87,6 +87,12 @@ class FakeDriver:
             with contextlib.suppress(OSError):
                 self._files.sockets.rmdir()  # only when nothing is left in it
 
+    def check_room(self) -> None:
+        """It takes what the machine's disk has."""
+
+    async def failed(self) -> str:
+        return await asyncio.get_running_loop().create_future()
+
     async def create(self, spec: Spec) -> Handle:
         async with self._verb("create"):
             _refuse_rules(spec.network)

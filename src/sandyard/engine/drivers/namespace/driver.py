@@ -103,6 +103,12 @@ class NamespaceDriver:
         self._records.clear()
         await host.close(everything_ended=not running, keep_ids=self._suspender.any)
 
+    def check_room(self) -> None:
+        self._here.store.check_room()
+
+    async def failed(self) -> str:
+        return await self._here.store.failed()
+
     @property
     def _here(self) -> Host:
         if self._host is None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any, Literal, Protocol
 
 from sandyard.engine.contract import Capabilities, NetworkPolicy
 from sandyard.engine.drivers.namespace import instance as instances
-from sandyard.engine.drivers.namespace import processes
+from sandyard.engine.drivers.namespace import kernel, processes
 from sandyard.engine.drivers.namespace.capacity import Memory
 from sandyard.engine.drivers.namespace.cgroups import Cgroups, discover
 from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
+from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import effective_capabilities
 from sandyard.engine.drivers.namespace.launch import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
@@ -32,6 +34,7 @@ log = get_logger(__name__)
 
 _CAP_SYS_ADMIN = 1 << 21
 _OPEN_FILES = 65_536
+_RELEASE_SECONDS = 60.0
 
 
 class Network(Protocol):
@@ -168,10 +171,35 @@ class Host:
         return f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
 
     async def _open_store(self, path: Path) -> Store:
+        file = path.parent / "store.img"
+        if path.is_mount() and file.exists() and await asyncio.to_thread(image.is_read_only, path):
+            await self._release_store(path, file)
         store: CowStore | PlainStore = await asyncio.to_thread(self._choose_store, path)
         await store.open()
         log.info("store_opened", path=str(path), copies=store.live_copy, limits=",".join(store.limits) or "none")
         return store
+
+    async def _release_store(self, path: Path, file: Path) -> None:
+        """Unmount a store that the kernel has made read-only: mounted again it can be written to. The sandboxes on it hold it, so
+        their processes end; their files are there, and they are started from them."""
+        log.warning("store_remounted", path=str(path), reason="the kernel had made it read-only")
+        await asyncio.gather(*(self.cgroups.clear(name) for name in self.cgroups.names()))
+        for pid in processes.titled(self.title):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(SandyardError):
+            await asyncio.to_thread(probe.sweep)
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while True:
+            with contextlib.suppress(OSError):  # busy until the last of them is gone
+                await asyncio.to_thread(kernel.unmount, str(path))
+            if await asyncio.to_thread(image.attached, file) is None:
+                return
+            if time.monotonic() > deadline:
+                raise SandyardError(
+                    f"The store {path} is read-only and can't be unmounted: something else uses it. `fuser -m {path}` says what."
+                )
+            await asyncio.sleep(0.1)
 
     def _choose_store(self, path: Path) -> CowStore | PlainStore:
         path.mkdir(exist_ok=True, mode=0o755)

@@ -7,6 +7,7 @@ machine see; a claim holds as long as the data directory that made it says the s
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -49,7 +50,12 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
         for block in range(BLOCKS - count + 1):
             first = FIRST_UID + block * SLOTS_PER_BLOCK * UIDS_PER_SLOT
             candidate = Instance(name, first, count * SLOTS_PER_BLOCK, known.cgroups if known else {})
-            save(data_dir, candidate)  # before the claim: one that nobody's file confirms is void
+            try:
+                save(data_dir, candidate)  # before the claim: one that nobody's file confirms is void
+            except OSError as error:
+                if known is None or error.errno != errno.ENOSPC:
+                    raise
+                return known  # on a full disk it stays as it was
             if _claim(claims, candidate, data_dir):
                 return candidate
     # Too many engines: share the first range. Namespaces still keep sandboxes apart, only the ids don't.
@@ -59,9 +65,13 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
 
 
 def save(data_dir: Path, instance: Instance) -> None:
+    file, text = data_dir / "instance.json", json.dumps(asdict(instance))
+    with contextlib.suppress(FileNotFoundError):
+        if file.read_text() == text:  # an engine starts on a full disk too
+            return
     partial = data_dir / ".instance.partial"
-    partial.write_text(json.dumps(asdict(instance)))
-    partial.rename(data_dir / "instance.json")
+    partial.write_text(text)
+    partial.rename(file)
 
 
 def with_cgroups(instance: Instance, folders: dict[str, str]) -> Instance:

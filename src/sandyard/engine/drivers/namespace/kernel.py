@@ -197,6 +197,13 @@ def syncfs(path: str) -> None:
         os.close(fd)
 
 
+def fallocate(fd: int, offset: int, length: int) -> None:
+    """Give this part of a file its blocks; what is there already stays. Unlike `os.posix_fallocate`, never writes where the file
+    system has no way to do it, but raises EOPNOTSUPP: somebody else may be writing to the file."""
+    raw = (ctypes.c_int(fd), 0, ctypes.c_int64(offset), ctypes.c_int64(length))
+    _check(_libc.fallocate(*raw), "reserve disk space")
+
+
 def filesystem_type(path: str) -> int:
     """The magic number statfs tells."""
     raw = ctypes.create_string_buffer(256)

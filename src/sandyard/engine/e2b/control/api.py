@@ -32,6 +32,12 @@ def build(context: Context, keys: ApiKeys) -> Guard:
     async def health() -> Response:
         return Response(status_code=204)
 
+    @app.get("/ready", status_code=204)
+    async def ready() -> Response:
+        """Whether a sandbox could be made now. `/health` says only that the engine serves."""
+        trouble = context.sandboxes.trouble()
+        return Response(status_code=204) if trouble is None else errors.error_response(503, trouble)
+
     app.include_router(teams.routes(keys))
     for module in (monitoring, sandboxes, lifecycle, secrets, volumes, tags, builds, templates):
         app.include_router(module.routes(context))

@@ -14,7 +14,7 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 BODY_LIMIT = 4 * 1024 * 1024
-OPEN_PATHS = frozenset(("/health",))
+OPEN_PATHS = frozenset(("/health", "/ready"))
 CORS: Headers = [
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", b"X-Next-Token, X-Total-Running"),

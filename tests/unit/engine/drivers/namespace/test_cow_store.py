@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -37,15 +38,77 @@ async def _open(folder: Path) -> CowStore:
     return store
 
 
+def _size(path: Path) -> int:
+    stat = os.statvfs(path)
+    return stat.f_blocks * stat.f_frsize
+
+
 def _upper(store: CowStore, sandbox: str) -> Path:
     return store.path / "sandboxes" / sandbox / "upper"
 
 
-async def test_an_image_takes_little_until_it_is_used(store: CowStore) -> None:
-    status = (store.path.parent / "store.img").stat()
-    assert status.st_size >= image.SMALLEST
-    assert status.st_blocks * 512 < 64 << 20
+async def test_an_image_has_all_its_blocks_and_begins_small(store: CowStore) -> None:
+    file = store.path.parent / "store.img"
+    assert image.SMALLEST <= file.stat().st_size <= image.SMALLEST + (11 << 30)
+    assert image.is_reserved(file)
     assert store.limits == {"disk"}
+
+
+async def test_an_image_grows_and_shrinks_with_all_its_blocks(store: CowStore) -> None:
+    file = store.path.parent / "store.img"
+    await store.create("one", 100)
+    (_upper(store, "one") / "file").write_text("kept")
+    assert store._guard is not None
+    await store._guard.stop()
+    before = file.stat().st_size
+    image.grow(file, store.path, 1 << 30)
+    assert _size(store.path) == file.stat().st_size == before + (1 << 30)
+    assert image.is_reserved(file)
+    image.shrink(file, store.path, image.SMALLEST)
+    assert _size(store.path) == file.stat().st_size == image.SMALLEST
+    assert image.is_reserved(file)
+    assert (_upper(store, "one") / "file").read_text() == "kept"
+
+
+async def test_what_is_deleted_stays_reserved(store: CowStore) -> None:
+    await store.create("one", 1000)
+    (_upper(store, "one") / "big").write_bytes(os.urandom(64 << 20))
+    await store.flush()
+    await store.remove("one")
+    await store.flush()
+    subprocess.run(["fstrim", str(store.path)], check=False, capture_output=True)
+    assert image.is_reserved(store.path.parent / "store.img")
+
+
+async def test_an_image_of_an_earlier_version_becomes_a_reserved_one(tmp_path: Path) -> None:
+    """They were as large as the disk, without blocks."""
+    first = await _open(tmp_path)
+    await first.create("one", 100)
+    (_upper(first, "one") / "file").write_text("kept")
+    await first.close(unmount=True)
+    os.truncate(tmp_path / "store.img", 20 << 30)
+    image.mount(tmp_path / "store.img", tmp_path / "store")
+    image.fit(tmp_path / "store.img", tmp_path / "store")
+    assert _size(tmp_path / "store") == 20 << 30
+    kernel.unmount(str(tmp_path / "store"))
+    second = await _open(tmp_path)
+    try:
+        assert _size(tmp_path / "store") == (tmp_path / "store.img").stat().st_size < 5 << 30
+        assert image.is_reserved(tmp_path / "store.img")
+        assert (_upper(second, "one") / "file").read_text() == "kept"
+    finally:
+        await second.close(unmount=True)
+
+
+async def test_a_store_grows_ahead_of_what_is_written(store: CowStore) -> None:
+    await store.create("one", 10_000)
+    before = _size(store.path)
+    with (_upper(store, "one") / "big").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 900 << 20)
+    async with asyncio.timeout(20):
+        while _size(store.path) <= before:
+            await asyncio.sleep(0.1)
+    assert image.is_reserved(store.path.parent / "store.img")
 
 
 async def test_copies_are_independent(store: CowStore) -> None:

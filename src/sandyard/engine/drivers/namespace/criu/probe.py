@@ -82,15 +82,8 @@ async def _try(criu: Criu) -> None:
 @contextlib.contextmanager
 def freezer_group() -> Iterator[Path]:
     """A cgroup that can be frozen, and is empty and gone afterwards."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        own, _, rest = line.partition(" - ")
-        kind, *_, options = rest.split()
-        if kind == "cgroup2" or (kind == "cgroup" and "freezer" in options.split(",")):
-            group = Path(own.split()[4], f"{_NAME}{os.getpid()}")
-            break
-    else:
-        raise UnsupportedError("there is no freezer cgroup")
-    _sweep(group.parent)
+    sweep()
+    group = _freezer() / f"{_NAME}{os.getpid()}"
     group.mkdir(exist_ok=True)
     try:
         yield group
@@ -100,9 +93,18 @@ def freezer_group() -> Iterator[Path]:
         group.rmdir()
 
 
-def _sweep(parent: Path) -> None:
-    """Remove what engines that were killed in the middle of this have left."""
-    for group in parent.glob(f"{_NAME}*"):
+def _freezer() -> Path:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        own, _, rest = line.partition(" - ")
+        kind, *_, options = rest.split()
+        if kind == "cgroup2" or (kind == "cgroup" and "freezer" in options.split(",")):
+            return Path(own.split()[4])
+    raise UnsupportedError("there is no freezer cgroup")
+
+
+def sweep() -> None:
+    """Remove what engines that were killed in the middle of this have left. Its processes hold every mount there was."""
+    for group in _freezer().glob(f"{_NAME}*"):
         with contextlib.suppress(OSError, UnsupportedError):
             inside = (group / "cgroup.procs").read_text().split()
             if _is_dead(group) and "0" not in inside:  # 0: of another pid namespace, where its engine may live

@@ -67,7 +67,9 @@ def reserve(netlink: Netlink, names: Names, memory: Path, wanted: str | None, in
             subnet = _claim(netlink, names, _choices(choice, memory, names))
         release(netlink, names, but=subnet)
     memory.parent.mkdir(parents=True, exist_ok=True)
-    memory.write_text(f"{subnet.network}\n")
+    text = f"{subnet.network}\n"
+    if not memory.exists() or memory.read_text() != text:  # what is there stays good on a full disk
+        memory.write_text(text)
     return subnet
 
 

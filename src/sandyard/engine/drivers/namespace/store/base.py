@@ -41,6 +41,10 @@ class Store(Protocol):
         """Raise FullError when a new sandbox should not be made, well before anything breaks."""
         ...
 
+    async def failed(self) -> str:
+        """Return, with the reason, when the store can't be used any more until it has been opened anew. Cancellable."""
+        ...
+
     def below(self, sandbox: str) -> Layers:
         """Layers between a sandbox's own directory and those it was made of: what became of it when a stopped one was shared."""
         ...

@@ -17,6 +17,7 @@ MAGIC = 0x9123_683E
 
 _SUBVOL_CREATE_V2, _SNAP_CREATE_V2, _SNAP_DESTROY = 0x5000_9418, 0x5000_9417, 0x5000_940F
 _INO_LOOKUP, _TREE_SEARCH = 0xD000_9412, 0xD000_9411
+_RESIZE, _FS_INFO = 0x5000_9403, 0x8400_941F
 _QUOTA_CTL, _QGROUP_LIMIT, _QGROUP_CREATE = 0xC010_9428, 0x8030_942B, 0x4010_942A
 _QUOTA_ENABLE, _QUOTA_ENABLE_SIMPLE = 1, 4
 
@@ -43,6 +44,27 @@ def _opened(path: Path) -> Iterator[int]:
 
 def is_btrfs(path: Path) -> bool:
     return kernel.filesystem_type(str(path)) == MAGIC
+
+
+def resize(path: Path, size: int | None) -> None:
+    """Make the file system as large as its device, or this many bytes. To make it smaller moves what lies beyond, and ENOSPC says
+    that it does not fit. Safe against a crash; returns when it is on the disk."""
+    name = b"1:max" if size is None else f"1:{size}".encode()
+    with _opened(path) as fd:
+        fcntl.ioctl(fd, _RESIZE, bytearray(struct.pack("=q4088s", 0, name)))
+
+
+def pending(path: Path) -> int:
+    """Bytes that programs have written but that have no place on the disk yet: statvfs still calls them free."""
+    info = bytearray(1024)
+    with _opened(path) as fd:
+        fcntl.ioctl(fd, _FS_INFO, info)
+    uuid = info[16:32].hex()
+    name = "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]))
+    try:
+        return int(Path(f"/sys/fs/btrfs/{name}/allocation/data/bytes_may_use").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def create(path: Path, group: int | None) -> int:

@@ -15,7 +15,8 @@ from typing import TypeVar
 from sandyard.engine.contract import Layers
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.errors import from_os
-from sandyard.engine.drivers.namespace.store import btrfs
+from sandyard.engine.drivers.namespace.store import btrfs, guard
+from sandyard.engine.drivers.namespace.store import image as images
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, open_up
 from sandyard.engine.drivers.namespace.store.guard import Guard
 from sandyard.kit.errors import SandyardError
@@ -54,6 +55,8 @@ class CowStore:
     def _open(self) -> str | None:
         for name in (SANDBOXES, SNAPSHOTS, VOLUMES):
             (self.path / name).mkdir(exist_ok=True)
+        if self._image is not None:
+            self._fit(self._image)
         kind = btrfs.quota_kind(self.path)
         if kind is None and self._image is not None:
             kind = btrfs.enable_quota(self.path)
@@ -62,6 +65,19 @@ class CowStore:
         if kind is not None:
             btrfs.drop_stale_groups(self.path)
         return kind
+
+    def _fit(self, image: Path) -> None:
+        """Finish what a crash interrupted. An image of an earlier version is as large as the disk and has no blocks: it becomes one
+        that has them all."""
+        if not images.is_reserved(image):
+            space = guard.survey(self.path, image)
+            small = -(-(space.used + (2 << 30)) // (1 << 30)) << 30
+            if images.SMALLEST <= small < images.size(image):
+                with contextlib.suppress(OSError):  # the guard goes on in steps
+                    images.shrink(image, self.path, small)
+            with contextlib.suppress(OSError):  # and so it does with these
+                images.reserve_all(image)
+        images.fit(image, self.path)
 
     async def close(self, *, unmount: bool) -> None:
         if self._guard is not None:
@@ -95,6 +111,13 @@ class CowStore:
     def check_room(self) -> None:
         if self._guard is not None:
             self._guard.check()
+
+    async def failed(self) -> str:
+        if self._guard is None:
+            await asyncio.get_running_loop().create_future()
+        else:
+            await self._guard.broken.wait()
+        return f"The store {self.path} can't be written to any more: the kernel has made it read-only after an error."
 
     def below(self, sandbox: str) -> Layers:
         return ()

@@ -1,7 +1,8 @@
-"""Keeps the machine's disk from filling: an image that can't grow any more breaks every sandbox in it at once.
+"""Keeps the store and the machine's disk from filling: a btrfs without a block to write to breaks every sandbox in it at once.
 
-The store's quota group may take what is free on the machine but the reserve. Its limit follows what others write there, so that
-processes in sandboxes get "disk quota exceeded" while everything still works, and new sandboxes are refused before that.
+A store in an image has its blocks reserved. It grows ahead of what sandboxes write, as long as the machine's disk keeps its reserve,
+and gives back what it has too much of. Its quota group may take what is there but a rest, so that processes in sandboxes get "disk
+quota exceeded" while everything still works. New sandboxes are refused before that.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,19 @@ from pathlib import Path
 from sandyard.engine.drivers.namespace.store import btrfs
 from sandyard.engine.drivers.namespace.store import image as images
 from sandyard.kit.errors import FullError
+from sandyard.kit.logging import get_logger
 
-_INTERVAL = 2.0
-_STEP = 64 << 20  # smaller changes are not worth a transaction
+log = get_logger(__name__)
+
+_INTERVAL = 0.5
+_CHANGE = 64 << 20  # smaller changes of the limit are not worth a transaction
 _NEEDED = 256 << 20  # what a new sandbox must find
+_REST = 512 << 20  # of the store, for btrfs itself
+_LEAST_AHEAD, _MOST_AHEAD = 1 << 30, 10 << 30  # what sandboxes find reserved: part of what the store could grow by
+_PART_AHEAD = 32
+_STEP = 1 << 30
+_SURPLUS = 4 * _STEP  # beyond what is kept ahead: given back
+_QUIET = 30.0  # seconds since the last growth, after which something is given back
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +41,68 @@ class Room:
     where: str
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Of a store in an image, in bytes."""
+
+    used: int
+    free: int  # reserved, and not used
+    pending: int  # of those, what is written and has no place yet
+    growth: int  # what the machine's disk has beside its reserve
+
+    @property
+    def ahead(self) -> int:
+        """What sandboxes can still write at once."""
+        return self.free - self.pending - _REST
+
+    @property
+    def wanted(self) -> int:
+        """What should be ahead: sandboxes may fill it before the next look, or ask for all of it at once (fallocate)."""
+        return min(max(self.growth // _PART_AHEAD, _LEAST_AHEAD), _MOST_AHEAD)
+
+
 def measure(store: Path, image: Path | None) -> Room:
+    """For a store without quotas, or for one that shares its file system with the machine."""
+    if image is not None:
+        return _room(survey(store, image), store, image)
     stat = os.statvfs(store)
-    rooms = [Room(stat.f_bavail * stat.f_frsize - (512 << 20), f"the store {store}")]
-    folder = store if image is None else image.parent
-    stat = os.statvfs(folder)
-    rooms.append(Room(stat.f_bavail * stat.f_frsize - images.reserve(folder), f"the disk of {folder}"))
+    free = stat.f_bavail * stat.f_frsize
+    rooms = (
+        Room(free - _REST, f"the store {store}"),
+        Room(free - images.reserve(store), f"the disk of {store}"),
+    )
     return min(rooms, key=lambda room: room.left)
 
 
+def survey(store: Path, image: Path) -> Space:
+    inside, outside = os.statvfs(store), os.statvfs(image.parent)
+    return Space(
+        used=(inside.f_blocks - inside.f_bfree) * inside.f_frsize,
+        free=inside.f_bavail * inside.f_frsize,
+        pending=btrfs.pending(store),
+        growth=outside.f_bavail * outside.f_frsize - images.reserve(image.parent),
+    )
+
+
+def _room(space: Space, store: Path, image: Path) -> Room:
+    if space.growth < _STEP:  # the disk is what keeps the store from growing
+        return Room(space.ahead, f"the store {store}, for which the disk of {image.parent} has no more room,")
+    return Room(space.ahead + space.growth, f"the store {store}")
+
+
 class Guard:
+    """`broken` is set when the store can't be written to any more."""
+
     def __init__(self, store: Path, image: Path | None, group: int | None) -> None:
         self._store = store
         self._image = image
         self._group = group
         self._limit = 0
         self._room = measure(store, image)
+        self._last_used = 0
+        self._grown_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
+        self.broken = asyncio.Event()
 
     def start(self, threads: Executor) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(threads))
@@ -58,23 +114,70 @@ class Guard:
                 await self._task
 
     def check(self) -> None:
-        """From what was last measured, at most a few seconds ago. Raises FullError."""
+        """From what was last measured, a moment ago. Raises FullError."""
+        if self.broken.is_set():
+            raise FullError(f"The store {self._store} can't be written to: the kernel has made it read-only.")
         if self._room.left < _NEEDED:
             free = max(self._room.left, 0) >> 20
             raise FullError(f"The machine is full (disk): {self._room.where} has {free} MiB left beside its reserve.")
 
     async def _run(self, threads: Executor) -> None:
         loop = asyncio.get_running_loop()
+        failed = None
         while True:
-            with contextlib.suppress(OSError):  # the next round may see better; creates are still checked
-                await loop.run_in_executor(threads, self._adjust)
+            try:
+                if await loop.run_in_executor(threads, images.is_read_only, self._store):
+                    self.broken.set()
+                else:
+                    await loop.run_in_executor(threads, self._adjust)
+                    failed = None
+            except OSError as error:  # the next round may see better; creates are still checked
+                if failed != str(error):
+                    failed = str(error)
+                    log.warning("store_adjustment_failed", store=str(self._store), reason=failed)
             await asyncio.sleep(_INTERVAL)
 
     def _adjust(self) -> None:
-        self._room = measure(self._store, self._image)
+        if self._image is None:
+            self._room = measure(self._store, None)
+            if self._group is not None:
+                self._set_limit(btrfs.usage(self._store, self._group) + max(self._room.left, 0), self._room.left)
+            return
+        space = survey(self._store, self._image)
+        if not images.is_reserved(self._image):
+            images.reserve_all(self._image)
+        if self._resize(space, self._image):
+            space = survey(self._store, self._image)
+        self._room = _room(space, self._store, self._image)
+        self._set_limit(space.used + space.free - _REST, space.ahead)
+
+    def _set_limit(self, limit: int, left: int) -> None:
         if self._group is None:
             return
-        limit = max(btrfs.usage(self._store, self._group) + max(self._room.left, 0), 1 << 20)
-        if abs(limit - self._limit) >= _STEP or self._room.left < 4 * _STEP:
+        limit = max(limit, 1 << 20)
+        if abs(limit - self._limit) >= _CHANGE or (left < 4 * _CHANGE and limit != self._limit):
             btrfs.set_limit(self._store, self._group, limit)
             self._limit = limit
+
+    def _resize(self, space: Space, image: Path) -> bool:
+        """Grow ahead of what is being written, or give back some of what is too much. Says whether something changed."""
+        now = time.monotonic()
+        written = max(0, space.used + space.pending - self._last_used) if self._last_used else 0
+        self._last_used = space.used + space.pending
+        if space.ahead < space.wanted:
+            amount = min(max(space.wanted - space.ahead, 4 * written, _STEP), space.growth) // _STEP * _STEP
+            if amount > 0:
+                images.grow(image, self._store, amount)
+                self._grown_at = now
+            return amount > 0
+        surplus = space.ahead - space.wanted
+        wanted = _STEP if space.growth < 0 else _SURPLUS
+        if surplus < wanted + _STEP or now < self._grown_at + _QUIET or images.size(image) <= images.SMALLEST:
+            return False
+        self._set_limit(space.used + space.free - _REST - _STEP, 0)  # nobody may count on what is about to go
+        try:
+            images.shrink(image, self._store, images.size(image) - _STEP)
+        except OSError:
+            self._grown_at = now  # what is in its last part fits nowhere else for now
+            raise
+        return True

@@ -1,4 +1,8 @@
-"""A btrfs in a sparse file, for machines whose data directory lies on something else. Needs root, loop devices and btrfs-progs.
+"""A btrfs in a file, for machines whose data directory lies on something else. Needs root, loop devices and btrfs-progs.
+
+All blocks of the file are reserved, so that the btrfs never meets a full disk: it would take that for a broken one, and be read-only
+for good. The file begins small; `grow` and `shrink` change it together with the btrfs in it (`guard` says when). Freed blocks are not
+discarded, as that would give the file's reserved ones away.
 
 The loop device lets go of the file by itself when the last mount is gone. Running sandboxes hold it, also when the engine was killed and
 its mount namespace with it, so an image may be attached already, mounted here or not. It is never attached twice: two devices with
@@ -14,18 +18,19 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.store import btrfs
 
-_LOOP_CONFIGURE, _LOOP_GET_STATUS64, _LOOP_CTL_GET_FREE = 0x4C0A, 0x4C05, 0x4C82
+_LOOP_CONFIGURE, _LOOP_GET_STATUS64, _LOOP_SET_CAPACITY, _LOOP_CTL_GET_FREE = 0x4C0A, 0x4C05, 0x4C07, 0x4C82
 _AUTOCLEAR, _DIRECT_IO = 4, 16
 _INFO_SIZE, _CONFIG_SIZE, _FLAGS_OFFSET = 232, 304, 8 + 52
 _GET_FLAGS, _SET_FLAGS, _NO_COW = 0x8008_6601, 0x4008_6602, 0x0080_0000
 
-SMALLEST = 2 << 30
-_OPTIONS = "discard=async,commit=15"
+SMALLEST = 2 << 30  # an empty one; and there is none where not even this fits
+_OPTIONS = "nodiscard,commit=15"
 _SUPPORT = ("rescue=usebackuproot",)  # tried in turn when a plain mount fails, as after a power cut
 
 
@@ -59,10 +64,9 @@ def reserve(folder: Path) -> int:
 
 
 def make(image: Path, label: str) -> None:
-    """A new image that may take what is free but the reserve. It takes space only as it fills. Blocks for about 0.1 s."""
+    """A new image, as small as they get. Blocks for about 0.1 s."""
     stat = os.statvfs(image.parent)
-    size = (stat.f_bavail * stat.f_frsize - reserve(image.parent)) >> 20 << 20
-    if size < SMALLEST:
+    if stat.f_bavail * stat.f_frsize - reserve(image.parent) < SMALLEST:
         raise ImageError(f"{image.parent} has no room for a store of at least {SMALLEST >> 30} GiB beside its reserve")
     partial = image.with_suffix(".partial")
     partial.unlink(missing_ok=True)
@@ -71,7 +75,8 @@ def make(image: Path, label: str) -> None:
         with contextlib.suppress(OSError):  # on a copy-on-write file system: one layer of that is enough
             flags = struct.unpack("=l", fcntl.ioctl(fd, _GET_FLAGS, struct.pack("=l", 0)))[0]
             fcntl.ioctl(fd, _SET_FLAGS, struct.pack("=l", flags | _NO_COW))
-        os.ftruncate(fd, size)
+        os.ftruncate(fd, SMALLEST)
+        _reserve(fd, 0, SMALLEST)
     finally:
         os.close(fd)
     command = ["mkfs.btrfs", "--quiet", "--nodiscard", "--metadata", "single", "--label", label, str(partial)]
@@ -85,9 +90,11 @@ def mount(image: Path, target: Path) -> None:
     """Mount the image, attached already or not. Idempotent. Raises ImageError; never touches what is in the image."""
     if target.is_mount():
         if btrfs.is_btrfs(target):
+            _keep_blocks(attached(image))
             return
         raise ImageError(f"{target} is a mount point of something else")
     device, fd = _attach(image)
+    _keep_blocks(device)
     try:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
         problem = None
@@ -99,6 +106,90 @@ def mount(image: Path, target: Path) -> None:
             else:
                 return
         raise ImageError(f"{image} can't be mounted ({problem}); `btrfs check` on it may say more")
+    finally:
+        os.close(fd)
+
+
+def _keep_blocks(device: str | None) -> None:
+    """Whoever discards what is free on it, as `fstrim` does, gets nothing from this device."""
+    if device is not None:
+        with contextlib.suppress(OSError):  # where /sys can't be written to, the mount option has to be enough
+            Path("/sys/block", Path(device).name, "queue/discard_max_bytes").write_text("0")
+
+
+def is_read_only(target: Path) -> bool:
+    """Whether the kernel has given up writing to it, as after an error of the disk. Only unmounting it everywhere helps."""
+    return bool(os.statvfs(target).f_flag & os.ST_RDONLY)
+
+
+def size(image: Path) -> int:
+    return image.stat().st_size
+
+
+def is_reserved(image: Path) -> bool:
+    status = image.stat()
+    return status.st_blocks * 512 >= status.st_size
+
+
+def reserve_all(image: Path) -> None:
+    """Give it the blocks that it lacks, as one from an earlier version does. OSError says that there are too few."""
+    with _opened(image) as fd:
+        _reserve(fd, 0, os.fstat(fd).st_size)
+
+
+def grow(image: Path, target: Path, amount: int) -> None:
+    """Make the mounted image larger, or leave it as it is. Raises OSError."""
+    with _opened(image) as fd:
+        before = os.fstat(fd).st_size
+        try:
+            os.ftruncate(fd, before + amount)
+            _reserve(fd, before, amount)
+        except OSError:
+            os.ftruncate(fd, before)
+            raise
+    fit(image, target)
+
+
+def shrink(image: Path, target: Path, size: int) -> None:
+    """Make the mounted image this small, or leave it as it is. Moves what lies in its last part. Raises OSError."""
+    btrfs.resize(target, size)
+    with _opened(image) as fd:
+        os.ftruncate(fd, size)
+    _tell_size(image)
+
+
+def fit(image: Path, target: Path) -> None:
+    """Let the btrfs have the whole file, also after a crash in the middle of a change. Idempotent."""
+    _tell_size(image)
+    btrfs.resize(target, None)
+
+
+def _tell_size(image: Path) -> None:
+    device = attached(image)
+    if device is not None:
+        fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, _LOOP_SET_CAPACITY)
+        finally:
+            os.close(fd)
+
+
+def _reserve(fd: int, offset: int, length: int) -> None:
+    try:
+        kernel.fallocate(fd, offset, length)
+    except OSError as error:
+        if error.errno not in {
+            errno.EOPNOTSUPP,
+            errno.ENOSYS,
+        }:  # then it has holes, and the guard's reserve is all there is
+            raise
+
+
+@contextlib.contextmanager
+def _opened(image: Path) -> Iterator[int]:
+    fd = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield fd
     finally:
         os.close(fd)
 

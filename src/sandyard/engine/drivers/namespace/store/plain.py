@@ -83,6 +83,9 @@ class PlainStore:
             free = max(room.left, 0) >> 20
             raise FullError(f"The machine is full (disk): {room.where} has {free} MiB left beside its reserve.")
 
+    async def failed(self) -> str:
+        return await asyncio.get_running_loop().create_future()
+
     def below(self, sandbox: str) -> Layers:
         return tuple(str(self.path / SHARED / name / UPPER) for name in self._stack(SANDBOXES, sandbox))
 
