@@ -19,7 +19,7 @@ from sandyard.cli.up.health import reserve
 from sandyard.cli.up.state import State
 from sandyard.cli.up.supervisor import supervise
 from sandyard.kit.errors import SandyardError
-from tests.unit.cli.up.running import ROOT
+from tests.integration.cli.up.running import ROOT
 
 
 def say(line: str) -> None:

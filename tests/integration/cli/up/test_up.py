@@ -20,8 +20,8 @@ from sandyard.cli.main import cli
 from sandyard.cli.up import command, lifeline
 from sandyard.cli.up.command import Plan
 from sandyard.cli.up.state import State
-from tests.integration.cli.real import Yard
 from sandyard.kit.python import python_command
+from tests.integration.cli.real import Yard
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from alembic import op
 from sandyard.platform.db.types import Json
 
 revision = "0005"
-down_revision = "0003"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 
