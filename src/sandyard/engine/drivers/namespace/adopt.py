@@ -30,7 +30,7 @@ async def take_over(
         if handle.id not in records:
             _, _, life = parse(handle)
             records[handle.id] = resting(handle)
-            if life is not None:
+            if life is not None and not host.instance.is_copy:
                 _adopt(host, lives, records[handle.id], life)
     kept = {handle.id for handle in keep}
     alive = {name: record for name, record in records.items() if name in kept and record.alive}

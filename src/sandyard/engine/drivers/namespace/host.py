@@ -219,6 +219,8 @@ class Host:
             if obstacle is None:
                 if not file.exists():
                     image.make(file, f"sandyard-{name}")
+                elif self.instance.is_copy and image.attached(file) is None:
+                    image.renew_uuid(file)
                 image.mount(file, path)
                 return CowStore(path, name, file)
         except (image.ImageError, OSError) as error:

@@ -1,6 +1,7 @@
 """Who this engine is among those of the machine: a short name for its groups, interfaces and processes, and a range of user ids.
 
-Both are kept in the data directory, because sandboxes outlive the engine. Ranges are claimed in a folder all engines of the
+Both are kept in the data directory, because sandboxes outlive the engine, and belong to that directory: a copy of it is a new
+instance, which leaves alone what the original has on the machine. Ranges are claimed in a folder all engines of the
 machine see; a claim holds as long as the data directory that made it says the same.
 """
 
@@ -30,6 +31,8 @@ class Instance:
     first_uid: int
     slots: int  # how many sandboxes the range has room for
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy → directory, as of the last run
+    directory: str = ""  # which directory it was made for: its device and inode
+    is_copy: bool = False  # the data directory was copied from another instance's; not stored
 
     def uid(self, slot: int) -> int:
         """Where the ids of a slot begin."""
@@ -42,6 +45,13 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
     known: Instance | None = None
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
         known = Instance(**json.loads(file.read_text()))
+    directory = _identity(data_dir)
+    is_copy = known is not None and known.directory not in {"", directory}
+    if is_copy:  # what has the old name on this machine is the original's
+        known = None
+    elif known is not None and known.directory != directory:
+        known = replace(known, directory=directory)
+        save(data_dir, known)
     wanted = min(-(-slots // SLOTS_PER_BLOCK), BLOCKS)
     if known is not None and known.slots >= wanted * SLOTS_PER_BLOCK and _claim(claims, known, data_dir):
         return known
@@ -49,7 +59,7 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
     for count in range(wanted, 0, -1):
         for block in range(BLOCKS - count + 1):
             first = FIRST_UID + block * SLOTS_PER_BLOCK * UIDS_PER_SLOT
-            candidate = Instance(name, first, count * SLOTS_PER_BLOCK, known.cgroups if known else {})
+            candidate = Instance(name, first, count * SLOTS_PER_BLOCK, known.cgroups if known else {}, directory)
             try:
                 save(data_dir, candidate)  # before the claim: one that nobody's file confirms is void
             except OSError as error:
@@ -57,15 +67,23 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
                     raise
                 return known  # on a full disk it stays as it was
             if _claim(claims, candidate, data_dir):
-                return candidate
+                return replace(candidate, is_copy=is_copy)
     # Too many engines: share the first range. Namespaces still keep sandboxes apart, only the ids don't.
-    shared = Instance(name, FIRST_UID, SLOTS_PER_BLOCK, known.cgroups if known else {})
+    shared = Instance(name, FIRST_UID, SLOTS_PER_BLOCK, known.cgroups if known else {}, directory)
     save(data_dir, shared)
-    return shared
+    return replace(shared, is_copy=is_copy)
+
+
+def _identity(data_dir: Path) -> str:
+    """Differs between a directory and its copies; stays when it is renamed."""
+    status = data_dir.stat()
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def save(data_dir: Path, instance: Instance) -> None:
-    file, text = data_dir / "instance.json", json.dumps(asdict(instance))
+    stored = asdict(instance)
+    del stored["is_copy"]
+    file, text = data_dir / "instance.json", json.dumps(stored)
     with contextlib.suppress(FileNotFoundError):
         if file.read_text() == text:  # an engine starts on a full disk too
             return

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import instance as instances
@@ -47,3 +48,23 @@ def test_when_all_ranges_are_taken_the_first_is_shared(tmp_path: Path) -> None:
     made = [_load(tmp_path, f"engine{number}") for number in range(instances.BLOCKS + 1)]
     assert made[-1].first_uid == instances.FIRST_UID
     assert made[-1].slots == instances.SLOTS_PER_BLOCK
+
+
+def test_a_copy_of_a_data_directory_is_somebody_else(tmp_path: Path) -> None:
+    first = instances.with_cgroups(_load(tmp_path, "one"), {"cpu": "/sandyard/one"})
+    instances.save(tmp_path / "one", first)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    copy = _load(tmp_path, "copy")
+    assert copy.is_copy
+    assert copy.name != first.name
+    assert copy.first_uid != first.first_uid
+    assert copy.cgroups == {}
+    assert _load(tmp_path, "one") == first
+    assert _load(tmp_path, "copy") == replace(copy, is_copy=False), "a copy only once"
+
+
+def test_a_renamed_data_directory_is_who_it_was(tmp_path: Path) -> None:
+    first = _load(tmp_path, "one")
+    (tmp_path / "one").rename(tmp_path / "two")
+    again = _load(tmp_path, "two")
+    assert (again.name, again.is_copy) == (first.name, False)

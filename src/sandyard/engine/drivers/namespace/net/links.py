@@ -35,13 +35,13 @@ _IFLA_AF_SPEC, _IFLA_GROUP, _IFLA_NET_NS_FD = 26, 27, 28
 _INET6_ADDR_GEN_MODE, _GENERATE_NONE = 8, 1
 _INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_LABEL = 1, 2, 3
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY = 1, 4, 5, 6
 _NDA_DST, _NDA_LLADDR = 1, 2
 _UP = 1
 _PERMANENT = 0x80
-_TABLE_MAIN, _PROTOCOL_BOOT = 254, 3
+_TABLE_MAIN, _TABLE_LOCAL, _PROTOCOL_BOOT = 254, 255, 3
 _SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_HOST = 0, 253, 254
-_UNICAST, _BLACKHOLE = 1, 6
+_UNICAST, _LOCAL, _BLACKHOLE = 1, 2, 6
 _AF = socket.AF_INET
 
 LOOPBACK = 1  # the index of `lo`, in every namespace
@@ -78,6 +78,8 @@ class Route:
     network: IPv4Network
     index: int  # of the interface it leads to, 0 where it leads nowhere
     blackhole: bool
+    local: bool = False  # its addresses are this host's own
+    priority: int = 0
 
 
 def veth(here: Peer, there: Peer, mtu: int) -> Message:
@@ -173,6 +175,22 @@ def _blackhole(network: IPv4Network) -> bytes:
     return header + attribute(_RTA_DST, network.network_address.packed)
 
 
+def add_local(address: IPv4Address, priority: int) -> Message:
+    """The address is this host's own, without being on an interface: programs that watch addresses don't notice (browsers drop
+    their requests when one comes or goes). EEXIST when somebody has it."""
+    return Message(_NEWROUTE, _local(address, priority), CREATE | EXCLUSIVE)
+
+
+def delete_local(address: IPv4Address, priority: int) -> Message:
+    return Message(_DELROUTE, _local(address, priority))
+
+
+def _local(address: IPv4Address, priority: int) -> bytes:
+    header = _ROUTE.pack(_AF, 32, 0, 0, _TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _LOCAL, 0)
+    destination = attribute(_RTA_DST, address.packed)
+    return header + destination + u32(_RTA_OIF, LOOPBACK) + u32(_RTA_PRIORITY, priority)
+
+
 def neighbour(address: IPv4Address, mac: bytes, index: int) -> Message:
     """A permanent entry: no ARP on the wire, and no share of the kernel's one table of about a thousand neighbours."""
     header = _NEIGHBOUR.pack(_AF, 0, index, _PERMANENT, 0, 0)
@@ -216,5 +234,6 @@ def list_routes(netlink: Netlink) -> list[Route]:
         found = attributes(payload[_ROUTE.size :])
         index = struct.unpack("=i", found[_RTA_OIF])[0] if _RTA_OIF in found else 0
         network = IPv4Network((found.get(_RTA_DST, bytes(4)), prefix), strict=False)
-        routes.append(Route(network, index, kind == _BLACKHOLE))
+        priority = struct.unpack("=I", found[_RTA_PRIORITY])[0] if _RTA_PRIORITY in found else 0
+        routes.append(Route(network, index, kind == _BLACKHOLE, kind == _LOCAL, priority))
     return routes

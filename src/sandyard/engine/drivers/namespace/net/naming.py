@@ -34,7 +34,7 @@ class Names:
 
     @property
     def label(self) -> str:
-        """Of the gateway's address on `lo`."""
+        """Of the gateway's address on `lo`, where earlier versions had it."""
         return f"lo:sdy{self.tag}"
 
     def interface(self, index: int, generation: int) -> str:

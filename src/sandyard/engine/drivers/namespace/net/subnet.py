@@ -1,9 +1,9 @@
 """The subnet of one instance: found free, reserved in the kernel, remembered on disk.
 
 Reserved means: a blackhole route for the whole of it, so that everybody who looks at the routes sees it taken and
-packets to addresses without a sandbox end there, and its first address on `lo`, under a label with the instance's tag.
-That address is the gateway and name server of all its sandboxes. The kernel's word counts more than the file's, which
-is for reboots.
+packets to addresses without a sandbox end there, and a local route for its first address, whose priority is the
+instance's number. That address is the gateway and name server of all its sandboxes. The kernel's word counts more than
+the file's, which is for reboots. Earlier versions had the address on `lo`, under a label: `reserve` replaces it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def reserve(netlink: Netlink, names: Names, memory: Path, wanted: str | None, in
             release(netlink, names)
             subnet = _claim(netlink, names, _choices(choice, memory, names))
         release(netlink, names, but=subnet)
+        _add_gateway(netlink, names, subnet)
     memory.parent.mkdir(parents=True, exist_ok=True)
     text = f"{subnet.network}\n"
     if not memory.exists() or memory.read_text() != text:  # what is there stays good on a full disk
@@ -75,24 +76,43 @@ def reserve(netlink: Netlink, names: Names, memory: Path, wanted: str | None, in
 
 def find_reserved(netlink: Netlink, names: Names) -> Subnet | None:
     """The subnet this instance holds in the kernel, if both parts of the reservation are there."""
-    gateways = {item.address for item in links.list_addresses(netlink) if item.label == names.label}
-    for route in links.list_routes(netlink):
+    routes = links.list_routes(netlink)
+    gateways = _gateways(netlink, names, routes)
+    for route in routes:
         if route.blackhole and route.network.num_addresses > 3 and route.network[1] in gateways:
             return Subnet(route.network)
     return None
 
 
+def _gateways(netlink: Netlink, names: Names, routes: list[Route]) -> set[IPv4Address]:
+    labelled = {item.address for item in links.list_addresses(netlink) if item.label == names.label}
+    return labelled | {route.network[0] for route in routes if route.local and route.priority == names.group}
+
+
+def _add_gateway(netlink: Netlink, names: Names, subnet: Subnet) -> None:
+    """Make the gateway local by a route, also where an earlier version has it on `lo`. Idempotent."""
+    with suppress(NetlinkError):
+        netlink.request(links.delete_address(LOOPBACK, subnet.gateway))
+    try:
+        netlink.request(links.add_local(subnet.gateway, names.group))
+    except NetlinkError as error:
+        if error.errno != errno.EEXIST:
+            raise
+
+
 def release(netlink: Netlink, names: Names, but: Subnet | None = None) -> None:
     """Give up every reservation of this instance, except one. Idempotent."""
-    for item in links.list_addresses(netlink):
-        if item.label != names.label or (but and item.address == but.gateway):
+    routes = links.list_routes(netlink)
+    for gateway in _gateways(netlink, names, routes):
+        if but and gateway == but.gateway:
             continue
-        for route in links.list_routes(netlink):
-            if route.blackhole and route.network.num_addresses > 3 and route.network[1] == item.address:
+        for route in routes:
+            if route.blackhole and route.network.num_addresses > 3 and route.network[1] == gateway:
                 with suppress(NetlinkError):
                     netlink.request(links.delete_blackhole(route.network))
-        with suppress(NetlinkError):
-            netlink.request(links.delete_address(LOOPBACK, item.address))
+        for message in (links.delete_local(gateway, names.group), links.delete_address(LOOPBACK, gateway)):
+            with suppress(NetlinkError):
+                netlink.request(message)
 
 
 def _parse(text: str) -> Subnet:
@@ -130,7 +150,7 @@ def _claim(netlink: Netlink, names: Names, choices: Iterator[Subnet]) -> Subnet:
             continue
         try:
             netlink.request(links.add_blackhole(subnet.network))
-            netlink.request(links.add_address(LOOPBACK, subnet.gateway, label=names.label))
+            netlink.request(links.add_local(subnet.gateway, names.group))
         except NetlinkError as error:
             with suppress(NetlinkError):
                 netlink.request(links.delete_blackhole(subnet.network))

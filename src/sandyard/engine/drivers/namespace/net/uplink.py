@@ -41,6 +41,17 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+FORWARD_TABLE = "ip sandyard_forward"
+_FORWARD_GUARD = """
+table {table}
+delete table {table}
+table {table} {{
+  chain forward {{
+    type filter hook forward priority filter; policy accept;
+    iifname {{ {present} }} oifname {{ {present} }} counter drop
+  }}
+}}
+"""
 _SELF_TEST = 0.25
 
 
@@ -91,7 +102,7 @@ class Uplink:
             await self._do(Netlink),
             await self._do(Conntrack),
         )
-        await self._do(_enable_forwarding)
+        await self._do(_enable_forwarding, self._nft, self._netlink)
         subnet = await self._do(
             subnets.reserve, self._netlink, self._names, self._state / "subnet", self._settings.subnet, bool(keep)
         )
@@ -254,11 +265,17 @@ class _NoForwardingError(Exception):
     """The host does not forward packets."""
 
 
-def _enable_forwarding() -> None:
+def _enable_forwarding(nft: Nft, netlink: Netlink) -> None:
+    """Let the host forward packets. Where it did not before, it still forwards none between the interfaces it has now: only for
+    sandboxes, and for what others (Docker, a VPN) set up later. Those rules stay as long as the setting does, until a reboot."""
     try:
-        if _FORWARDING.read_text().strip() != "1":
-            _FORWARDING.write_text("1")
-            log.info("network_forwarding_enabled")
+        if _FORWARDING.read_text().strip() == "1":
+            return
+        present = ", ".join(f'"{link.name}"' for link in links.list_links(netlink) if link.index != links.LOOPBACK)
+        if present:
+            nft.run(_FORWARD_GUARD.format(table=FORWARD_TABLE, present=present))
+        _FORWARDING.write_text("1")
+        log.info("network_forwarding_enabled")
     except OSError as error:
         raise _NoForwardingError(
             f"IPv4 forwarding is off and cannot be turned on ({error.strerror}): sysctl -w net.ipv4.ip_forward=1"

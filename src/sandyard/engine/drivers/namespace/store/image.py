@@ -86,6 +86,13 @@ def make(image: Path, label: str) -> None:
     partial.rename(image)
 
 
+def renew_uuid(image: Path) -> None:
+    """Tell a copied image apart from the original: the kernel takes two with one UUID for the same file system. Raises ImageError."""
+    changed = subprocess.run(["btrfstune", "-f", "-m", str(image)], check=False, capture_output=True, text=True)
+    if changed.returncode:
+        raise ImageError(f"the copied image could not get a UUID of its own: {changed.stderr.strip()}")
+
+
 def mount(image: Path, target: Path) -> None:
     """Mount the image, attached already or not. Idempotent. Raises ImageError; never touches what is in the image."""
     if target.is_mount():

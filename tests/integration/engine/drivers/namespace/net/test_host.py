@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -13,7 +14,8 @@ from sandyard.engine.drivers.namespace.net import Network, NetworkSettings, link
 from sandyard.engine.drivers.namespace.net.naming import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft
-from tests.integration.engine.drivers.namespace.net.world import WEB, World, dial, found, inside, resolve
+from sandyard.engine.drivers.namespace.net.uplink import FORWARD_TABLE
+from tests.integration.engine.drivers.namespace.net.world import WEB, World, dial, found, inside, resolve, within
 
 DOCKER = """
 add table ip filter
@@ -114,8 +116,53 @@ def test_the_probe_says_how_things_are(world: World, monkeypatch: pytest.MonkeyP
     assert "apt install libnftables1" in missing.detail
 
 
-async def test_forwarding_is_turned_on(world: World, network: Network) -> None:
+async def test_forwarding_is_turned_on_for_sandboxes_alone(world: World, network: Network) -> None:
     assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "1"
+    with within(world.outside):
+        with Netlink() as netlink:
+            netlink.request(links.route_to(IPv4Address("203.0.113.9"), 10))
+            netlink.request(links.neighbour(IPv4Address("203.0.113.9"), bytes.fromhex("020000000001"), 10))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"pass this on", ("203.0.113.9", 9))
+    nft = Nft()
+    try:
+        async with asyncio.timeout(10):
+            while not dropped(nft):
+                await asyncio.sleep(0.01)
+    finally:
+        nft.close()
+
+
+def dropped(nft: Nft) -> int:
+    """How many packets between others were not passed on."""
+    rules = [item["rule"] for item in nft.query(f"list table {FORWARD_TABLE}") if "rule" in item]
+    return sum(part["counter"]["packets"] for rule in rules for part in rule["expr"] if "counter" in part)
+
+
+def test_the_gateway_is_on_no_interface(world: World, tmp_path: Path) -> None:
+    names = Names.of("quiet")
+    with Netlink() as netlink:
+        before = links.list_addresses(netlink)
+        found = subnet.reserve(netlink, names, tmp_path / "quiet", None, in_use=False)
+        assert links.list_addresses(netlink) == before, "browsers drop their requests when an address comes or goes"
+        with socket.socket() as server:
+            server.bind((str(found.gateway), 0))
+        subnet.release(netlink, names)
+        with socket.socket() as server, pytest.raises(OSError):
+            server.bind((str(found.gateway), 0))
+
+
+def test_a_gateway_of_an_earlier_version_is_taken_over(world: World, tmp_path: Path) -> None:
+    names = Names.of("old")
+    with Netlink() as netlink:
+        before = links.list_addresses(netlink)
+        found = subnet.reserve(netlink, names, tmp_path / "old", None, in_use=False)
+        netlink.request(links.delete_local(found.gateway, names.group))
+        netlink.request(links.add_address(links.LOOPBACK, found.gateway, label=names.label))
+        assert subnet.reserve(netlink, names, tmp_path / "old", None, in_use=True) == found
+        assert links.list_addresses(netlink) == before
+        assert subnet.find_reserved(netlink, names) == found
+        subnet.release(netlink, names)
 
 
 def reserve(tag: str, folder: Path, wanted: str | None = None, in_use: bool = False) -> subnet.Subnet:

@@ -17,6 +17,7 @@ import pytest
 from sandyard.engine.contract import NetworkPolicy
 from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings
 from sandyard.engine.drivers.namespace.net.nft import Nft
+from sandyard.engine.drivers.namespace.net.uplink import FORWARD_TABLE
 from sandyard.kit.errors import FullError, UnsupportedError
 from tests.integration.engine.drivers.namespace.net.world import (
     MIRROR,
@@ -68,7 +69,8 @@ async def tcp(slot: NetSlot, address: str) -> str:
 def tables() -> list[str]:
     nft = Nft()
     try:
-        return [item["table"]["name"] for item in nft.query("list tables")]
+        found = [item["table"]["name"] for item in nft.query("list tables")]
+        return [name for name in found if name not in FORWARD_TABLE]  # that one stays as long as forwarding is on
     finally:
         nft.close()
 

@@ -366,4 +366,5 @@ class World:
     @staticmethod
     def own_addresses() -> set[str]:
         with Netlink() as netlink:
-            return {str(item.address) for item in links.list_addresses(netlink)}
+            local = {route.network[0] for route in links.list_routes(netlink) if route.local and route.priority}
+            return {str(address) for address in {item.address for item in links.list_addresses(netlink)} | local}
