@@ -326,6 +326,8 @@ class TestCreate:
             {"timeout": "60"},
             {"timeout": 2**31},
             {"metadata": {"a": 1}},
+            {"metadata": {"a": "with\0nul"}},
+            {"metadata": {"with\0nul": "a"}},
             {"metadata": []},
             {"envVars": {"": "x"}},
             {"envVars": {"A=B": "x"}},

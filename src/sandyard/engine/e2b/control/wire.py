@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 INT32 = 2**31 - 1
 Seconds = Annotated[int, Field(ge=0, le=INT32)]
 Entries = Annotated[list[str], Field(max_length=1000)]
+
+
+def _without_nul(metadata: dict[str, str]) -> dict[str, str]:
+    if any("\0" in text for pair in metadata.items() for text in pair):
+        raise ValueError("a key or value contains a NUL character")
+    return metadata
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_without_nul)]
 
 
 class Wire(BaseModel):
@@ -68,7 +77,7 @@ class NewSandbox(Wire):
     autoResume: AutoResume | None = None  # noqa: N815
     allow_internet_access: bool | None = None
     network: NetworkConfig | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     envVars: dict[str, str] | None = None  # noqa: N815
     mcp: dict[str, Any] | None = None
     iam: dict[str, Any] | None = None
@@ -115,12 +124,12 @@ class NewSnapshot(Wire):
 class NewSecret(Wire):
     name: str
     value: str = Field(repr=False)
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
 class SecretUpdate(Wire):
     value: str = Field(repr=False)
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
 class KeyName(Wire):
