@@ -66,7 +66,7 @@ screenshots: setup-test web template ## take pictures of every page, in light an
 
 compatibility: setup-test template template-interpreter ## run the tests of the E2B protocol and write docs/e2b-compatibility.md from them
 	@rm -rf .cache/compatibility
-	@SANDYARD_COMPATIBILITY=$(CURDIR)/.cache/compatibility $(PYTEST) tests/protocol --ignore tests/protocol/test_compatibility.py $(ARGS)
+	@SANDYARD_COMPATIBILITY=$(CURDIR)/.cache/compatibility $(PYTEST) --all tests/protocol --ignore tests/protocol/test_compatibility.py $(ARGS)
 	@python -m tests.protocol.compatibility .cache/compatibility
 
 lock: ## resolve the dependencies anew: make lock ARGS=--upgrade
@@ -88,12 +88,12 @@ setup:
 setup-dev:
 	@scripts/system-packages
 	@scripts/venv .venv requirements/dev.txt
-	@scripts/node-packages tests/forge/js
 
 setup-test: setup-dev
 	@scripts/system-packages tests
 	@scripts/venv .venv-e2b-2.50 requirements/older-sdk.txt
 	@scripts/node-packages tests/protocol/js
+	@scripts/node-packages tests/forge/js
 
 template: # the default template; where it cannot be built, the engine serves `host` in its place and says so
 	@sandyard template build base --if-possible

@@ -63,6 +63,13 @@ async def postgres_schema_url(postgres: Server, postgres_schema: str) -> AsyncIt
     await postgres.drop(name)
 
 
+def with_schema(folder: Path) -> Path:
+    """The folder, as the data of a platform whose database has the schema of this version and nothing in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "platform.db").write_bytes(sqlite_schema())
+    return folder
+
+
 @functools.cache
 def sqlite_schema() -> bytes:
     """A file of SQLite with the schema of this version."""

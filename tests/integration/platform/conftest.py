@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.databases import sqlite_schema
+from tests.databases import with_schema
 from tests.integration.platform.domain.sandboxes import yard as yards
 from tests.protocol.engine import Engine
 from tests.unit.platform.conftest import world
@@ -26,7 +26,6 @@ def engine_process() -> Iterator[Engine]:
 
 @pytest.fixture
 async def yard(tmp_path: Path, engine_process: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[yards.Yard]:
-    (tmp_path / "platform.db").write_bytes(sqlite_schema())
-    async with yards.opened(tmp_path, engine_process, monkeypatch) as made:
+    async with yards.opened(with_schema(tmp_path), engine_process, monkeypatch) as made:
         yield made
         await yards.cleared(made)

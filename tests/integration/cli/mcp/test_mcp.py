@@ -22,13 +22,14 @@ from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
+from tests.databases import with_schema
 from tests.unit.platform.api.mcp_client import done, refused, serving
 from tests.unit.platform.world import ROOT
 
 
 @pytest.fixture
 async def services(tmp_path: Path) -> AsyncIterator[Services]:
-    async with opened(PlatformSettings.load({}, data_dir=tmp_path / "platform")) as made:
+    async with opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path / "platform"))) as made:
         yield made
 
 

@@ -19,6 +19,7 @@ from sandyard.platform.db.models import PullRequest, Session, Task
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
+from tests.databases import with_schema
 from tests.integration.platform.api.test_git import Desk, desk
 from tests.unit.platform.world import ROOT, Person, client
 
@@ -58,7 +59,7 @@ class Room:
 @pytest.fixture
 async def room(tmp_path: Path) -> AsyncIterator[Room]:
     async with AsyncExitStack() as stack:
-        services = await stack.enter_async_context(opened(PlatformSettings.load({}, data_dir=tmp_path)))
+        services = await stack.enter_async_context(opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path))))
         app, people, principals = build(services, ROUTERS), [], []
         for name in ("maria", "otto"):
             user = await services.users.create(ROOT, name, "member")

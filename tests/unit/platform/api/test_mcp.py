@@ -24,6 +24,7 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
+from tests.databases import with_schema
 from tests.unit.platform.api.mcp_client import client, done, refused, serving
 from tests.unit.platform.world import ROOT, Person
 
@@ -52,7 +53,7 @@ class Place:
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    settings = PlatformSettings.load({}, data_dir=tmp_path, creates_per_minute=3)
+    settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), creates_per_minute=3)
     async with opened(settings) as services, serving(build(services, ROUTERS)) as url:
         yield Place(services, url)
 
@@ -211,7 +212,7 @@ async def test_a_revoked_token_ends_at_the_next_call(place: Place) -> None:
 
 async def test_a_client_goes_on_after_a_restart(tmp_path: Path) -> None:
     """The same client, the same address, another platform: nothing has to be said again."""
-    settings = PlatformSettings.load({}, data_dir=tmp_path)
+    settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path))
     current: list[str] = []
 
     class Follow(httpx2.AsyncHTTPTransport):

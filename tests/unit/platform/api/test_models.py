@@ -16,6 +16,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
+from tests.databases import with_schema
 from tests.unit.platform.domain.models import upstream as scripted
 from tests.unit.platform.domain.models.upstream import Reply, Seen
 from tests.unit.platform.world import ROOT, Person, client
@@ -26,7 +27,7 @@ PROVIDERS = "/api/v1/model-providers"
 
 @pytest.fixture
 async def services(tmp_path: Path) -> AsyncIterator[Services]:
-    async with opened(PlatformSettings.load({}, data_dir=tmp_path)) as made:
+    async with opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path))) as made:
         yield made
 
 

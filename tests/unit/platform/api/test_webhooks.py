@@ -22,6 +22,7 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
+from tests.databases import with_schema
 from tests.unit.platform.world import ROOT, client
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -54,7 +55,7 @@ class Door:
 
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    settings = PlatformSettings.load({}, data_dir=tmp_path, executes_per_minute=20)
+    settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), executes_per_minute=20)
     async with opened(settings) as services, client(build(services, ROUTERS), peer="192.0.2.1") as web:
         maria = await services.users.create(ROOT, "maria", "member")
         owner = Principal(maria.id, "maria", "member", "test")

@@ -97,7 +97,7 @@ async def test_started_again_wherever_processes_are_new(tmp_path: Path) -> None:
     async with engine(tmp_path, SERVED) as service:
         sandbox = await service.create(CreateSandbox("served"))
         await agent(service, sandbox).run("rm $HOME/up")
-        fork = (await service.fork(sandbox.id))[0].sandbox
+        fork = (await service.fork(sandbox.id, timeout_s=300))[0].sandbox
         assert fork is not None
         assert await starts(service, fork) == 2
         snapshot = await service.snapshot(sandbox.id)

@@ -11,7 +11,7 @@ from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.templates.folder import ROOTFS, Folder, Version
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError
-from tests.unit.engine.templates.test_catalogue import layers, machine_of_the_test, publish, templates
+from tests.integration.engine.templates.test_catalogue import layers, machine_of_the_test, publish, templates
 
 __all__ = ["machine_of_the_test", "templates"]  # fixtures
 

@@ -46,6 +46,7 @@ from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.tasks.schedules import ScheduledTask
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
+from tests.databases import with_schema
 from tests.unit.platform.api.sockets import connect, denial
 from tests.unit.platform.world import ROOT, Person, client
 
@@ -326,7 +327,7 @@ def _plain(body: str, ids: dict[str, str]) -> str:
 
 @pytest.fixture
 async def walk(tmp_path: Path) -> AsyncIterator[Walk]:
-    settings = PlatformSettings.load({}, data_dir=tmp_path, creates_per_minute=10_000)
+    settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), creates_per_minute=10_000)
     async with opened(settings) as services:
         made = Walk(services, build(services, ROUTERS))
         await made.prepare()
