@@ -3,6 +3,7 @@ answer has the form the document promises."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,12 +65,12 @@ class Things:
     def put_into(self, case: Case) -> None:
         """Every second case is about something that exists."""
         for name in case.path_parameters or {}:
-            if name in self._ids and hash(str(case.path_parameters[name])) % 2:
+            if name in self._ids and zlib.crc32(str(case.path_parameters[name]).encode()) % 2:
                 case.path_parameters[name] = self._ids[name]
 
 
 def operations(platform: Platform) -> Iterator[Any]:
-    schema = schemathesis.openapi.from_url(f"{platform.url}/api/v1/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{platform.url}/api/v1/openapi.json", timeout=60)
     for operation in schema.get_all_operations():
         yield operation.ok()
 

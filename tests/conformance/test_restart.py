@@ -115,9 +115,10 @@ async def test_a_boot_nobody_heard_of(yard: Yard) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_an_engine_killed_at_any_instant_loses_and_leaves_nothing(yard: Yard) -> None:
+@pytest.mark.parametrize("deaths", [2, pytest.param(6, marks=pytest.mark.slow)])
+async def test_an_engine_killed_at_any_instant_loses_and_leaves_nothing(yard: Yard, deaths: int) -> None:
     rng = random.Random(20)
-    for _ in range(6):
+    for _ in range(deaths):
         await yard.close()
         process = await _engine(yard, "work")
         assert process.stdout is not None

@@ -69,10 +69,12 @@ def test_the_door(browser: Browser, platform: Platform) -> None:
 
 
 def test_only_an_address_of_this_site_is_gone_to_after_the_door(browser: Browser, platform: Platform) -> None:
+    context = browser.new_context(base_url=platform.url)
     for evil in ("https://evil.example/", "//evil.example/", "/\\evil.example/"):
-        context = browser.new_context(base_url=platform.url)
+        context.clear_cookies()
         page = context.new_page()
         page.goto(f"/sign-in?next={evil}#token={platform.token}")
         page.wait_for_url(re.compile("/(welcome|board)"))
         assert page.url.startswith(platform.url)
-        context.close()
+        page.close()
+    context.close()

@@ -40,9 +40,10 @@ _active: list[Recorder] = []
 
 
 def configure(config: pytest.Config) -> None:
-    """Switch the recorder on, where it is wanted."""
+    """Switch the recorder on, where it is wanted; every test counts then, the slow ones too."""
     into = folder()
     if into is not None and not _active:
+        config.option.all = True
         _active.append(Recorder(into))
         config.pluginmanager.register(_active[0], "compatibility")
 
