@@ -17,7 +17,7 @@ import uvloop
 from fastapi import FastAPI
 
 from sandyard.kit.folder import OwnedFolder
-from sandyard.kit.listen import is_loopback, listen, raise_file_limit
+from sandyard.kit.listen import inherited, is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.server import BoundedProtocol, Server, local_url
@@ -100,7 +100,7 @@ def run(settings: PlatformSettings, ready: Callable[[Ready], None]) -> None:
     raise_file_limit()
     os.umask(0o077)  # what it writes is nobody else's
     sys.setswitchinterval(SWITCH_SECONDS)
-    listener = listen(settings.host, settings.port)
+    listener = inherited() or listen(settings.host, settings.port)
     folder = OwnedFolder(settings.data_dir, "platform")
     try:
         folder.lock()
