@@ -11,6 +11,7 @@ starts. Standard library only: it is run as a file.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import socket
@@ -40,6 +41,7 @@ def main() -> NoReturn:
         if (where := order.get("listen")) is not None:
             os.environ["SANDYARD_LISTENER"] = str(listening(*where))
         show(order.get("shown", {}), uid, gid)
+        check(order.get("shown", {}), uid, gid)
         drop(uid, gid)
         os.execvpe(program[0], program, os.environ)  # noqa: S606 - it takes our place
     except OSError as error:
@@ -90,6 +92,14 @@ def show(shown: dict[str, bool], uid: int, gid: int) -> None:
                     _bind(descriptor, other, writable=shown[other])
     for descriptor in held.values():
         os.close(descriptor)
+
+
+def check(shown: dict[str, bool], uid: int, gid: int) -> None:
+    """PermissionError names what the user cannot read: a checkout made with a strict umask."""
+    with _as(uid, gid):
+        for path in shown:
+            if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0), effective_ids=True):  # noqa: PTH112
+                raise PermissionError(errno.EACCES, "it cannot be read; `chmod -R go+rX` changes that", path)
 
 
 def seal(writable: str) -> None:
