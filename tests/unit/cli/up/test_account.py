@@ -144,3 +144,7 @@ def test_what_was_roots_is_given_to_it_once(tmp_path: Path) -> None:
     (state.platform / "later").write_text("")
     state.give_platform_to(NOBODY)
     assert (state.platform / "later").stat().st_uid == 0, "it was its own already, and is not walked again"
+    state.take_platform_back()
+    state.give_platform_to(NOBODY)
+    assert (state.platform / "later").stat().st_uid == NOBODY.pw_uid, "but after root has been at work there"
+    assert state.platform.stat().st_uid == NOBODY.pw_uid
