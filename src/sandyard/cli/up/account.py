@@ -16,7 +16,7 @@ import sandyard
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import stepdown
 from sandyard.kit.listen import FIRST_FOR_ALL
-from sandyard.kit.python import PYTHON, SAFE_FOLDER, bare_python_command
+from sandyard.kit.python import PYTHON, SAFE_FOLDER, bare_python_command, python_command, python_environment
 
 NAME = "sandyard"
 ROOT = "root"
@@ -57,6 +57,19 @@ def _made() -> pwd.struct_passwd:
             f"The platform runs as a user {NAME!r}, who could not be made ({said}). Make a user and give --platform-user NAME, or "
             "--platform-user root to have the platform run as root."
         ) from None
+
+
+def compile_code() -> None:
+    """While the engine starts: the platform's user could not keep what it compiles. Nothing where it is kept elsewhere, or nowhere."""
+    if sys.pycache_prefix is None and not sys.dont_write_bytecode:
+        subprocess.Popen(
+            python_command("compileall", "-q", str(Path(sandyard.__file__).parent)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=SAFE_FOLDER,
+            env=python_environment({}),
+        )
 
 
 def stepping_down(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import compileall
 import os
 import pwd
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import click
 
-import sandyard
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
@@ -110,7 +108,7 @@ def up(
     local_git = LocalGit(user.pw_uid, _folders()) if user is not None else None
     if local_git is not None:
         local_git.start()
-        compileall.compile_dir(str(Path(sandyard.__file__).parent), quiet=2)  # the platform's user could not keep it
+        account.compile_code()
     served = local_git.name if local_git is not None else None
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, served)
     _warn(embedded, user)
