@@ -13,6 +13,9 @@ from pathlib import Path
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, SandyardError
 
 BACKLOG = 4096
+INHERITED = "SANDYARD_LISTENER"
+FIRST_FOR_ALL = 1024
+"""Ports below it are root's."""
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 BELOW, TRIES = 12_000, 50
 """A free port is looked for among so many, so often."""
@@ -36,6 +39,17 @@ def listen(host: str, port: int, kind_of: str = "") -> socket.socket:
     except OSError as error:
         listener.close()
         raise _reason(error, host, port, kind_of) from None
+    listener.setblocking(False)
+    return listener
+
+
+def inherited() -> socket.socket | None:
+    """The one that whoever started this process has opened for it, because its user may not."""
+    text = os.environ.pop(INHERITED, None)
+    if text is None:
+        return None
+    listener = socket.socket(fileno=int(text))
+    listener.set_inheritable(False)
     listener.setblocking(False)
     return listener
 

@@ -19,7 +19,7 @@ import uvloop
 
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.folder import OwnedFolder
-from sandyard.kit.listen import is_loopback, listen, raise_file_limit
+from sandyard.kit.listen import inherited, is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.server import BoundedProtocol, Server, local_url
@@ -118,7 +118,7 @@ def run(
     raise_file_limit()
     os.umask(0o077)  # what it writes is nobody else's
     sys.setswitchinterval(SWITCH_SECONDS)
-    listener = listen(settings.host, settings.port)
+    listener = inherited() or listen(settings.host, settings.port)
     folder = OwnedFolder(settings.data_dir, "platform")
     try:
         if parse_url(settings.database).get_backend_name() == "sqlite":

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import sandyard
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import stepdown
-from sandyard.kit.python import PYTHON, SAFE_FOLDER, bare_python_command
+from sandyard.kit.listen import FIRST_FOR_ALL
+from sandyard.kit.python import PYTHON, SAFE_FOLDER, bare_python_command, python_command, python_environment
 
 NAME = "sandyard"
 ROOT = "root"
@@ -57,19 +59,41 @@ def _made() -> pwd.struct_passwd:
         ) from None
 
 
+def compile_code() -> None:
+    """While the engine starts: the platform's user could not keep what it compiles. Nothing where it is kept elsewhere, or nowhere."""
+    if sys.pycache_prefix is None and not sys.dont_write_bytecode:
+        subprocess.Popen(
+            python_command("compileall", "-q", str(Path(sandyard.__file__).parent)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=SAFE_FOLDER,
+            env=python_environment({}),
+        )
+
+
 def stepping_down(
     user: pwd.struct_passwd, command: list[str], environment: Mapping[str, str], writable: Path
 ) -> list[str]:
-    """The command that runs `command` as that user, with this program's code to read and `writable` to write to, wherever they lie."""
-    shown = dict.fromkeys(_code(), False)
-    shown |= {path: False for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if (path := environment.get(name))}
-    shown = {path: False for path in shown if Path(path).exists() and Path(path) != Path(SAFE_FOLDER)}
-    order = {"uid": user.pw_uid, "gid": user.pw_gid, "shown": shown | {str(writable): True}}
+    """The command that runs `command` as that user, with this program's code to read and `writable` to write to, wherever they lie,
+    and with a socket at the port that its settings name, if only root may have that."""
+    named = [path for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if (path := environment.get(name))]
+    shown = dict.fromkeys(code_folders(*named), False)
+    order: dict[str, Any] = {"uid": user.pw_uid, "gid": user.pw_gid, "shown": shown | {str(writable): True}}
+    if 0 < (port := int(environment["SANDYARD_PORT"])) < FIRST_FOR_ALL:
+        order["listen"] = [environment["SANDYARD_HOST"], port]
     return bare_python_command(stepdown.__file__, json.dumps(order), *command)
 
 
-def _code() -> list[str]:
-    """The folders that Python and this program are in, under the names they are looked for and under their real ones."""
-    named = [sys.prefix, sys.base_prefix, str(Path(sandyard.__file__).parents[1]), *sys.path]
+def code_folders(*more: str) -> list[str]:
+    """The folders that Python and this program are in, and `more`, under the names they are looked for and under their real ones; none
+    that lies in another."""
+    searched = sys.path if sys.flags.safe_path else sys.path[1:]  # the first is the script's, or the caller's
+    named = [sys.prefix, sys.base_prefix, str(Path(sandyard.__file__).parents[1]), *searched, *more]
     named += [str(Path(PYTHON).resolve().parents[1])]
-    return sorted({path for name in named if Path(name).is_absolute() for path in (name, os.path.realpath(name))})
+    there = {path for name in named for path in (name, os.path.realpath(name)) if _is_there(name)}
+    return sorted(path for path in there if not any(str(above) in there for above in Path(path).parents))
+
+
+def _is_there(path: str) -> bool:
+    return Path(path).is_absolute() and Path(path).exists() and os.path.realpath(path) != SAFE_FOLDER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import compileall
 import os
 import pwd
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import click
 
-import sandyard
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
@@ -107,10 +105,10 @@ def up(
     options += ["--driver", driver] if driver is not None else []
     for name, value in passed_on.items():
         options += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    local_git = LocalGit(user.pw_uid) if user is not None else None
+    local_git = LocalGit(user.pw_uid, _folders()) if user is not None else None
     if local_git is not None:
         local_git.start()
-        compileall.compile_dir(str(Path(sandyard.__file__).parent), quiet=2)  # the platform's user could not keep it
+        account.compile_code()
     served = local_git.name if local_git is not None else None
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, served)
     _warn(embedded, user)
@@ -122,6 +120,8 @@ def children(plan: Plan, state: State) -> list[Child]:
     """The engine first: the platform has use for it as soon as it starts."""
     if plan.user is not None:
         state.give_platform_to(plan.user)
+    elif os.geteuid() == 0:
+        state.take_platform_back()
     given = python_environment(anchored(os.environ, EngineSettings, PlatformSettings))
     common = {name: value for name, value in given.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
     if plan.log_level is not None:
@@ -136,7 +136,8 @@ def children(plan: Plan, state: State) -> list[Child]:
         platform |= {"HOME": home, "USER": plan.user.pw_name, "LOGNAME": plan.user.pw_name}
         if platform.get("PYTHONPYCACHEPREFIX"):
             platform["PYTHONPYCACHEPREFIX"] = str(state.platform / "bytecode")
-        platform.pop("TMPDIR", None)  # root's own, perhaps
+        roots = [name for name in platform if name == "TMPDIR" or name.startswith("XDG_")]
+        platform = {name: value for name, value in platform.items() if name not in roots}
     if plan.local_git is not None:
         platform["SANDYARD_LOCAL_GIT"] = plan.local_git
     started = []
@@ -213,6 +214,12 @@ def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -
             if wanted != 0 or engine_port is not None or not again:
                 raise
     raise AssertionError("the last try returns or raises")
+
+
+def _folders() -> list[str]:
+    """Below which the platform may have repositories of this machine: everywhere, unless somebody says where, or that nowhere."""
+    text = os.environ.get("SANDYARD_LOCAL_REPOSITORIES", "/")
+    return [str(Path(part.strip()).absolute()) for part in text.split(",") if part.strip() not in {"", "none"}]
 
 
 def _configured() -> Path | None:

@@ -18,6 +18,7 @@ import stat
 import struct
 import subprocess
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,10 +73,11 @@ class Repository:
 
 
 class LocalGit:
-    """Serves `uid` alone, from `start` to the end of this process or `close`."""
+    """Serves `uid` alone, from `start` to the end of this process or `close`; nothing but what lies below one of `folders`."""
 
-    def __init__(self, uid: int) -> None:
+    def __init__(self, uid: int, folders: Sequence[str] = ("/",)) -> None:
         self._uid = uid
+        self._folders = tuple(folders)
         self.name = f"sandyard-git-{secrets.token_hex(16)}"
         self._room = threading.BoundedSemaphore(AT_ONCE)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -106,12 +108,12 @@ class LocalGit:
         try:
             with line, suppress(OSError):
                 line.settimeout(ASK_SECONDS)
-                line.send(json.dumps(_answer(line)).encode())
+                line.send(json.dumps(_answer(line, self._folders)).encode())
         finally:
             self._room.release()
 
 
-def _answer(line: socket.socket) -> dict[str, Any]:
+def _answer(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
     with ExitStack() as stack:
         asked, files, _, _ = socket.recv_fds(line, LONGEST, 3)
         for descriptor in files:
@@ -120,7 +122,7 @@ def _answer(line: socket.socket) -> dict[str, Any]:
             order = json.loads(asked)
             service, protocol = SERVICES[order["service"]], str(order["protocol"])
             stdin, stdout, stderr = files
-            repository = find(order["path"])
+            repository = find(order["path"], folders)
         except RefusedError as refused:
             return {"refused": refused.message}
         except (ValueError, KeyError, TypeError):
@@ -151,13 +153,17 @@ def command(service: str, repository: Repository) -> list[str]:
     return bare_python_command(stepdown.__file__, json.dumps(order), "git", *settings, service, repository.folder)
 
 
-def find(path: str) -> Repository:
+def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
     """The repository at exactly that path. RefusedError when there is none, or none that can safely be served.
 
     No link is followed: who may write to a folder on the way could otherwise lead us into somebody else's repository.
     """
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path or path != os.path.normpath(path):
         raise RefusedError("A repository on this machine is named by its whole path.")
+    if not any(Path(path).is_relative_to(folder) for folder in folders):
+        raise RefusedError(
+            f"{path} is not below a folder that this platform may have repositories of (SANDYARD_LOCAL_REPOSITORIES)."
+        )
     top = _look(path, path)
     owner = (top.st_uid, top.st_gid)
     _check_closed(path, top)

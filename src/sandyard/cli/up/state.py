@@ -98,6 +98,11 @@ class State:
                     os.chown(name, user.pw_uid, user.pw_gid, dir_fd=folder, follow_symlinks=False)
             os.fchown(folder, user.pw_uid, user.pw_gid)
 
+    def take_platform_back(self) -> None:
+        """For root, who leaves files there that nobody else could read: the next `give_platform_to` has to walk it again."""
+        if self.platform.exists() and self.platform.stat().st_uid != 0:
+            os.chown(self.platform, 0, 0)
+
     def _locked(self) -> bool:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,15 +3,18 @@
     python3 -I -S stepdown.py ORDER PROGRAM ARGUMENT…
 
 ORDER is JSON: `uid`, `gid`; `shown`: folders that the program needs though a closed folder (a checkout below /root) may lie above them,
-true for those it writes to; `sealed`: the one folder, or none (""), that it may write to at all. The program has no supplementary
-groups, no capabilities, and gains none by what it starts. Standard library only: it is run as a file.
+true for those it writes to; `sealed`: the one folder, or none (""), that it may write to at all; `listen`: host and port of a socket
+whose number it is told as SANDYARD_LISTENER. The program has no supplementary groups, no capabilities, and gains none by what it
+starts. Standard library only: it is run as a file.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 38, 47, 4
 CAPABILITY_VERSION_3 = 0x20080522
 LAST_CAPABILITY = 63
+BACKLOG = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,12 +38,26 @@ def main() -> NoReturn:
     try:
         if (sealed := order.get("sealed")) is not None:
             seal(sealed)
+        if (where := order.get("listen")) is not None:
+            os.environ["SANDYARD_LISTENER"] = str(listening(*where))
         show(order.get("shown", {}), uid, gid)
+        check(order.get("shown", {}), uid, gid)
         drop(uid, gid)
         os.execvpe(program[0], program, os.environ)  # noqa: S606 - it takes our place
     except OSError as error:
         sys.stderr.write(f"{program[0]} cannot be started as user {uid}: {error.strerror}: {error.filename or ''}\n")
         sys.exit(126)
+
+
+def listening(host: str, port: int) -> int:
+    """A socket at a port that only root may have; the program gets its number."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen(BACKLOG)
+    listener.set_inheritable(True)
+    return listener.detach()
 
 
 def drop(uid: int, gid: int) -> None:
@@ -74,6 +92,14 @@ def show(shown: dict[str, bool], uid: int, gid: int) -> None:
                     _bind(descriptor, other, writable=shown[other])
     for descriptor in held.values():
         os.close(descriptor)
+
+
+def check(shown: dict[str, bool], uid: int, gid: int) -> None:
+    """PermissionError names what the user cannot read: a checkout made with a strict umask."""
+    with _as(uid, gid):
+        for path in shown:
+            if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0), effective_ids=True):  # noqa: PTH112
+                raise PermissionError(errno.EACCES, "it cannot be read; `chmod -R go+rX` changes that", path)
 
 
 def seal(writable: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.cli.errors import CommandError
+from sandyard.cli.up.account import stepping_down
 from sandyard.cli.up.child import Child
 
 NOWHERE = "http://127.0.0.1:1/"
@@ -25,18 +26,20 @@ def lock(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-async def test_it_runs_as_another_user(lock: int) -> None:
+async def test_it_runs_as_another_user(lock: int, tmp_path: Path) -> None:
     heard: list[str] = []
+    environment = {"PATH": os.environ["PATH"], "SANDYARD_PORT": "8700"}
+    command = ["/bin/sh", "-c", "id -u; id -G; exec sleep 1000"]
+    os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
     child = Child(
         "platform",
-        ["/bin/sh", "-c", "id -u; id -G; exec sleep 1000"],
-        {"PATH": os.environ["PATH"]},
+        stepping_down(pwd.getpwnam("nobody"), command, environment, tmp_path),
+        environment,
         NOWHERE,
         200,
         lock,
         heard.append,
         heard.append,
-        pwd.getpwnam("nobody"),
     )
     starting = asyncio.create_task(child.first())
     async with asyncio.timeout(30):

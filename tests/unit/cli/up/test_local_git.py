@@ -155,6 +155,10 @@ def test_which_are_served(repository: Path, tmp_path: Path) -> None:
     for wrong in ("relative", f"{repository}/../x", "", f"{repository}\0"):
         with pytest.raises(RefusedError):
             find(wrong)
+    for folders in ([], [str(repository / "x")], [f"{tmp_path}/a"]):
+        with pytest.raises(RefusedError, match="SANDYARD_LOCAL_REPOSITORIES"):
+            find(str(repository), folders)
+    assert find(str(repository), ["/srv", str(tmp_path)]) == found
     repository.chmod(0o777)
     with pytest.raises(RefusedError, match="others may write"):
         find(str(repository))
