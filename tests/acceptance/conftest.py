@@ -15,6 +15,7 @@ from tests.protocol.engine import Engine
 DISK_MB = 256
 MEMORY_MB = 256
 PIDS = 200
+IO_MBPS = 4000  # more than any disk here does: it is looked for, not felt
 
 
 @contextlib.contextmanager
@@ -35,7 +36,13 @@ def serving(**settings: str) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with serving(DEFAULT_DISK_MB=str(DISK_MB), DEFAULT_MEMORY_MB=str(MEMORY_MB), DEFAULT_PIDS=str(PIDS)) as engine:
+    limits = {
+        "DEFAULT_DISK_MB": DISK_MB,
+        "DEFAULT_MEMORY_MB": MEMORY_MB,
+        "DEFAULT_PIDS": PIDS,
+        "IO_WRITE_MBPS": IO_MBPS,
+    }
+    with serving(**{name: str(value) for name, value in limits.items()}) as engine:
         yield engine
 
 
