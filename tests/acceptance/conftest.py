@@ -16,6 +16,7 @@ from tests.protocol.engine import Engine
 DISK_MB = 256
 MEMORY_MB = 256
 PIDS = 200
+IO_MBPS = 4000  # more than any disk here does: it is looked for, not felt
 
 
 @contextlib.contextmanager
@@ -49,8 +50,13 @@ def serving(**settings: str) -> Iterator[Engine]:
 
 @pytest.fixture(scope="package")
 def shared_engine() -> Iterator[Engine]:
-    limits = {"DEFAULT_DISK_MB": str(DISK_MB), "DEFAULT_MEMORY_MB": str(MEMORY_MB), "DEFAULT_PIDS": str(PIDS)}
-    with started(POOL_SIZE="2", **limits) as engine:
+    limits = {
+        "DEFAULT_DISK_MB": DISK_MB,
+        "DEFAULT_MEMORY_MB": MEMORY_MB,
+        "DEFAULT_PIDS": PIDS,
+        "IO_WRITE_MBPS": IO_MBPS,
+    }
+    with started(POOL_SIZE="2", **{name: str(value) for name, value in limits.items()}) as engine:
         yield engine
 
 

@@ -18,7 +18,7 @@ import pytest
 from e2b import CommandExitException, NotEnoughSpaceException, NotFoundException, Sandbox, SandboxException
 from e2b.exceptions import TimeoutException
 
-from tests.acceptance.conftest import DISK_MB, PIDS
+from tests.acceptance.conftest import DISK_MB, IO_MBPS, PIDS
 from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the namespace driver's full isolation needs root")
@@ -196,6 +196,18 @@ def test_what_the_kernel_counts_for_a_user_is_taken_from_nobody_else(new_sandbox
 def test_shared_memory_counts_as_memory(new_sandbox: NewSandbox) -> None:
     with pytest.raises(CommandExitException):
         new_sandbox().commands.run("head -c 2G /dev/zero > /dev/shm/fill")
+
+
+def test_writing_is_limited_where_the_kernel_can(sandbox: Sandbox, engine: Engine) -> None:
+    folders = [Path(path) for path in json.loads((engine.data / "instance.json").read_text())["cgroups"].values()]
+    names = ("io.max", "blkio.throttle.write_bps_device")
+    files = [file for folder in folders for name in names for file in folder.glob(f"[!_]*/{name}")]
+    if not files:
+        pytest.skip("the kernel has no io controller here")
+    assert sandbox.commands.run("echo well").stdout == "well\n"
+    assert all(str(IO_MBPS * 1_000_000) in file.read_text() for file in files)
+    weights = [file for folder in folders for file in folder.glob("*bfq.weight")]
+    assert all("50" in file.read_text() for file in weights)
 
 
 def test_disk_filling_ends_at_the_limit(new_sandbox: NewSandbox, engine: Engine) -> None:

@@ -93,6 +93,9 @@ class EngineSettings(Settings):
     default_cpu_count: int = Field(default=2, ge=1)
     default_disk_mb: int = Field(default=10240, ge=16)
     default_pids: int = Field(default=1024, ge=16)
+    io_weight: int = Field(default=50, ge=10, le=1000)  # of all sandboxes' disk use, against 100 of everything else's
+    io_read_mbps: int = Field(default=0, ge=0)  # of each sandbox, megabytes per second; 0: no limit
+    io_write_mbps: int = Field(default=0, ge=0)
 
     # what a sandbox may reach
     lan: Literal["deny", "allow"] = "deny"  # private ranges and the host's neighbours

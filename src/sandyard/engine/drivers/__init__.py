@@ -28,6 +28,7 @@ def load(settings: EngineSettings, data_dir: Path, outbound: Outbound | None = N
 
 
 def _namespace(settings: EngineSettings, data_dir: Path, outbound: Outbound | None) -> Driver:
+    from sandyard.engine.drivers.namespace.cgroups import IoLimits  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
     from sandyard.engine.drivers.namespace.host import Options, is_root  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
@@ -44,5 +45,6 @@ def _namespace(settings: EngineSettings, data_dir: Path, outbound: Outbound | No
             layer_roots=(settings.templates_dir, data_dir / IMAGES),
             max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
             network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
+            io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),
         )
     )

@@ -9,7 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,7 +17,8 @@ from sandyard.engine.contract import Capabilities, NetworkPolicy
 from sandyard.engine.drivers.namespace import instance as instances
 from sandyard.engine.drivers.namespace import kernel, processes
 from sandyard.engine.drivers.namespace.capacity import Memory
-from sandyard.engine.drivers.namespace.cgroups import Cgroups, discover
+from sandyard.engine.drivers.namespace.cgroups import Cgroups, IoLimits, discover
+from sandyard.engine.drivers.namespace.cgroups.io import disk_below
 from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import effective_capabilities
@@ -63,6 +64,7 @@ class Options:
     guest: str = "sandyard.engine.guest"
     rootless: bool | None = None
     store: Literal["auto", "plain"] = "auto"
+    io: IoLimits = field(default_factory=IoLimits)
 
 
 def is_root() -> bool:
@@ -105,6 +107,7 @@ class Host:
         if not await self.cgroups.clear(ZYGOTE):
             raise SandyardError("The zygote of an earlier engine does not end.")
         self.store = await self._open_store(data_dir / "store")
+        #self.cgroups.limit_io(self.options.io, disk_below(self.store.path.resolve()))
         self.launcher = Launcher(
             run_fd=self._run_fd,
             store=self.store.path,

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import Limits
-from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy
+from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy, IoLimits
 from sandyard.engine.drivers.namespace.cgroups.discovery import mounts
+from sandyard.engine.drivers.namespace.cgroups.io import disk_below
 
 HYBRID = """\
 25 30 0:23 / /sys rw,nosuid - sysfs sysfs rw
@@ -68,6 +69,71 @@ def test_limits_in_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert groups.limits == {"memory", "cpu", "pids"}
     assert groups.shows_limits
     assert groups.can_freeze
+
+
+DISKS = """\
+20 1 254:1 / / rw - ext4 /dev/vda1 rw
+21 20 7:3 / /data/with\\040space rw - ext4 /dev/loop3 rw
+22 20 0:44 / /data/run rw - tmpfs tmpfs rw
+"""
+
+
+def test_the_disk_of_a_directory(tmp_path: Path) -> None:
+    disk, part = tmp_path / "vda", tmp_path / "vda" / "vda1"
+    part.mkdir(parents=True)
+    (disk / "dev").write_text("254:0\n")
+    (part / "partition").touch()
+    (tmp_path / "254:1").symlink_to(part)
+    (tmp_path / "7:3").mkdir()
+    disks = {"/data": "254:0", "/data/with space/store": "7:3", "/data/run/store": None}
+    assert {path: disk_below(Path(path), DISKS, tmp_path) for path in disks} == disks
+
+
+@pytest.mark.parametrize(
+    ("version", "controller", "weights", "limits"),
+    [
+        (2, "io", {"io.weight": "40", "io.bfq.weight": "40"}, {"io.max": "7:3 rbps=5000000 wbps=2000000"}),
+        (
+            1,
+            "blkio",
+            {"blkio.bfq.weight": "40"},
+            {
+                "blkio.throttle.read_bps_device": "7:3 5000000",
+                "blkio.throttle.write_bps_device": "7:3 2000000",
+            },
+        ),
+    ],
+)
+def test_disk_use_is_weighed_and_limited(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    controller: str,
+    weights: dict[str, str],
+    limits: dict[str, str],
+) -> None:
+    _Files(monkeypatch, *limits)
+    for name in weights:
+        (tmp_path / name).touch()
+    groups = Cgroups([Hierarchy("it", version, tmp_path, frozenset({controller}))])
+    groups.limit_io(IoLimits(40, 5_000_000, 2_000_000), "7:3")
+    for _, fd in groups.make("one", Limits()):
+        os.close(fd)
+    assert _read(tmp_path, *weights) == weights
+    assert _read(tmp_path / "one", *limits) == limits
+    groups.limit_io(IoLimits(), None)  # nothing to limit, nothing to limit it on
+    for _, fd in groups.make("two", Limits()):
+        os.close(fd)
+    assert set(_read(tmp_path / "two", *limits).values()) == {""}
+
+
+def test_a_kernel_that_takes_no_io_limits_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _Files(monkeypatch)
+    groups = Cgroups([Hierarchy("blkio", 1, tmp_path, frozenset({"blkio"}))])
+    groups.limit_io(IoLimits(40, 5_000_000, 2_000_000), "7:3")
+    [(name, fd)] = groups.make("one", Limits())
+    os.close(fd)
+    assert name == "join"
 
 
 def test_limits_in_version_1_with_a_bare_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

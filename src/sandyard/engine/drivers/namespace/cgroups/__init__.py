@@ -5,6 +5,7 @@ there, named after the sandbox. Whatever lies there and belongs to no sandbox is
 """
 
 from sandyard.engine.drivers.namespace.cgroups.discovery import Hierarchy, discover
+from sandyard.engine.drivers.namespace.cgroups.io import IoLimits
 from sandyard.engine.drivers.namespace.cgroups.tree import Cgroups
 
-__all__ = ["Cgroups", "Hierarchy", "discover"]
+__all__ = ["Cgroups", "Hierarchy", "IoLimits", "discover"]

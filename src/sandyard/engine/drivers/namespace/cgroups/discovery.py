@@ -12,11 +12,12 @@ from sandyard.engine.drivers.namespace import kernel
 
 UNIFIED = "unified"
 _LIMITING = ("memory", "cpu", "pids")
+_IO = {2: "io", 1: "blkio"}  # its name in each version; used where there is one, and missed by nobody
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """`root` is the engine's own directory. `controllers` are those of memory, cpu, pids, cpuacct and freezer it serves."""
+    """`root` is the engine's own directory. `controllers` are those of memory, cpu, pids, io, cpuacct and freezer it serves."""
 
     name: str
     version: int
@@ -42,7 +43,7 @@ def mounts(mountinfo: str) -> list[Mount]:
         if kind == "cgroup2":
             found.append(Mount(2, path, frozenset(), tuple(options.split(","))))
         elif kind == "cgroup":
-            known = {"memory", "cpu", "cpuacct", "pids", "freezer"} & set(options.split(","))
+            known = {"memory", "cpu", "cpuacct", "pids", "freezer", _IO[1]} & set(options.split(","))
             if known:
                 found.append(Mount(1, path, frozenset(known)))
     return found
@@ -62,6 +63,8 @@ def discover(folder: str, *, known: Mapping[str, str], rootless: bool) -> tuple[
             found.append(Hierarchy(UNIFIED, 2, root, _enable(root, unified.path)))
     served = {controller for hierarchy in found for controller in hierarchy.controllers}
     wanted = set(_LIMITING) - served
+    if _IO[2] not in served:
+        wanted.add(_IO[1])
     if not found:
         wanted |= {"freezer", "cpuacct"}
     for mount in everything:
@@ -115,13 +118,13 @@ def _enable(root: Path, mount: Path) -> frozenset[str]:
         if group.is_relative_to(mount):
             _enable_in(group)
     with contextlib.suppress(OSError):
-        return frozenset((root / "cgroup.subtree_control").read_text().split()) & frozenset(_LIMITING)
+        return frozenset((root / "cgroup.subtree_control").read_text().split()) & {*_LIMITING, _IO[2]}
     return frozenset()
 
 
 def _enable_in(group: Path) -> None:
     try:
-        offered = set((group / "cgroup.controllers").read_text().split()) & set(_LIMITING)
+        offered = set((group / "cgroup.controllers").read_text().split()) & {*_LIMITING, _IO[2]}
         enabled = set((group / "cgroup.subtree_control").read_text().split())
     except OSError:
         return
@@ -130,7 +133,7 @@ def _enable_in(group: Path) -> None:
             try:
                 (group / "cgroup.subtree_control").write_text(f"+{controller}")
             except OSError:
-                if not _evacuate(group):
+                if controller not in _LIMITING or not _evacuate(group):
                     break
             else:
                 break

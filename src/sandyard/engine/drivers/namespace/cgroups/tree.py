@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.contract import Limits
+from sandyard.engine.drivers.namespace.cgroups import io
 from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarchy
 
 ZYGOTE = "_zygote"
@@ -43,6 +44,14 @@ class Cgroups:
         self.limits = frozenset({"memory", "cpu", "pids"} & {c for h in hierarchies for c in h.controllers})
         self._known: dict[tuple[str, str], bool] = {}
         self.can_freeze = self._unified is not None or self._freezer is not None
+        self._io: dict[str, list[tuple[str, str]]] = {}  # hierarchy → files of every sandbox's group
+
+    def limit_io(self, limits: io.IoLimits, disk: str | None) -> None:
+        """From now on, for new groups, as far as the kernel can; the weight is that of all together. `disk` is `major:minor`."""
+        for hierarchy in self.hierarchies:
+            if hierarchy.controllers & {"io", "blkio"}:
+                io.weigh(hierarchy.root, limits.weight)
+                self._io[hierarchy.name] = list(io.files(hierarchy.version, limits, disk))
 
     def _named(self, name: str) -> Hierarchy | None:
         return next((h for h in self.hierarchies if h.name == name), None)
@@ -70,6 +79,9 @@ class Cgroups:
                 os.mkdir(group, 0o755)  # noqa: PTH102
                 for file, value in self._files(hierarchy, limits):
                     _write(f"{group}/{file}", value)
+                for file, value in self._io.get(hierarchy.name, ()):
+                    with contextlib.suppress(OSError):  # a disk that takes none
+                        _write(f"{group}/{file}", value)
                 if hierarchy is self._unified:
                     opened.append(("cgroup", os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
                 else:

@@ -1,0 +1,75 @@
+"""How much of the disk sandboxes may use: a weight for all of them together, and bytes per second for each.
+
+All of it is as the kernel has it: weights do something with the BFQ scheduler or iocost on the disk, limits everywhere. With cgroup 1
+neither covers what is written through the page cache. What can't be set is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_WEIGHTS = ("io.weight", "io.bfq.weight", "blkio.weight", "blkio.bfq.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class IoLimits:
+    """`weight` against the 100 of everything else on the machine; bytes per second of one sandbox, 0 for no limit."""
+
+    weight: int = 50
+    read_bps: int = 0
+    write_bps: int = 0
+
+
+def weigh(group: Path, weight: int) -> None:
+    """Give a group its weight, in every way in which its hierarchy has one."""
+    for name in _WEIGHTS:
+        with contextlib.suppress(OSError):
+            fd = os.open(group / name, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, str(weight).encode())
+            finally:
+                os.close(fd)
+
+
+def files(version: int, limits: IoLimits, disk: str | None) -> Iterator[tuple[str, str]]:
+    """The files of a sandbox's group, with what is to be written to them."""
+    if disk is None:
+        return
+    if version == 2:
+        wanted = {"rbps": limits.read_bps, "wbps": limits.write_bps}
+        if said := " ".join(f"{name}={most}" for name, most in wanted.items() if most):
+            yield "io.max", f"{disk} {said}"
+    else:
+        for name, most in (("read", limits.read_bps), ("write", limits.write_bps)):
+            if most:
+                yield f"blkio.throttle.{name}_bps_device", f"{disk} {most}"
+
+
+def disk_below(path: Path, mountinfo: str | None = None, devices: Path = Path("/sys/dev/block")) -> str | None:
+    """The disk (`major:minor`) that a directory lies on, or None where it has none of its own."""
+    mountinfo = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+    best, disk = -1, None
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        point, source = Path(left.split()[4].replace("\\040", " ")), right.split()[1]
+        if path.is_relative_to(point) and len(point.parts) >= best:  # a later mount hides an earlier one
+            best, disk = len(point.parts), _number(source, left.split()[2])
+    if disk is None or not (devices / disk).exists():
+        return None
+    if (devices / disk / "partition").exists():  # limits are those of whole disks
+        return (devices / disk).resolve().parent.joinpath("dev").read_text().strip()
+    return disk
+
+
+def _number(source: str, mounted: str) -> str | None:
+    """btrfs tells a number of its own: what it was mounted from is the device."""
+    if not mounted.startswith("0:"):
+        return mounted
+    with contextlib.suppress(OSError):
+        device = os.stat(source).st_rdev  # noqa: PTH116
+        return f"{os.major(device)}:{os.minor(device)}" if device else None
+    return None
