@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
 
 PACKAGE, VERSION, BINARY = "@zed-industries/codex-acp", "0.16.0", "codex-acp"
 MODEL = "gpt-5.5"
@@ -65,7 +65,7 @@ CODEX = BuiltIn(
     title="Codex",
     description="OpenAI's coding agent.",
     start=start,
-    install=npm_install(PACKAGE, VERSION, BINARY),
+    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("codex")),
     apis=(ModelApi.OPENAI,),
     models=(MODEL,),
     modes=tuple(MODES),
