@@ -16,6 +16,7 @@ model_provider = "sandyard"
 approval_policy = {approval}
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
+web_search = "disabled"
 
 [analytics]
 enabled = false
