@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Sequence
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from sandyard.kit.errors import ForbiddenError
 
@@ -90,7 +90,7 @@ def is_public(address: Address) -> bool:
 def is_proxied(scheme: str, host: str) -> bool:
     """Whether connections to this host go through a proxy of this machine's environment, which then decides where they lead."""
     proxies = getproxies_environment()
-    return bool(proxies.get(scheme) or proxies.get("all")) and not proxy_bypass_environment(host, proxies)
+    return bool(proxies.get(scheme) or proxies.get("all")) and not proxy_bypass(host)
 
 
 def _meant(address: Address) -> list[Address]:

@@ -42,7 +42,7 @@ class AgentView(Model):
         apis=["anthropic", "openai"],
         models=["gpt-5.5"],
         modes=["build", "plan"],
-        version="1.18.33",
+        version="1.18.18",
         definition=None,
         ownerId=None,
         createdAt=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,18 +16,20 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import ModelProvider, Session
+from sandyard.platform.db.models import ModelProvider, Project, Session
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import addresses, apis
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.counting import BYTES_OF_A_TOKEN, Counter
+from sandyard.platform.domain.models.hosted import hosted_tools, refused_tools
 from sandyard.platform.domain.models.ledger import Ledger
 from sandyard.platform.domain.models.model import OverBudgetError, Tokens, cost_micros, price_of
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.tunnel import Answering, Asking
+from sandyard.platform.domain.projects.model import ProjectSettings
 
 log = get_logger(__name__)
 
@@ -156,13 +158,14 @@ class Gateway:
         if any(name == "content-encoding" and value != "identity" for name, value in asking.headers):
             raise _Refused(kind, 415, "unsupported", "Send the request without compressing it.")
         call = _Call(kind, provider, session, place.turn(), asked, asking)
-        return await self._read(call) if asked.counted else call
+        return await self._read(call) if asked.counted or asking.method == "POST" else call
 
     async def _read(self, call: _Call) -> _Call:
-        """With its model, and with what makes a stream say what it took."""
+        """With its model, and with what makes a stream say what it took; and with nothing that the provider is to do besides, unless
+        the project allows it."""
         body = call.asking.body
-        reading = asyncio.to_thread(_parsed, body, call.asked) if len(body) > _APART else None
-        parsed = await reading if reading is not None else _parsed(body, call.asked)
+        reading = asyncio.to_thread(_parsed, body, call.asked, call.kind) if len(body) > _APART else None
+        parsed = await reading if reading is not None else _parsed(body, call.asked, call.kind)
         if parsed is None:
             raise _Refused(
                 call.kind,
@@ -170,8 +173,22 @@ class Gateway:
                 "invalid_argument",
                 "The body of the request is not a JSON object, or says something twice.",
             )
-        model, body = parsed
+        model, body, used = parsed
+        if used and (refused := refused_tools(used, call.provider.name, await self._allowed(call.session))):
+            log.info("hosted_tool_refused", session=call.session.id, provider=call.provider.id, tools=refused)
+            raise _Refused(
+                call.kind,
+                403,
+                "hosted_tool_refused",
+                f"This project does not let agents use what the provider does itself: {', '.join(refused)}. The project's owner can allow "
+                f"it in its settings (agent.hostedTools).",
+            )
         return replace(call, model=model, asking=replace(call.asking, body=body))
+
+    async def _allowed(self, session: Session) -> Sequence[str]:
+        async with self._database.reading() as reading:
+            project = await reading.get(Project, session.project_id) if session.project_id is not None else None
+        return ProjectSettings.of(project).agent.hosted_tools if project is not None else ()
 
     # a call that costs something ---------------------------------------------------------------------------------------
 
@@ -337,8 +354,8 @@ class _Beginning:
         return self._data.decode(errors="replace") or "The provider refused without a word."
 
 
-def _parsed(body: bytes, asked: Asked) -> tuple[str | None, bytes] | None:
-    """The model and the body to send; None when it is not a JSON object."""
+def _parsed(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
+    """The model, the body to send, and what the provider is to do besides; None when it is not a JSON object."""
     try:
         told: Any = json.loads(body, object_pairs_hook=_once)
     except (ValueError, RecursionError):
@@ -354,7 +371,8 @@ def _parsed(body: bytes, asked: Asked) -> tuple[str | None, bytes] | None:
         body = json.dumps(told).encode()
     if told.pop("background", None):  # its tokens would be told to nobody
         body = json.dumps(told).encode()
-    return model[:200] if isinstance(model, str) else None, body
+    model = model[:200] if isinstance(model, str) else None
+    return model, body, hosted_tools(kind, told, model)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

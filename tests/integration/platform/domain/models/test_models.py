@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import ModelCall, Sandbox
+from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.gateway import _parsed
 from sandyard.platform.domain.models.keeping import UP_S, Keeper
@@ -193,7 +194,18 @@ async def test_what_a_provider_might_read_otherwise_is_refused(yard: Yard, upstr
     said = await scene.run(f"print(ask(body={ {**HELLO, 'background': True}!r})[0])")
     assert said.strip() == "200"
     assert upstream.seen[0].json == HELLO
-    assert _parsed(twice.encode(), Asked("/v1/chat/completions", "", counted=True)) is None
+    assert _parsed(twice.encode(), Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) is None
+
+
+async def test_what_the_provider_would_do_itself_is_refused(yard: Yard, upstream: Upstream) -> None:
+    scene = await played(yard, upstream, agent={"hosted_tools": ["scripted/plugins", "other/web_search"]})
+    searching, own = {**HELLO, "web_search_options": {}}, {**HELLO, "plugins": [{"id": "web"}]}
+    said = await scene.run(f"print(ask(body={searching!r})); print(ask(body={own!r})[0])")
+    refused, allowed = said.strip().splitlines()
+    assert refused.startswith("(403, ")
+    assert '"code": "hosted_tool_refused"' in refused and "agent.hostedTools" in refused and "web_search" in refused
+    assert allowed == "200"
+    assert [seen.json for seen in upstream.seen] == [own]
 
 
 async def test_dollars_need_a_price(yard: Yard, upstream: Upstream) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint, Profile, asking_modes
-from sandyard.platform.domain.agents.profiles import BUILT_IN
+from sandyard.platform.domain.agents.profiles import BUILT_IN, claude, codex, gemini, opencode
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, read_lock
 
 HOME, FOLDER = "/home/user", '/home/user/work "space"'
 REAL = [profile for profile in BUILT_IN.values() if not profile.demo]
@@ -101,3 +103,30 @@ def test_modes_in_which_an_agent_does_not_ask() -> None:
         "gemini": ["default", "plan"],
         "opencode": None,
     }
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini", "opencode", "node"])
+def test_every_package_of_an_agent_is_locked(name: str) -> None:
+    """By its digest, for both processors, and wherever the registry is."""
+    packages = json.loads(read_lock(name))["packages"]
+    root = packages.pop("")
+    for package in packages.values():
+        assert package["integrity"].startswith("sha512-")
+        assert "resolved" not in package
+        for needed in (*package.get("dependencies", {}), *package.get("optionalDependencies", {})):
+            assert any(path.endswith(f"node_modules/{needed}") for path in packages), needed
+    assert {processor for package in packages.values() for processor in package.get("cpu", ())} >= {"x64", "arm64"}
+    for wanted, version in {**root.get("dependencies", {}), **root.get("optionalDependencies", {})}.items():
+        assert packages[f"node_modules/{wanted}"]["version"] == version
+
+
+@pytest.mark.parametrize("module", [claude, codex, gemini, opencode])
+def test_an_agent_is_installed_as_it_is_locked(module: ModuleType) -> None:
+    (profile,) = (one for one in vars(module).values() if isinstance(one, BuiltIn))
+    assert profile.install is not None
+    script = profile.install.script
+    assert f'"{module.PACKAGE}":"{module.VERSION}"' in script
+    assert "npm ci --ignore-scripts" in script
+    assert "npm install" not in script
+    assert len(script) < 100_000, "it goes into the sandbox as a variable, which has at most 128 KiB"
+    assert ("postinstall" in script) is (module is opencode)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
 
 PACKAGE, VERSION, BINARY = "@agentclientprotocol/claude-agent-acp", "0.99.1", "claude-agent-acp"
 NODE = 22
@@ -45,7 +45,7 @@ CLAUDE = BuiltIn(
     title="Claude Code",
     description="Anthropic's coding agent.",
     start=start,
-    install=npm_install(PACKAGE, VERSION, BINARY, node=NODE),
+    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("claude"), node=NODE),
     apis=(ModelApi.ANTHROPIC,),
     models=(MODEL, "claude-opus-5-5", "claude-haiku-5-5"),
     modes=("default", "acceptEdits", "plan", "auto", "bypassPermissions"),

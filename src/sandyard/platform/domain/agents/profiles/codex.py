@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
 
 PACKAGE, VERSION, BINARY = "@zed-industries/codex-acp", "0.16.0", "codex-acp"
 MODEL = "gpt-5.5"
@@ -16,6 +16,7 @@ model_provider = "sandyard"
 approval_policy = {approval}
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
+web_search = "disabled"
 
 [analytics]
 enabled = false
@@ -78,7 +79,7 @@ CODEX = BuiltIn(
     title="Codex",
     description="OpenAI's coding agent.",
     start=start,
-    install=npm_install(PACKAGE, VERSION, BINARY),
+    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("codex")),
     apis=(ModelApi.OPENAI,),
     models=(MODEL,),
     modes=tuple(MODES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
 
 PACKAGE, VERSION, BINARY = "@google/gemini-cli", "0.61.0", "gemini"
 MODEL = "gemini-3.1-pro-preview"
@@ -52,7 +52,7 @@ GEMINI = BuiltIn(
     title="Gemini CLI",
     description="Google's coding agent.",
     start=start,
-    install=npm_install(PACKAGE, VERSION, BINARY),
+    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("gemini")),
     apis=(ModelApi.GEMINI,),
     models=(MODEL, "gemini-3-flash-preview", "gemini-2.5-pro"),
     modes=("default", "autoEdit", "yolo", "plan"),

@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
 
-PACKAGE, VERSION, BINARY = "opencode-ai", "1.18.33", "opencode"
+PACKAGE, VERSION, BINARY = "opencode-ai", "1.18.18", "opencode"
+SCRIPT = "postinstall.mjs"
+"""Puts the binary for this processor in its place; without it, the package's program only says that it was not run."""
 MODEL = "gpt-5.5"
 PROVIDER = "sandyard"
 KEY = "SANDYARD_MODEL_KEY"
@@ -70,7 +72,7 @@ OPENCODE = BuiltIn(
     title="OpenCode",
     description="The open source coding agent, with the models of any provider.",
     start=start,
-    install=npm_install(PACKAGE, VERSION, BINARY),
+    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("opencode"), script=SCRIPT),
     apis=(ModelApi.ANTHROPIC, ModelApi.OPENAI, ModelApi.OPENAI_CHAT, ModelApi.GEMINI),
     models=("claude-sonnet-5-5", "gpt-5.5", "gemini-3.1-pro-preview"),
     modes=("build", "plan"),
