@@ -723,6 +723,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sandboxes/{sandbox_id}/denied": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Sandbox.Denied
+         * @description Connections that its network settings have refused, each once. Never wakes it.
+         */
+        get: operations["sandbox_denied"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/sandboxes/{sandbox_id}/execute": {
         parameters: {
             query?: never;
@@ -3042,6 +3062,41 @@ export interface components {
              */
             authMethod?: string | null;
         };
+        /**
+         * DeniedConnection
+         * @example {
+         *       "at": "2026-01-31T10:00:00.000Z",
+         *       "host": "example.org",
+         *       "protocol": "dns"
+         *     }
+         */
+        DeniedConnection: {
+            /** Host */
+            host: string;
+            /**
+             * Protocol
+             * @description tcp, udp, or dns: the name was not resolved.
+             */
+            protocol: string;
+            /** Port */
+            port: number | null;
+            /**
+             * At
+             * @description When it was first seen.
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            at: string;
+        };
+        /** DeniedConnections */
+        DeniedConnections: {
+            /**
+             * Available
+             * @description False: the engine does not tell what it refuses, as E2B Cloud.
+             */
+            available: boolean;
+            /** Items */
+            items: components["schemas"]["DeniedConnection"][];
+        };
         /** DiffStat */
         DiffStat: {
             /**
@@ -3742,6 +3797,31 @@ export interface components {
              * @description From review to in progress: what the agent gets to read.
              */
             feedback?: string | null;
+        };
+        /**
+         * NetworkSettings
+         * @description What sandboxes of the project may connect to. Models need nothing here: they are reached through the platform's own tunnel.
+         */
+        NetworkSettings: {
+            /**
+             * Mode
+             * @description none: nothing. listed: `presets` and `allow`, and nothing else. all: the whole internet. Null: as the platform says (SANDYARD_NETWORK). A change holds at once for running sandboxes, and for paused ones when they are woken.
+             */
+            mode?: ("none" | "listed" | "all") | null;
+            /**
+             * Presets
+             * @description forge: the server of the project's repository. The others: where packages of that kind come from.
+             */
+            presets?: ("forge" | "debian" | "pypi" | "npm" | "crates" | "go" | "maven" | "rubygems")[];
+            /**
+             * Allow
+             * @example [
+             *       "api.example.org",
+             *       "*.example.net",
+             *       "192.0.2.0/24"
+             *     ]
+             */
+            allow?: string[];
         };
         /**
          * NewAgent
@@ -4836,6 +4916,7 @@ export interface components {
              * @description Sandboxes unused this long are paused; null: as the platform says.
              */
             idleSeconds?: number | null;
+            network?: components["schemas"]["NetworkSettings"];
             git?: components["schemas"]["GitSettings"];
             forge?: components["schemas"]["ForgeSettings"];
             agent?: components["schemas"]["AgentSettings"];
@@ -11499,6 +11580,101 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Metrics"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    sandbox_denied: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The sandbox's id. */
+                sandbox_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeniedConnections"];
                 };
             };
             /** @description The request is not valid. */
