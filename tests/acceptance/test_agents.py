@@ -18,7 +18,7 @@ from tests.acceptance.conftest import serving
 from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
-from tests.models import Call, Cut, Edit, Fail, Hang, ModelServer, Say, Shell, Step, Usage
+from tests.models import Call, Cut, Edit, Fail, Hang, ModelServer, Read, Say, Shell, Step, Usage
 from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(600)
@@ -249,6 +249,43 @@ def test_a_permission_is_asked_for_and_refused(desk: Desk) -> None:
         assert "refused.txt" not in files
     finally:
         configure(desk.project, agent={"permissions": {"mode": "allow_all"}})
+
+
+def test_what_is_denied_is_not_even_read(desk: Desk) -> None:
+    """Agents run `cat` without asking anybody, unless they are made to ask."""
+    desk.execute("echo unspeakable >hidden.txt")
+    configure(desk.project, agent={"permissions": {"deny": ["hidden"]}})
+    try:
+        turn = desk.over(desk.prompt("read the hidden file", [Shell("cat hidden.txt"), Say("Then not.")]))
+        assert turn["status"] in ("completed", "cancelled", "failed"), "some agents end their turn then"
+        assert desk.calls("read the hidden file"), desk.models.refused
+        assert "unspeakable" not in json.dumps([call.body for call in desk.calls("read the hidden file")])
+        desk.does("read another file", [Shell("cat app.py"), Say("Read.")])
+        assert "return a + b" in json.dumps(desk.calls("read another file")[-1].body)
+    finally:
+        configure(desk.project, agent={"permissions": {"mode": "allow_all", "deny": []}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("agent", "model"), [("claude", "claude-scripted"), ("gemini", "gemini-scripted")])
+def test_what_is_denied_is_not_read_by_others_either(
+    platform: Platform, github: GitHub, models: ModelServer, agent: str, model: str
+) -> None:
+    if agent == "gemini":
+        body = {"name": "gemini", "kind": "gemini", "baseUrl": models.url, "key": KEY, "models": [model]}
+        ok(platform.client.post("/model-providers", json=body), 201)
+    project = work(platform, github, files={**FILES, "hidden.txt": "unspeakable\n"})
+    configure(project, agent={"permissions": {"deny": ["hidden"]}})
+    word = f"the hidden file of {agent}"
+    path = "/home/user/workspace/hidden.txt"
+    models.script(word, [Shell("cat hidden.txt"), Read(path), Shell("cat app.py"), Say("Done.")])
+    card = add(project, f"Read {word}", agent=agent, model=model)
+    card.rests(patience=SLOW)
+    calls = models.asked(word)
+    assert len(calls) >= 4, (models.refused, card.get()["error"], card.attempt()["steps"])
+    told = json.dumps([call.body for call in calls])
+    assert "unspeakable" not in told
+    assert "return a - b" in told, "what is not denied is done"
 
 
 @mostly_with_codex

@@ -35,6 +35,10 @@ PLACES = {
     "agent": ("agent", "default"),
     "model": ("agent", "model"),
     "permissions": ("agent", "permissions", "mode"),
+    "deny_patterns": ("agent", "permissions", "deny"),
+    "network": ("network", "mode"),
+    "network_presets": ("network", "presets"),
+    "allow_hosts": ("network", "allow"),
     "parallel": ("tasks", "parallel"),
     "budget_usd": ("tasks", "budget", "usd"),
     "monthly_budget_usd": ("tasks", "monthlyBudget", "usd"),
@@ -43,6 +47,7 @@ PLACES = {
     "template": ("template",),
 }
 """Where in the project's settings an option belongs."""
+PRESETS = ("forge", "debian", "pypi", "npm", "crates", "go", "maven", "rubygems")
 BUDGETS = {"budget_usd", "monthly_budget_usd"}
 
 
@@ -77,6 +82,32 @@ def _list(name: str, text: str) -> Callable[[F], F]:
     "--permissions",
     type=click.Choice(["ask", "allow_reads", "allow_all"]),
     help="What agents may do in their sandbox without asking you.",
+)
+@click.option(
+    "--deny",
+    "deny_patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="What agents are always refused: a regular expression, searched for in what they ask for. Repeatable.",
+)
+@click.option(
+    "--network",
+    type=click.Choice(["none", "listed", "all", ""]),
+    help="What its sandboxes may connect to: nothing, the presets and hosts below, or everything.",
+)
+@click.option(
+    "--network-preset",
+    "network_presets",
+    multiple=True,
+    type=click.Choice([*PRESETS, ""]),
+    help="With listed: the project's forge, or where packages come from. Repeatable.",
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="HOST",
+    help="With listed: a domain name, *.example.org, an address or a CIDR. Repeatable.",
 )
 @click.option("--parallel", type=click.IntRange(1, 200), help="So many attempts may run at once.")
 @click.option("--budget-usd", type=BUDGET, help="A task stops when models have cost this much; 0: no limit.")

@@ -9,7 +9,7 @@ import click
 from sandyard.cli.completion import sandbox_ids
 from sandyard.cli.connection import connect, sandbox_of, segment
 from sandyard.cli.options import env_option, given, limit_option
-from sandyard.cli.output import output_option, show_list, show_one
+from sandyard.cli.output import as_json, output_option, show_list, show_one
 from sandyard.cli.sandboxes.copy import cp
 from sandyard.cli.sandboxes.execute import execute
 from sandyard.cli.sandboxes.logs import logs
@@ -40,6 +40,7 @@ FIELDS = {
     "paused": "pausedAt",
     "destroyed": "destroyedAt",
 }
+DENIED = {"HOST": "host", "PORT": "port", "PROTOCOL": "protocol", "FIRST SEEN": "at"}
 sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
 
 
@@ -93,6 +94,19 @@ def show(sandbox_id: str, output: str | None) -> None:
     """One sandbox. Looking does not wake it."""
     with connect() as client:
         show_one(client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}"), FIELDS, output)
+
+
+@sandbox.command()
+@sandbox_argument
+@output_option
+def denied(sandbox_id: str, output: str | None) -> None:
+    """Connections that were refused by the network settings of the sandbox's project. Looking does not wake it."""
+    with connect() as client:
+        found = client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/denied")
+    if not found["available"] and not as_json(output):
+        click.echo("This engine does not tell which connections it refuses.", err=True)
+        return
+    show_list(found, DENIED, output, nothing="No connection was refused.")
 
 
 @sandbox.command()

@@ -223,6 +223,25 @@ def test_how_tasks_are_done(ready: Server) -> None:
     }
 
 
+def test_what_its_sandboxes_may_connect_to(ready: Server) -> None:
+    words = (
+        "--network",
+        "listed",
+        "--network-preset",
+        "pypi",
+        "--allow-host",
+        "a.test",
+        "--allow-host",
+        "192.0.2.0/24",
+    )
+    assert run("set", "website", *words).exit_code == 0
+    network = {"mode": "listed", "presets": ["pypi"], "allow": ["a.test", "192.0.2.0/24"]}
+    assert ready.asked[-1].json()["settings"]["network"] == network
+    assert run("set", "website", "--network", "", "--allow-host", "").exit_code == 0
+    assert ready.asked[-1].json()["settings"]["network"] == {"mode": None, "allow": []}
+    assert run("set", "website", "--network", "some").exit_code == 2
+
+
 def test_names(ready: Server) -> None:
     assert json.loads(run("show", "website").stdout) == PROJECT
     assert asked(ready) == [("GET", "/projects"), ("GET", "/projects/prj_1")]

@@ -16,6 +16,7 @@ import { ForgeTab } from "./forge-tab";
 import { useFrozen } from "./form";
 import { GeneralTab } from "./general-tab";
 import { MembersTab } from "./members-tab";
+import { NetworkTab } from "./network-tab";
 import { PolicyTab } from "./policy-tab";
 import { SetupTab } from "./setup-tab";
 
@@ -27,6 +28,7 @@ const TABS = [
   { id: "forge", label: "Git and forge" },
   { id: "board", label: "Board and budgets" },
   { id: "policy", label: "Command policy" },
+  { id: "network", label: "Network" },
   { id: "secrets", label: "Secrets" },
   { id: "models", label: "Models" },
   { id: "members", label: "Members" },
@@ -80,6 +82,7 @@ function Shown({ tab, project }: { tab: string; project: Project }) {
       {tab === "forge" && <ForgeTab project={project} />}
       {tab === "board" && <BoardTab project={project} />}
       {tab === "policy" && <PolicyTab project={project} />}
+      {tab === "network" && <NetworkTab project={project} />}
       {tab === "secrets" && <SecretList projectId={project.id} frozen={Boolean(frozen)} />}
       {tab === "models" && <Providers projectId={project.id} frozen={Boolean(frozen)} />}
       {tab === "members" && <MembersTab project={project} />}

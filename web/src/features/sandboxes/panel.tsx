@@ -15,6 +15,7 @@ import { Status } from "@/ui/status";
 import { Ago, Elapsed } from "@/ui/time";
 import { failed, toast } from "@/ui/toast";
 import { allows, useVerb } from "./actions";
+import { Denied } from "./denied";
 import { Editors } from "./editors";
 import { Ports } from "./ports";
 import { LiveUsage } from "./usage";
@@ -55,6 +56,11 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
       {!over && (
         <Part title="Ports">
           <Ports sandboxId={row.id} awake={awake} />
+        </Part>
+      )}
+      {!over && (
+        <Part title="Blocked connections">
+          <Denied sandboxId={row.id} projectId={row.projectId ?? undefined} awake={awake} />
         </Part>
       )}
       {!over && sessionId && (

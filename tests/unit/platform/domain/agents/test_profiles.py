@@ -76,7 +76,7 @@ def test_codex_leaves_isolation_to_the_sandbox_in_every_mode(mode: str | None, p
 @pytest.mark.parametrize("profile", REAL, ids=lambda profile: profile.name)
 @pytest.mark.parametrize("mode", [None, "full-access", "yolo", "bypassPermissions"])
 def test_each_is_made_to_ask_before_everything(profile: Profile, mode: str | None) -> None:
-    """What the real programs make of these files is tried in tests/acceptance/test_agent_permissions.py."""
+    """What the real programs make of these files is tried in tests/acceptance/test_agents.py."""
     endpoint = ModelEndpoint(profile.apis[0], "http://127.0.0.1:4100/prv_x", Secret("cap-1"), None)
     asking = profile.launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint, asks=True))
     free = profile.launch(LaunchWish(HOME, FOLDER, endpoint=endpoint))
@@ -84,7 +84,9 @@ def test_each_is_made_to_ask_before_everything(profile: Profile, mode: str | Non
     files = {path.rpartition("/")[2]: data.decode() for path, data in asking.files.items()}
     match profile.name:
         case "codex":
-            assert tomllib.loads(files["config.toml"])["approval_policy"] == "untrusted"
+            settings = tomllib.loads(files["config.toml"])
+            assert settings["approval_policy"] == "untrusted"
+            assert settings["projects"][FOLDER]["trust_level"] == "untrusted", "a repository's settings do not win"
             assert '"cat"' in files["sandyard.rules"]
         case "claude":
             assert {"Read", "Bash", "Edit"} <= set(json.loads(files["settings.json"])["permissions"]["ask"])
@@ -92,6 +94,7 @@ def test_each_is_made_to_ask_before_everything(profile: Profile, mode: str | Non
             assert [rule["decision"] for rule in tomllib.loads(files["sandyard.toml"])["rule"]] == ["ask_user"] * 2
         case "opencode":
             assert json.loads(asking.envs["OPENCODE_PERMISSION"]) == {"*": "ask"}
+            assert asking.envs["OPENCODE_DISABLE_PROJECT_CONFIG"] == "1", "a repository's settings do not win"
 
 
 def test_modes_in_which_an_agent_does_not_ask() -> None:

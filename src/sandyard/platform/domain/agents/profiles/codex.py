@@ -25,7 +25,7 @@ enabled = false
 enabled = false
 
 [projects.{folder}]
-trust_level = "trusted"
+trust_level = {trust}
 
 [model_providers.sandyard]
 name = "Sandyard"
@@ -58,6 +58,9 @@ def start(wish: LaunchWish) -> Launch:
         envs[KEY] = endpoint.capability.reveal()
         settings = CONFIG.format(
             approval=_text(MODES["ask"] if wish.asks else MODES.get(wish.mode or "ask", MODES["ask"])),
+            trust=_text(
+                "untrusted" if wish.asks else "trusted"
+            ),  # of a trusted one its own settings and rules would win
             unasked="false" if wish.asks else "true",  # what is typed into an open command is not asked for
             model=_text(endpoint.model or wish.model or MODEL),
             folder=_text(wish.folder),

@@ -40,7 +40,7 @@ STRICT: dict[str, Any] = {"*": "ask"}
 def start(wish: LaunchWish) -> Launch:
     folder = f"{wish.home}/.sandyard/agents/opencode"
     config = f"{folder}/opencode.json"
-    settings = {
+    settings: dict[str, Any] = {
         "$schema": "https://opencode.ai/config.json",
         "autoupdate": False,
         "share": "disabled",
@@ -48,8 +48,9 @@ def start(wish: LaunchWish) -> Launch:
         **(_model(wish.endpoint, wish.model) if wish.endpoint else {}),
     }
     envs = {**QUIET, "OPENCODE_CONFIG": config}
-    if wish.asks:
-        envs["OPENCODE_PERMISSION"] = json.dumps(STRICT)  # wins over the repository's own settings
+    if wish.asks:  # without the repository's own settings, which would win
+        envs |= {"OPENCODE_DISABLE_PROJECT_CONFIG": "1", "OPENCODE_PERMISSION": json.dumps(STRICT)}
+        settings["instructions"] = [f"{wish.folder}/AGENTS.md"]
     if wish.endpoint:
         envs[KEY] = wish.endpoint.capability.reveal()
     program = npm_program(wish.home, PACKAGE, VERSION, BINARY)

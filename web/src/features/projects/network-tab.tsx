@@ -1,0 +1,89 @@
+import type { Project } from "@/api/types";
+import { Section } from "@/shell/page";
+import { Checkbox, Field, Select } from "@/ui/field";
+import { Fields, Form } from "@/ui/form";
+import { ListInput } from "@/ui/inputs";
+import { useProjectForm } from "./form";
+
+const PLATFORM = "platform";
+const MODES = [
+  { value: PLATFORM, label: "The platform's default" },
+  { value: "none", label: "Nothing", detail: "No connection leaves the sandbox." },
+  { value: "listed", label: "Only what is listed", detail: "The presets and hosts below." },
+  { value: "all", label: "Everything", detail: "The whole internet." },
+];
+const PRESETS = [
+  { value: "forge", label: "The project's forge" },
+  { value: "debian", label: "Debian and Ubuntu packages" },
+  { value: "pypi", label: "PyPI" },
+  { value: "npm", label: "npm" },
+  { value: "crates", label: "crates.io" },
+  { value: "go", label: "Go modules" },
+  { value: "maven", label: "Maven Central and Gradle" },
+  { value: "rubygems", label: "RubyGems" },
+] as const;
+
+export function NetworkTab({ project }: { project: Project }) {
+  const { settings, edit, form, fault } = useProjectForm(project);
+  const { network } = settings;
+  const toggle = (preset: (typeof network.presets)[number], on: boolean) =>
+    edit("network", {
+      presets: on ? [...network.presets, preset] : network.presets.filter((one) => one !== preset),
+    });
+  return (
+    <Form {...form}>
+      <Section
+        title="Network"
+        description="What sandboxes of this project may connect to. The model needs nothing here: it is reached through the platform. Agents that come from npm need npm until they are installed."
+      >
+        <Fields>
+          <Field
+            label="Sandboxes may connect to"
+            hint="Running sandboxes follow at once, paused ones when they are resumed."
+            error={fault("network.mode")}
+          >
+            {(wear) => (
+              <Select
+                {...wear}
+                value={network.mode ?? PLATFORM}
+                onChange={(mode) => edit("network", { mode: mode === PLATFORM ? null : (mode as typeof network.mode) })}
+                choices={MODES}
+              />
+            )}
+          </Field>
+        </Fields>
+        {network.mode === "listed" && (
+          <Fields>
+            <fieldset className="flex flex-col gap-1.5">
+              <legend className="mb-1 text-[13px] font-medium">Presets</legend>
+              {PRESETS.map(({ value, label }) => (
+                <Checkbox
+                  key={value}
+                  checked={network.presets.includes(value)}
+                  onChange={(on) => toggle(value, on)}
+                  label={label}
+                />
+              ))}
+            </fieldset>
+            <Field
+              label="Hosts"
+              hint="One a line: a domain name, *.example.org for all below one, an address or a CIDR."
+              error={fault("network.allow")}
+            >
+              {(wear) => (
+                <ListInput
+                  {...wear}
+                  mono
+                  rows={8}
+                  placeholder={"api.example.org\n*.example.net"}
+                  value={network.allow}
+                  onChange={(allow) => edit("network", { allow })}
+                />
+              )}
+            </Field>
+          </Fields>
+        )}
+      </Section>
+    </Form>
+  );
+}
