@@ -83,7 +83,8 @@ def test_a_task_goes_on_when_the_database_is_away_in_each_of_its_steps(
             time.sleep(max(0.0, AWAY_S - (time.monotonic() - gone)))
             postgres.resume()
             print(f"{step}: away for {time.monotonic() - gone:.1f} s")
-        attempt = card.rests("in_review")
+        until(lambda: _is_ready(platform))
+        card.rests("in_review")
         assert platform.process is process
         assert process is not None
         assert process.poll() is None
