@@ -51,6 +51,14 @@ class Platform:
         return httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=120)
 
     def start(self) -> None:
+        self.launch()
+        self._wait()
+        for line in self.said.read_text().splitlines():
+            if line.startswith("admin token:"):
+                self.token = line.split()[-1]
+
+    def launch(self) -> None:
+        """Without waiting: it may have to stand by."""
         variables = {**os.environ, **self.engine.environment}
         variables |= {f"SANDYARD_{name}": value for name, value in self.settings.items()}
         variables |= {"SANDYARD_PORT": str(self.port), "SANDYARD_DATA_DIR": str(self.folder / "data")}
@@ -60,10 +68,6 @@ class Platform:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "sandyard", "platform"], stdout=said, stderr=log, cwd=ROOT, env=variables
             )
-        self._wait()
-        for line in self.said.read_text().splitlines():
-            if line.startswith("admin token:"):
-                self.token = line.split()[-1]
 
     def _wait(self) -> None:
         assert self.process is not None
