@@ -172,7 +172,7 @@ class Host:
 
     async def _open_store(self, path: Path) -> Store:
         file = path.parent / "store.img"
-        if path.is_mount() and file.exists() and await asyncio.to_thread(image.is_read_only, path):
+        if await asyncio.to_thread(lambda: path.is_mount() and file.exists() and image.is_read_only(path)):
             await self._release_store(path, file)
         store: CowStore | PlainStore = await asyncio.to_thread(self._choose_store, path)
         await store.open()
