@@ -1,13 +1,16 @@
-"""The engine's HTTP protocol: the bounded one with three things added.
+"""The engine's HTTP protocol: the bounded one with four things added.
 
 - Every kind of upgrade goes to the tunnel, not WebSockets only: what a server in a sandbox speaks is its own affair.
 - An application may cut its client's connection (`asgi.CLOSE`), because a reply that broke off must not look complete.
+- An application may ask when what it sent has left this process (`asgi.DELIVERY`).
 - An engine that stops waits no longer than a moment for a client over TLS to say its farewell.
 """
 
 from __future__ import annotations
 
-from sandyard.engine.e2b.dataplane.asgi import CLOSE
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
+from sandyard.engine.e2b.dataplane.asgi import CLOSE, DELIVERY
 from sandyard.kit import server
 
 FAREWELL_SECONDS = 1.0
@@ -16,7 +19,21 @@ FAREWELL_SECONDS = 1.0
 class EngineProtocol(server.BoundedProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {CLOSE: {"close": self.transport.close}}
+        delivery = {"begin": self._write_through, "settled": self._settled, "end": self._write_behind}
+        self.scope["extensions"] = {CLOSE: {"close": self.transport.close}, DELIVERY: delivery}
+
+    def _write_through(self) -> None:
+        """From now on a write is a system call, and what the kernel does not take at once stops the writer."""
+        self.transport.set_write_buffer_limits(high=0)
+
+    def _write_behind(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.set_write_buffer_limits(high=HIGH_WATER_LIMIT)
+
+    async def _settled(self) -> bool:
+        while self.flow.write_paused and not self.transport.is_closing():
+            await self.flow.drain()
+        return not self.transport.is_closing()
 
     def shutdown(self) -> None:
         super().shutdown()

@@ -84,6 +84,7 @@ class Server:
                     return
                 exchange = Exchange(conn, request)
                 await self._handle(exchange)
+                await exchange.settle()
                 if not exchange.keep_alive or not await request.body.drain():
                     return
         except PeerGoneError:

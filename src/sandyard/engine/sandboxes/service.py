@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError, StuckError, no_such_sandbox
@@ -106,7 +108,20 @@ class Sandboxes:
         ready = self._parts.creation.claim(request, template)
         if ready is not None:
             return ready
-        return await self._parts.tasks.finish(self._parts.creation.create(request, template))
+        return await self._parts.tasks.finish(self._make(request, template))
+
+    def _make(
+        self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
+    ) -> Coroutine[Any, Any, Sandbox]:
+        """Hold the template's snapshots from this very moment: a delete may come before the first step of the work."""
+        held = ExitStack()
+        held.enter_context(self._parts.snapshots.holding(template.snapshots))
+
+        async def work() -> Sandbox:
+            with held:
+                return await self._parts.creation.create(request, template, key)
+
+        return work()
 
     async def _create_once(self, request: CreateSandbox, key: tuple[str, str]) -> Sandbox:
         asked = digest(request)
@@ -125,7 +140,7 @@ class Sandboxes:
                 return entry.record
             template = self.resolve_template(request.template)
             before = asked
-            task = self._parts.tasks.spawn(self._parts.creation.create(request, template, (*key, asked)))
+            task = self._parts.tasks.spawn(self._make(request, template, (*key, asked)))
             self._creating[key] = (asked, task)
             task.add_done_callback(lambda _: self._creating.pop(key, None))
         self._same_request(before, asked)

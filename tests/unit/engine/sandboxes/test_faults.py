@@ -382,3 +382,14 @@ async def test_a_driver_that_stays_silent_for_hours_costs_nothing(tmp_path: Path
     await yard.settle()
     yard.check()
     await yard.stop()
+
+
+async def test_a_snapshot_that_is_deleted_while_a_create_begins_is_kept_for_it(yard: Yard) -> None:
+    snapshot = await yard.service.snapshot((await yard.create()).id)
+    creating = asyncio.ensure_future(yard.create(template=snapshot.id))
+    await asyncio.sleep(0)  # it has found the snapshot, and has not begun to use it
+    await yard.service.delete_snapshot(snapshot.id)
+    made = await creating
+    assert snapshot.id in made.snapshots
+    assert snapshot.id in yard.host.snapshots
+    yard.check()

@@ -17,6 +17,10 @@ Headers = list[tuple[bytes, bytes]]
 CLOSE = "sandyard.close"
 """Name of the scope extension whose `close` cuts the client's connection, after what was sent so far."""
 
+DELIVERY = "sandyard.delivery"
+"""Name of the scope extension that says when what was sent is on its way to the client, whatever becomes of this process. After
+`begin`, until `end`: `await settled()` waits until the kernel has it all, and is false when the client is gone."""
+
 
 def header(headers: Headers, name: bytes) -> str | None:
     """The first header of this name, which is in lower case."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from sandyard.engine.contract import AGENT_PORT
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, refuse
-from sandyard.engine.e2b.dataplane.asgi import App, Headers, Receive, Scope, Send, discard_body, header
+from sandyard.engine.e2b.dataplane.asgi import DELIVERY, App, Headers, Receive, Scope, Send, discard_body, header
 from sandyard.engine.e2b.dataplane.forwarding import REPLACED, forwarded, secure_name
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.pool import Pool
-from sandyard.engine.e2b.dataplane.relay import ClientGoneError, Exchange, StaleConnectionError, build_request
+from sandyard.engine.e2b.dataplane.relay import RECEIPTS, ClientGoneError, Exchange, StaleConnectionError, build_request
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, UpstreamError
 from sandyard.engine.e2b.dataplane.signature import SignatureIndex
 from sandyard.engine.e2b.dataplane.target import Target, find_target, signed_file
@@ -142,7 +142,10 @@ class Gateway:
             with self.pool.busy(target.sandbox_id, upstream):
                 await exchange.run(request, upstream)
             return
-        request = build_request(scope, keep_alive=True, drop=_KEPT_FROM_AGENT)
+        offered: Headers = (
+            [(RECEIPTS, b"1")] if scope["path"] in _FOLLOWED and DELIVERY in scope.get("extensions", {}) else []
+        )
+        request = build_request(scope, keep_alive=True, drop=_KEPT_FROM_AGENT, add=offered)
         upstream = self.pool.take(target.sandbox_id) or await self._dial(target)
         with self.pool.busy(target.sandbox_id, upstream):
             try:
@@ -178,7 +181,9 @@ class Gateway:
         return pages.port_closed(target) if sandbox is not None and sandbox.running else pages.not_found(target)
 
 
-_KEPT_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN))
+_KEPT_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, RECEIPTS))
+_FOLLOWED = frozenset(("/process.Process/Start", "/process.Process/Connect"))
+"""Streams that a client can connect to again: it gets what did not arrive."""
 _KEPT_FROM_USERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, b"x-api-key", *REPLACED))
 
 

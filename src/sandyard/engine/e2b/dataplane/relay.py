@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from sandyard.engine.e2b.dataplane.asgi import CLOSE, Headers, Message, Receive, Scope, Send
+from sandyard.engine.e2b.dataplane.asgi import CLOSE, DELIVERY, Headers, Message, Receive, Scope, Send
 from sandyard.engine.e2b.dataplane.reply import Head, UpstreamError
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 from sandyard.kit.headers import HOP_BY_HOP
 
 NOT_PASSED_ON = HOP_BY_HOP | {b"expect"}  # the server itself says "100 Continue"
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))
+RECEIPTS = b"x-delivery-receipts"
+"""Asks the agent to expect receipts for its reply, and in the reply says that it does: one of an earlier engine does not."""
 REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
@@ -32,11 +34,13 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent into the sandbox. `chunked`: the length of its body is not known beforehand."""
+    """What is sent into the sandbox. `chunked`: the length of its body is not known beforehand. `receipts`: the agent is offered
+    receipts for its reply."""
 
     method: str
     head: bytes
     chunked: bool
+    receipts: bool = False
 
 
 def end_to_end(headers: Headers) -> Headers:
@@ -70,7 +74,8 @@ def build_request(
     elif (length := next((value for name, value in headers if name == b"content-length"), None)) is not None:
         lines.append(b"Content-Length: " + length)
     lines.append(b"Connection: keep-alive\r\n\r\n" if keep_alive else b"Connection: close\r\n\r\n")
-    return Request(scope["method"], b"\r\n".join(lines), chunked)
+    offered = any(name == RECEIPTS for name, _ in add or ())
+    return Request(scope["method"], b"\r\n".join(lines), chunked, offered)
 
 
 def _chunk(body: bytes, more: bool, chunked: bool) -> bytes:
@@ -107,7 +112,7 @@ class Exchange:
         try:
             head = await upstream.head()
             self._first = {}  # a stream may last for hours, and its first piece is sent
-            if not await self._reply(head, upstream):
+            if not await self._reply(head, upstream, receipts=request.receipts):
                 await self._cut(pump)
         except UpstreamError as error:
             if self._client_gone:
@@ -136,10 +141,14 @@ class Exchange:
                 await upstream.drain()
             self._sent = not more
 
-    async def _reply(self, head: Head, upstream: Upstream) -> bool:
+    async def _reply(self, head: Head, upstream: Upstream, *, receipts: bool) -> bool:
         """Pass the reply on; false when it broke off and the client has to be told."""
         send = self._send
         headers = end_to_end(head.headers)
+        deliver = send
+        if receipts and (RECEIPTS, b"1") in headers:
+            headers.remove((RECEIPTS, b"1"))
+            deliver = self._deliver_with_receipts(upstream)
         if head.status in (204, 304):  # may announce a length, of a body that does not come
             headers = [pair for pair in headers if pair[0] != b"content-length"]
         await send({"type": "http.response.start", "status": head.status, "headers": headers})
@@ -148,10 +157,30 @@ class Exchange:
             while more:
                 piece = await upstream.body()
                 more = not upstream.complete
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
+                await deliver({"type": "http.response.body", "body": piece, "more_body": more})
         except UpstreamError:
             return self._client_gone
+        finally:
+            if deliver is not send:
+                self._scope["extensions"][DELIVERY]["end"]()
         return True
+
+    def _deliver_with_receipts(self, upstream: Upstream) -> Send:
+        """Tell the agent after each piece how much the client's connection has got: what a killed engine had in its hands is then
+        told again to whoever connects next."""
+        extension = self._scope["extensions"][DELIVERY]
+        extension["begin"]()
+        upstream.write_through()
+        total = 0
+
+        async def deliver(message: Message) -> None:
+            nonlocal total
+            await self._send(message)
+            if message["body"] and await extension["settled"]():
+                total += len(message["body"])
+                upstream.write(total.to_bytes(8))
+
+        return deliver
 
     async def _cut(self, pump: asyncio.Future[None]) -> None:
         """End the client's connection in the middle of its reply. What was sent before still arrives."""

@@ -53,6 +53,11 @@ class Upstream(asyncio.Protocol):
         if not self._lost and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
+    def write_through(self) -> None:
+        """Until this exchange is finished, a write is a system call."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=0)
+
     async def drain(self) -> None:
         """Wait until the sandbox has taken most of what was written."""
         while self._write_paused and not self._lost:
@@ -90,6 +95,8 @@ class Upstream(asyncio.Protocol):
         usable = sent and complete and reply is not None and reply.keep_alive and self.usable
         if not usable:
             self.abort()
+        elif self._transport is not None:
+            self._transport.set_write_buffer_limits(high=READ_AHEAD)
         return usable
 
     def abort(self, reason: str = "The connection was closed.") -> None:

@@ -6,6 +6,7 @@ import asyncio
 import binascii
 import contextlib
 import signal
+from collections import deque
 from typing import Any
 
 from sandyard.engine.guest.process.input import InputClosedError, InputFullError
@@ -49,7 +50,7 @@ class ProcessService:
         await self._follow(exchange, process, limit)
 
     async def connect(self, exchange: Exchange, message: Message) -> None:
-        """Follow a process, from the first byte nobody has read."""
+        """Follow a process, from the first event that was not passed on to a client for certain."""
         limit = connect.timeout(exchange.request)
         await self._follow(exchange, self._registry.find_followable(message), limit)
 
@@ -58,13 +59,22 @@ class ProcessService:
         del process
         stream = ServerStream(exchange, _KEEPALIVE, limit)
         reader = output.attach(stream.wake)
+        unconfirmed: deque[tuple[int, Chunk]] = (
+            deque()
+        )  # with how much is sent when the chunk is, where there are receipts
         try:
             await stream.begin(b'{"event":{"start":{"pid":%d}}}' % pid, _START_PATIENCE)
             while True:
                 stream.check()
+                _confirm(exchange, unconfirmed)
                 chunks = _take(reader)
                 events = [_render(chunk) for chunk in chunks]
                 end = reader.end
+                if exchange.receipts:
+                    offset = exchange.sent + stream.opening
+                    for chunk, event in zip(chunks, events, strict=True):
+                        offset += len(event)
+                        unconfirmed.append((offset, chunk))
                 try:
                     if end is not None:
                         events.append(envelope(protojson.render({"event": {"end": end.render()}})))
@@ -74,11 +84,15 @@ class ProcessService:
                     if events:
                         await stream.send(b"".join(events))
                 except PeerGoneError as gone:
-                    reader.give_back(_undelivered(chunks, events, gone.sent))
+                    if not exchange.receipts:
+                        reader.give_back(_undelivered(chunks, events, gone.sent))
                     raise
                 if not events:
                     await stream.wait()
         finally:
+            exchange.take_last_receipts()
+            _confirm(exchange, unconfirmed)
+            reader.give_back([chunk for _, chunk in unconfirmed])
             output.detach(reader)
             stream.release()
 
@@ -161,6 +175,12 @@ class ProcessService:
         except TimeoutError:
             raise RpcError("deadline_exceeded", "context deadline exceeded") from None
         await connect.reply_client_stream(exchange, {})
+
+
+def _confirm(exchange: Exchange, unconfirmed: deque[tuple[int, Chunk]]) -> None:
+    """Forget the chunks that have been passed on."""
+    while unconfirmed and unconfirmed[0][0] <= exchange.confirmed:
+        unconfirmed.popleft()
 
 
 def _take(reader: Reader) -> list[Chunk]:

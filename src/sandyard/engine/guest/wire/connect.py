@@ -115,9 +115,14 @@ async def only_message(request: Request) -> protojson.Message:
         if len(data) >= 5 and data[0] == 0 and _ENVELOPE.unpack_from(data)[1] == len(data) - 5:
             return protojson.parse(data[5:])
         raise RpcError("invalid_argument", "protocol error: the request is not one uncompressed message")
+    only: protojson.Message | None = None
     async with contextlib.aclosing(messages(request)) as stream:
-        async for message in stream:
-            return message
+        async for message in stream:  # to the end of the body, so that what follows is known to be no part of it
+            if only is not None:
+                raise RpcError("invalid_argument", "protocol error: the request has more than one message")
+            only = message
+    if only is not None:
+        return only
     raise RpcError("invalid_argument", "protocol error: the request has no message")
 
 
@@ -165,7 +170,7 @@ class ServerStream:
     async def begin(self, first: bytes, patience: float = 0.0) -> None:
         """Open the stream with its first message. With `patience` it waits that long for company: when something else
         is sent soon, all goes out at once."""
-        self._exchange.conn.watch(self._hang_up)
+        self._exchange.conn.watch(self._hang_up, self._exchange.take_receipts)
         self._opening = envelope(first)
         if patience:
             # one moment for both: a timer that came before its time, by however little, would not come again
@@ -183,18 +188,24 @@ class ServerStream:
         self._last_sent = self._loop.time()
 
     async def end(self, envelopes: bytes = b"") -> None:
-        """Send the last messages and end the stream well."""
+        """Send the last messages and end the stream well. Where there are receipts, returns when all is confirmed."""
         self.release()
         envelopes += envelope(b"{}", _END)
         if self._opening:
             await self._exchange.start(200, _STREAM_HEADERS, self._opening + envelopes, last=True)
         else:
             await self._exchange.write(envelopes, last=True)
+        await self._exchange.settle()
 
     def release(self) -> None:
         """Let go of the timers and of the connection. Idempotent."""
         self._exchange.conn.unwatch()
         self._timer.cancel()
+
+    @property
+    def opening(self) -> int:
+        """Bytes that go out before what is sent next."""
+        return len(self._opening)
 
     def wake(self) -> None:
         self._woken = True

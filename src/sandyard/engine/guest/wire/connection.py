@@ -120,9 +120,9 @@ class Connection:
             await self._be_fair(count)
             return count
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
+    def watch(self, on_gone: Callable[[], None], on_data: Callable[[], None] | None = None) -> None:
         """Call `on_gone` when the peer hangs up, until `unwatch`. What it sends meanwhile is kept for the next
-        request."""
+        request, or for `on_data` to take."""
 
         def readable() -> None:
             try:
@@ -132,6 +132,8 @@ class Connection:
             except OSError:
                 data = b""
             self._buffer += data
+            if on_data is not None:
+                on_data()
             if not data or len(self._buffer) > _READ_AHEAD:
                 self.unwatch()
             if not data:
@@ -139,6 +141,15 @@ class Connection:
 
         self._watching = True
         self.loop.add_reader(self.fd, readable)
+
+    def read_what_came(self) -> None:
+        """Take into the buffer what the peer has sent already, also if it is gone since."""
+        try:
+            while data := self._sock.recv(_READ_AHEAD):
+                self._buffer = self._buffer[self._position :] + data
+                self._position = 0
+        except OSError:
+            pass
 
     def unwatch(self) -> None:
         if self._watching:

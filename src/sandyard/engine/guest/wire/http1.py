@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -13,6 +14,9 @@ from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
 HEAD_LIMIT = 64 << 10
 IDLE_TIMEOUT = 640.0  # longer than any proxy in front keeps an idle connection, as envd has it
 BODY_TIMEOUT = 300.0
+SETTLE_TIMEOUT = 3600.0  # for a slow client to take the end of an answer
+RECEIPTS = "x-delivery-receipts"
+_RECEIPT = struct.Struct(">Q")
 _DRAIN_LIMIT = 1 << 30
 
 REASONS = {
@@ -225,14 +229,19 @@ def _body_length(headers: Mapping[str, str]) -> int | None:
 
 class Exchange:
     """A request and the answer to it. Exactly one of `reply`, `reply_json`, `reply_head` or `start` begins the
-    answer."""
+    answer.
 
-    __slots__ = ("conn", "keep_alive", "request", "started")
+    A peer that passes the answer on may offer receipts. Then it sends, on the same connection, how many bytes of the
+    body that `start` began it has passed on so far (`confirmed`, of `sent`): what is lost with it is known."""
+
+    __slots__ = ("_offered", "confirmed", "conn", "keep_alive", "request", "sent", "started")
 
     def __init__(self, conn: Connection, request: Request) -> None:
         self.conn = conn
         self.request = request
         self.started = False
+        self._offered = RECEIPTS in request.headers
+        self.sent = self.confirmed = 0
         self.keep_alive = not request.close
 
     def head(self, status: int, headers: Mapping[str, str]) -> bytes:
@@ -268,12 +277,38 @@ class Exchange:
     async def start(self, status: int, headers: Mapping[str, str], first: bytes = b"", *, last: bool = False) -> None:
         """A response whose length is not known, with its first piece, which with `last` is all of it."""
         self.started = True
-        head = self.head(status, {**headers, "Transfer-Encoding": "chunked"})
+        self.sent = len(first)
+        more = {RECEIPTS: "1"} if self.receipts else {}
+        head = self.head(status, {**headers, **more, "Transfer-Encoding": "chunked"})
         await self.conn.send(head + _piece(first, last=last))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """One more piece, and with `last` the end."""
+        self.sent += len(data)
         await self.conn.send(_piece(data, last=last))
+
+    @property
+    def receipts(self) -> bool:
+        """Whether there are any: what follows a body that is not read to its end could be anything."""
+        return self._offered and self.request.body.complete
+
+    def take_receipts(self) -> None:
+        """Of those that have come. There are none beyond what was sent, so that the next request is left alone."""
+        while self.receipts and self.confirmed < self.sent and self.conn.buffered >= _RECEIPT.size:
+            (self.confirmed,) = _RECEIPT.unpack(self.conn.take(_RECEIPT.size))
+
+    def take_last_receipts(self) -> None:
+        """When the peer is gone, or nothing more is sent to it."""
+        if self.receipts:
+            self.conn.read_what_came()
+            self.take_receipts()
+
+    async def settle(self) -> None:
+        """Return when all that was sent is confirmed. PeerGoneError when it will not be."""
+        while self.receipts and self.confirmed < self.sent:
+            self.take_receipts()
+            if self.confirmed < self.sent and not await self.conn.fill(SETTLE_TIMEOUT):
+                raise PeerGoneError
 
 
 def _piece(data: bytes, *, last: bool) -> bytes:

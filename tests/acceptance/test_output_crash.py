@@ -1,0 +1,99 @@
+"""Commands print numbered lines while the engine is killed, again and again: who connects again misses none of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import threading
+import time
+
+import pytest
+from e2b import Sandbox
+
+from tests.protocol.engine import Engine
+
+SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))
+COMMANDS = 10
+LINES = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.01; done"
+
+
+class Follower:
+    """One command, and all that its client was told of it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._handle = sandbox.commands.run(LINES, background=True, timeout=0)
+        self.pid = self._handle.pid
+        self.said = ""
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self) -> None:
+        try:
+            for out, _, _ in self._handle:
+                self.said += out or ""
+        except Exception:  # the engine is gone
+            return
+
+    def connect(self) -> None:
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        self._handle = self._sandbox.commands.connect(self.pid, timeout=0)
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def hears(self, count: int) -> bool:
+        return self.said.count("\n") >= count
+
+    def lines(self) -> list[int]:
+        return [int(line) for line in self.said.splitlines()[:-1]]
+
+
+def kill_again_and_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine({"POOL_SIZE": "0"})
+    for name, value in {**engine.environment, "E2B_CONNECTION_RETRIES": "0"}.items():
+        monkeypatch.setenv(name, value)
+    dice = random.Random(SEED)
+    engine.start()
+    followers: list[Follower] = []
+    try:
+        sandbox = Sandbox.create(timeout=3600)
+        followers = [Follower(sandbox) for _ in range(COMMANDS)]
+        for _ in range(times):
+            time.sleep(dice.uniform(0.1, 0.4))
+            engine.kill()
+            engine.start()
+            for follower in followers:
+                follower.connect()
+        deadline = time.monotonic() + 60
+        heard = [follower.said.count("\n") for follower in followers]
+        while not all(follower.hears(count + 5) for follower, count in zip(followers, heard, strict=True)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        if engine.process and engine.process.poll() is not None:
+            engine.start()
+        left = engine.stop()
+        for follower in followers:
+            follower.thread.join(30)
+    missing = repeated = 0
+    for follower in followers:
+        lines = follower.lines()
+        missing += lines[-1] + 1 - len(set(lines))
+        repeated += len(lines) - len(set(lines))
+    print(f"{times} kills of {COMMANDS} commands: {missing} lines missing, {repeated} repeated")
+    assert not missing, f"seed {SEED}: {missing} lines missing"
+    assert repeated <= times * COMMANDS, f"seed {SEED}: {repeated} lines repeated"
+    assert not left
+
+
+@pytest.mark.timeout(300)
+def test_no_line_of_a_command_is_lost_when_the_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_again_and_again(5, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_line_of_a_command_is_lost_in_five_hundred_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_again_and_again(500 // COMMANDS, monkeypatch)
