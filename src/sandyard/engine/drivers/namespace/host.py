@@ -107,7 +107,7 @@ class Host:
         if not await self.cgroups.clear(ZYGOTE):
             raise SandyardError("The zygote of an earlier engine does not end.")
         self.store = await self._open_store(data_dir / "store")
-        #self.cgroups.limit_io(self.options.io, disk_below(self.store.path.resolve()))
+        self.cgroups.limit_io(self.options.io, disk_below(self.store.path.resolve()))
         self.launcher = Launcher(
             run_fd=self._run_fd,
             store=self.store.path,
