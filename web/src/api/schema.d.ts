@@ -2273,6 +2273,15 @@ export interface components {
             mode?: string | null;
             permissions?: components["schemas"]["PermissionSettings"];
             /**
+             * Hostedtools
+             * @description What agents may have model providers do themselves, past the sandbox's network and its budget: a tool's name, or PROVIDER/name.
+             * @example [
+             *       "web_search",
+             *       "anthropic/code_execution"
+             *     ]
+             */
+            hostedTools?: string[];
+            /**
              * Stuckminutes
              * @description No output and no CPU for so long: stuck.
              * @default 15
@@ -2354,7 +2363,7 @@ export interface components {
          *       ],
          *       "name": "opencode",
          *       "title": "OpenCode",
-         *       "version": "1.18.33"
+         *       "version": "1.18.18"
          *     }
          */
         AgentView: {
