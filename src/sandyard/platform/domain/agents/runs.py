@@ -24,6 +24,7 @@ from sandyard.platform.domain.agents.model import LaunchWish, Profile, RunStatus
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import AUTH, FOLDER, LIVE_RUNS, SERVED, about
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
+from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandSpec,
     Ended,
@@ -130,7 +131,7 @@ class Life:
             await self._follow(spec)
         except RunGoneError:
             log.info("agent_run_gone", run=self.run_id)
-        except AWAY as error:
+        except (*AWAY, StoppingError) as error:
             log.warning("agent_not_followed", run=self.run_id, reason=error.message)
             await asyncio.sleep(RETRY_S)  # nothing is known of it: whoever holds it takes it up again
         except RunBrokenError as error:
