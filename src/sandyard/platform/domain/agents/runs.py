@@ -33,6 +33,7 @@ from sandyard.platform.domain.agents.rows import (
     agent_settings,
 )
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
+from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandSpec,
     Ended,
@@ -144,7 +145,7 @@ class Life:
             await self._follow(spec)
         except RunGoneError:
             log.info("agent_run_gone", run=self.run_id)
-        except AWAY as error:
+        except (*AWAY, StoppingError) as error:
             log.warning("agent_not_followed", run=self.run_id, reason=error.message)
             await asyncio.sleep(RETRY_S)  # nothing is known of it: whoever holds it takes it up again
         except RunBrokenError as error:
