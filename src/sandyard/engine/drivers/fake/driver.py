@@ -90,7 +90,8 @@ class FakeDriver:
         """It takes what the machine's disk has."""
 
     async def failed(self) -> str:
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def create(self, spec: Spec) -> Handle:
         async with self._verb("create"):

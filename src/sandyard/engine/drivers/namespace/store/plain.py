@@ -83,7 +83,8 @@ class PlainStore:
             raise FullError(f"The machine is full (disk): {room.where} has {free} MiB left beside its reserve.")
 
     async def failed(self) -> str:
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     def below(self, sandbox: str) -> Layers:
         return tuple(str(self.path / SHARED / name / UPPER) for name in self._stack(SANDBOXES, sandbox))
