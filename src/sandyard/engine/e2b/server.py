@@ -19,7 +19,11 @@ FAREWELL_SECONDS = 1.0
 class EngineProtocol(server.BoundedProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        delivery: dict[object, object] = {"begin": self._write_through, "settled": self._settled, "end": self._write_behind}
+        delivery: dict[object, object] = {
+            "begin": self._write_through,
+            "settled": self._settled,
+            "end": self._write_behind,
+        }
         self.scope["extensions"] = {CLOSE: {"close": self.transport.close}, DELIVERY: delivery}
 
     def _write_through(self) -> None:

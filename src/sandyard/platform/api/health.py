@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from alembic.script import ScriptDirectory
@@ -19,6 +21,7 @@ from sandyard.platform.db import migrate
 
 router = APIRouter(tags=["service"])
 _PATIENCE = 2.0
+_LEAST_FREE = 64 << 20
 _STARTED = time.monotonic()
 
 
@@ -69,7 +72,7 @@ async def health(request: Request) -> Health:
     responses={503: {"model": Readiness, "description": "Not yet, and why."}},
 )
 async def ready(request: Request) -> JSONResponse:
-    """200 when the database is reachable and migrated and an engine is configured. An engine that is down is shown, but
+    """200 when the database is reachable and migrated, the disk has room and an engine is configured. An engine that is down is shown, but
     another copy of the platform could not reach it either."""
     services = request.app.state.services
     reasons = []
@@ -80,8 +83,17 @@ async def ready(request: Request) -> JSONResponse:
         reasons += await _unmigrated(services)
     if not engine.configured:
         reasons.append("No engine is configured: set E2B_API_KEY, and E2B_API_URL unless it is E2B Cloud.")
+    reasons += await asyncio.to_thread(_full_disk, services.settings.data_dir)
     answer = Readiness(ready=not reasons, reasons=reasons, engine=engine)
     return JSONResponse(answer.model_dump(mode="json", by_alias=True), 503 if reasons else 200)
+
+
+def _full_disk(folder: Path) -> list[str]:
+    stat = os.statvfs(folder)
+    free = stat.f_bavail * stat.f_frsize
+    if free >= _LEAST_FREE:
+        return []
+    return [f"The disk is full: {free >> 20} MiB are free at {folder}. Free some space."]
 
 
 async def _database(services: Any) -> PartHealth:

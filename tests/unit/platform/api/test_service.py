@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
 from sandyard import __version__
+from sandyard.platform.api import health
 from tests.unit.platform.world import World, client, opened
 
 
@@ -30,14 +32,22 @@ async def test_a_database_that_is_away(tmp_path: Path) -> None:
         (tmp_path / "platform.db").unlink()
         (tmp_path / "platform.db").mkdir()
         await world.database.open()
-        health = await web.get("/health")
-        assert health.status_code == 200 and health.json()["status"] == "degraded"
-        assert health.json()["database"]["ok"] is False and health.json()["database"]["reason"]
+        seen = await web.get("/health")
+        assert seen.status_code == 200 and seen.json()["status"] == "degraded"
+        assert seen.json()["database"]["ok"] is False and seen.json()["database"]["reason"]
         answer = await web.get("/ready")
         assert answer.status_code == 503 and "database" in answer.json()["reasons"][0]
         assert (await web.get("/api/v1/me", headers={"Authorization": "Bearer sy_" + "a" * 40})).status_code == 503
         metrics = (await web.get("/metrics")).text
         assert "sandyard_database_up 0.0" in metrics
+
+
+async def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
+        assert (await web.get("/ready")).status_code == 200
+        monkeypatch.setattr(health, "_LEAST_FREE", 1 << 60)
+        answer = await web.get("/ready")
+        assert answer.status_code == 503 and "disk is full" in answer.json()["reasons"][0]
 
 
 async def test_ready_needs_an_engine_and_a_schema(world: World) -> None:

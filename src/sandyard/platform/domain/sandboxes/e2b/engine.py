@@ -12,6 +12,7 @@ from e2b import (
     AsyncSandbox,
     ConnectionConfig,
     SandboxInfo,
+    SandboxNetworkOpts,
     SandboxNetworkUpdate,
     SandboxQuery,
     SandboxState,
@@ -102,7 +103,7 @@ class SandboxEngine:
                     metadata=dict(metadata),
                     envs=dict(envs),
                     allow_internet_access=allowed is None or len(allowed) > 0,
-                    network={"allow_public_traffic": False, **_egress(allowed)},
+                    network=cast(SandboxNetworkOpts, {"allow_public_traffic": False, **_egress(allowed)}),
                     lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
                     idempotency_key=key,
                     **self.config.options,
@@ -185,7 +186,7 @@ class SandboxEngine:
         Never wakes it."""
         require_id(engine_id)
 
-        async def read() -> list[Denied] | None:  # type: ignore[valid-type]
+        async def read() -> list[Denied] | None:
             client = client_async.get_api_client(ConnectionConfig(**self.config.options))
             answer = await get_v_2_sandboxes_sandbox_id_logs.asyncio_detailed(
                 engine_id, client=client, search=DENIED, limit=DENIED_SHOWN
