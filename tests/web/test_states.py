@@ -42,6 +42,8 @@ READS = {
     "session": ("/sessions/{session}", "/sessions/{session}", "Seen later"),
 }
 """Address, what it reads from the platform, and the heading that stands there afterwards."""
+ALWAYS = ("board", "project", "session", "usage")
+"""They show it in one way; the others, which do the same, only in the long run."""
 PROBLEM = {
     "type": "about:blank",
     "title": "Internal error",
@@ -78,7 +80,9 @@ def newcomer(browser: Browser, platform: Platform, yard: Yard) -> Iterator[Page]
     context.close()
 
 
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in READS]
+)
 def test_the_platform_cannot_be_reached(name: str, page: Page, places: dict[str, str]) -> None:
     address, read, heading = READS[name]
     wanted = read.format(**places)
