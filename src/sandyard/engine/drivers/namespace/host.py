@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from sandyard.engine.contract import Capabilities, NetworkPolicy
+from sandyard.engine.contract import Capabilities, Denied, NetworkPolicy
 from sandyard.engine.drivers.namespace import instance as instances
 from sandyard.engine.drivers.namespace import processes
 from sandyard.engine.drivers.namespace.capacity import Memory
@@ -44,6 +44,8 @@ class Network(Protocol):
     async def acquire(self, slot: int) -> NetSlot: ...
     async def release(self, slot: int) -> None: ...
     async def set_policy(self, slot: int, policy: NetworkPolicy) -> None: ...
+
+    async def take_denied(self, slot: int) -> Collection[Denied]: ...
 
 
 MakeNetwork = Callable[[str, Path], Network]  # instance name, directory for its state
