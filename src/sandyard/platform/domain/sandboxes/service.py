@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -127,7 +127,7 @@ class Sandboxes:
             return row.usage
         return row.usage if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
 
-    async def denied(self, principal: Principal, sandbox_id: str) -> list[Denied] | None:
+    async def denied(self, principal: Principal, sandbox_id: str) -> Sequence[Denied] | None:
         """Connections that its network settings have refused; None: the engine does not tell. Wakes nothing."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         if row.engine_id is None:

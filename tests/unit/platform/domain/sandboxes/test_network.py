@@ -76,3 +76,10 @@ async def test_what_could_not_be_told_is_told_later(yard: Yard) -> None:
     await yard.back()
     await yard.services.upkeep.reconcile()
     assert ((await yard.row(row)).network, (await policy(yard, row))[0]) == ([], False)
+
+
+async def test_what_was_refused_is_shown_where_the_engine_tells(yard: Yard) -> None:
+    row = await made(yard, await yard.project(yard.owner, network={"mode": "none"}))
+    await yard.wait(await yard.start(row, "getent hosts evil.test; true"))
+    found = await yard.services.sandboxes.denied(yard.owner, row.id)
+    assert found is None or "evil.test" in {one.host for one in found}, "None: an engine without a network of its own"

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import cast
 
 from e2b import (
     ALL_TRAFFIC,
@@ -94,6 +93,9 @@ class SandboxEngine:
         token, at an endpoint that knows of such: who may look is the platform's to say. `allowed`: the only names and addresses
         it may connect to; None: all."""
         key = _key(idempotency_key)
+        network: SandboxNetworkOpts = {"allow_public_traffic": False}
+        if allowed:
+            network |= {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
         last: list[EngineError] = []
 
         async def create() -> EngineSandbox:
@@ -104,7 +106,7 @@ class SandboxEngine:
                     metadata=dict(metadata),
                     envs=dict(envs),
                     allow_internet_access=allowed is None or len(allowed) > 0,
-                    network=cast(SandboxNetworkOpts, {"allow_public_traffic": False, **_egress(allowed)}),
+                    network=network,
                     lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
                     idempotency_key=key,
                     **self.config.options,
@@ -174,20 +176,19 @@ class SandboxEngine:
     async def set_network(self, engine_id: str, allowed: Sequence[str] | None) -> None:
         """What a running sandbox may connect to from now on, connections that exist included. Idempotent."""
         require_id(engine_id)
-        update: SandboxNetworkUpdate = {
-            "allow_internet_access": allowed is None or len(allowed) > 0,
-            **_egress(allowed),
-        }
+        update: SandboxNetworkUpdate = {"allow_internet_access": allowed is None or len(allowed) > 0}
+        if allowed:
+            update |= {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
         await self._gate.control(
             "set_network", lambda: AsyncSandbox.update_network(engine_id, network=update, **self.config.options)
         )
 
-    async def denied(self, engine_id: str) -> list[Denied] | None:  # type: ignore[valid-type]
+    async def denied(self, engine_id: str) -> Sequence[Denied] | None:
         """What a sandbox's network settings have refused, oldest first. None: this endpoint does not tell, as E2B Cloud.
         Never wakes it."""
         require_id(engine_id)
 
-        async def read() -> list[Denied] | None:
+        async def read() -> Sequence[Denied] | None:
             client = client_async.get_api_client(ConnectionConfig(**self.config.options))
             answer = await get_v_2_sandboxes_sandbox_id_logs.asyncio_detailed(
                 engine_id, client=client, search=DENIED, limit=DENIED_SHOWN
@@ -331,10 +332,6 @@ class SandboxEngine:
         """Let go of streams and handles. Sandboxes and what runs in them stay."""
         await self.commands.close()
         self._gate.drop_all()
-
-
-def _egress(allowed: Sequence[str] | None) -> SandboxNetworkUpdate:
-    return {} if not allowed else {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
 
 
 def _denied(entry: SandboxLogEntry) -> Denied:
