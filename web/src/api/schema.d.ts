@@ -33,7 +33,7 @@ export interface paths {
         };
         /**
          * Service.Ready
-         * @description 200 when the database is reachable and migrated and an engine is configured. An engine that is down is shown, but
+         * @description 200 when the database is reachable and migrated, the disk has room and an engine is configured. An engine that is down is shown, but
          *     another copy of the platform could not reach it either.
          */
         get: operations["service_ready"];
