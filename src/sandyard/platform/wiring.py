@@ -85,7 +85,7 @@ async def opened(
             await ownership.acquire(standing_by)
         await migrate.upgrade(database)
         if ownership is not None:
-            await ownership.sign()
+            await database.retry_while_away(ownership.sign, "ownership")
         instance = await _instance(database)
         services = _made(settings, database, ownership, instance, stack)
         await _started(services, instance, stack)

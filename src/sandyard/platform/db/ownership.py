@@ -30,7 +30,7 @@ log = get_logger(__name__)
 LOOK_S = 1.0
 """How often who stands by looks."""
 BEAT_S, ANSWER_S = 1.0, 4.0
-"""How often the owner makes sure, and how long the answer may take: together less than what _VANISHED and GRACE_S are."""
+"""How often the owner makes sure, and how long each of two answers may take: together less than what _VANISHED and GRACE_S are."""
 REGAIN_S = 0.25
 GRACE_S = 5.0
 _LOCK = 0x5359_504C
@@ -204,10 +204,17 @@ class Ownership:
                     await self._broken.wait()
                     return "the connection was closed"
             try:
-                if not await self._ask(_HELD_BY_ME, _LOCK):
-                    return "the server says that it is not held"
+                held = await self._ask_patiently(_HELD_BY_ME, _LOCK)
             except _BROKEN as error:
                 return str(error) or type(error).__name__
+            if not held:
+                return "the server says that it is not held"
+
+    async def _ask_patiently(self, question: str, *arguments: Any) -> Any:
+        """A timeout counts only the second time: after this process itself stood still, timers run before the answer is read."""
+        with contextlib.suppress(TimeoutError):
+            return await self._ask(question, *arguments)
+        return await self._ask(question, *arguments)
 
     async def _regain(self) -> str | None:
         """None when it is held again; else who has taken it. While the server is away, wait."""

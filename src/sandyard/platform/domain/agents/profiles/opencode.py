@@ -13,6 +13,8 @@ SCRIPT = "postinstall.mjs"
 """Puts the binary for this processor in its place; without it, the package's program only says that it was not run."""
 MODEL = "gpt-5.5"
 PROVIDER = "sandyard"
+MODEL_KEY = "model"
+"""The same for every model: a session that was begun with another one must still find its model, or it can't be loaded."""
 KEY = "SANDYARD_MODEL_KEY"
 SDKS = {
     ModelApi.OPENAI_CHAT: ("@ai-sdk/openai-compatible", "/v1"),
@@ -62,9 +64,9 @@ def _model(endpoint: ModelEndpoint, wanted: str | None) -> dict[str, Any]:
     model = endpoint.model or wanted or MODEL
     sdk, path = SDKS[endpoint.api]
     options = {"baseURL": f"{endpoint.base_url}{path}", "apiKey": f"{{env:{KEY}}}"}
-    models = {model: {"name": model, "limit": LIMIT}}
+    models = {MODEL_KEY: {"id": model, "name": model, "limit": LIMIT}}
     provider = {"name": "Sandyard", "npm": sdk, "options": options, "models": models}
-    name = f"{PROVIDER}/{model}"
+    name = f"{PROVIDER}/{MODEL_KEY}"
     return {"enabled_providers": [PROVIDER], "model": name, "small_model": name, "provider": {PROVIDER: provider}}
 
 
