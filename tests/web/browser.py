@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect, sync_playwright
 
-from tests.acceptance.platform import until
 from tests.protocol.engine import ROOT
 
 AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
@@ -161,10 +160,17 @@ def _spot(node: dict[str, Any]) -> str:
 
 
 def darken(page: Page) -> None:
-    """The system turns dark, and the open page with it."""
+    """The system turns dark, and the open page with it, at once: what inherits a colour that fades begins to fade itself, frame after
+    frame, and there is no moment in which all of it is known to be over."""
+    page.evaluate(
+        """() => {
+          const still = new CSSStyleSheet();
+          still.replaceSync("*, *::before, *::after { transition: none !important }");
+          document.adoptedStyleSheets = [...document.adoptedStyleSheets, still];
+        }"""
+    )
     page.emulate_media(color_scheme="dark")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-    until(lambda: page.evaluate("() => !document.getAnimations().some((one) => one instanceof CSSTransition)"))
 
 
 def fits(page: Page) -> None:
