@@ -28,7 +28,8 @@ class EngineProtocol(server.BoundedProtocol):
 
     def _write_through(self) -> None:
         """From now on a write is a system call, and what the kernel does not take at once stops the writer."""
-        self.transport.set_write_buffer_limits(high=0)
+        # over TLS, uvloop pauses a writer that has reached the limit, not passed it: with 0 it would never go on
+        self.transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
 
     def _write_behind(self) -> None:
         if not self.transport.is_closing():

@@ -15,4 +15,5 @@ def test_detached_and_logs(yard: Yard, box: str) -> None:
     text = yard.ok("sandbox", "logs", box, "--limit", "5")
     assert "$ echo from afar; echo oh >&2  (exited 0, " in text
     assert "\nfrom afar\n" in text
+    yard.ok("sandbox", "exec", box, "true")
     assert len(read(yard, "sandbox", "logs", box, "--limit", "2")["items"]) == 2

@@ -138,7 +138,7 @@ async def test_what_cannot_be_built_is_said(
 async def test_a_failing_builder_is_logged_with_its_words_and_the_stand_in_stays(
     folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(catalogue.sys, "executable", "/bin/false")
+    monkeypatch.setattr("sandyard.kit.python.PYTHON", "/bin/false")
     templates.open()
     await templates.start()
     assert templates._builder is not None
@@ -153,7 +153,7 @@ async def test_closing_ends_a_build_that_is_under_way(
     script, pid = tmp_path / "python", tmp_path / "pid"
     script.write_text(f"#!/bin/sh\necho $$ >{pid}.new && mv {pid}.new {pid}\nexec sleep 3600\n")
     script.chmod(0o755)
-    monkeypatch.setattr(catalogue.sys, "executable", str(script))
+    monkeypatch.setattr("sandyard.kit.python.PYTHON", str(script))
     templates.open()
     await templates.start()
     while not pid.exists():

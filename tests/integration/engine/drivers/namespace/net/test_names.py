@@ -161,7 +161,7 @@ async def test_a_connection_outlives_the_time_of_the_answer(world: World, networ
         connection.sendall(b"one")
         assert connection.recv(10) == b"one"
         nft = Nft()
-        table = nft.query("list tables")[0]["table"]["name"]
+        table = nft.query("list tables inet")[0]["table"]["name"]
         nft.run(f"flush set inet {table} names")  # as when all have expired
         nft.close()
         assert await tcp(slot, WEB) == REFUSED
@@ -173,7 +173,7 @@ async def test_asking_again_prolongs_the_time(network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, only("web.test"))
     nft = Nft()
-    table = nft.query("list tables")[0]["table"]["name"]
+    table = nft.query("list tables inet")[0]["table"]["name"]
     for _ in range(3):
         assert await ask(slot, "web.test") == {WEB}
     elements = nft.query(f"list set inet {table} names")[0]["set"]["elem"]
