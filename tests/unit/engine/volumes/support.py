@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from sandyard.engine.contract import Capabilities
 from sandyard.kit.errors import SandyardError
 
 
 class Shelf:
     """As much of a driver as volumes need."""
+
+    capabilities = Capabilities(freeze=False, suspend=False, live_copy="copy", limits=frozenset(), egress=False)
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -143,7 +143,7 @@ async def test_projects(room: Room) -> None:
     project = made.json()
     path = f"/api/v1/projects/{project['id']}"
     assert project["name"] == "website" and project["baseBranch"] is None
-    more = {"git", "forge", "agent", "setup", "verify", "tasks"}
+    more = {"git", "forge", "agent", "network", "setup", "verify", "tasks"}
     assert set(project["settings"]) == {*settings, *more}
     assert {name: project["settings"][name] for name in settings} == settings
     assert (await room.maria.get(path)).json() == project

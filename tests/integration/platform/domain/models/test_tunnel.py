@@ -13,7 +13,7 @@ import pytest
 
 from sandyard.kit.listen import free_port
 from sandyard.platform.domain.models.tunnel import AT_ONCE, Answering, Asking, Room, Tunnel, TunnelError
-from tests.unit.platform.domain.models.local import Guest, LocalLines
+from tests.integration.platform.domain.models.local import Guest, LocalLines
 
 
 @pytest.fixture
