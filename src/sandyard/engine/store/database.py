@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sandyard.engine.store.ballast import Ballast
 from sandyard.engine.store.schema import STEPS
 from sandyard.kit.errors import BusyError, NoSpaceError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -38,6 +39,7 @@ class Database:
 
     def __init__(self, path: Path, *, flush_interval_s: float = FLUSH_INTERVAL_S) -> None:
         self._path = path
+        self._ballast = Ballast(path)
         self._interval = flush_interval_s
         self._connection: sqlite3.Connection | None = None
         self._flusher: sqlite3.Connection | None = None
@@ -49,6 +51,7 @@ class Database:
 
     def open(self) -> None:
         """Open, make or upgrade it. Refuses a database that a newer engine made."""
+        self._ballast.give()
         try:
             self._connection = _connect(self._path)
             self._migrate()
@@ -60,6 +63,7 @@ class Database:
         except SandyardError:
             self._drop()
             raise
+        self._ballast.keep()
         self._stopping = False
         self._wake.clear()
         self._thread = threading.Thread(target=self._flush_loop, name="database-flush", daemon=True)
@@ -84,6 +88,7 @@ class Database:
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run one statement, in the open transaction or in one of its own. The number of rows it changed."""
+        self._ballast.give()
         try:
             changed = self._open_connection.execute(sql, parameters).rowcount
         except sqlite3.Error as error:
@@ -94,6 +99,7 @@ class Database:
 
     def insert(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Like `execute`; the new row's number."""
+        self._ballast.give()
         self._dirty = True
         try:
             row = self._open_connection.execute(sql, parameters).lastrowid
@@ -111,6 +117,7 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """All or nothing. Do not await inside: the loop's other tasks use the same connection."""
         connection = self._open_connection
+        self._ballast.give()
         self._dirty = True
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -163,6 +170,7 @@ class Database:
             self._wake.wait(self._interval)
             if self._dirty and not self._stopping:
                 self._dirty = False
+                self._ballast.keep()
                 try:
                     self._flush()
                 except sqlite3.Error as error:
