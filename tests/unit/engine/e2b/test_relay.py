@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from sandyard.engine.e2b.server import EngineProtocol
 from tests.unit.engine.e2b.support import Bench, answer, answer_chunk, answer_head, read_request, reply, request
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
@@ -231,6 +232,33 @@ async def test_a_client_that_leaves_ends_the_exchange(gate: Bench) -> None:
     assert await answer_chunk(reader) == ENVELOPE
     writer.close()
     await asyncio.wait_for(left.wait(), 5)
+
+
+async def test_a_connection_that_waits_for_a_receipt_is_not_used_again(
+    gate: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is gone as the last piece is sent to it: the agent would take the next request for the receipt."""
+
+    async def gone(_: EngineProtocol) -> bool:
+        return False
+
+    monkeypatch.setattr(EngineProtocol, "_settled", gone)
+    connections: list[Writer] = []
+
+    async def server(reader: Reader, writer: Writer) -> None:
+        connections.append(writer)
+        try:
+            while True:
+                await read_request(reader)
+                head = STREAM.replace(b"chunked\r\n", b"chunked\r\nx-delivery-receipts: 1\r\n")
+                writer.write(head + chunk(ENVELOPE) + b"0\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    await gate.sockets.listen(server)
+    for _ in range(2):
+        await gate.ask(request("POST", "/process.Process/Start", body=b"{}"))
+    assert len(connections) == 2
 
 
 async def test_a_client_that_leaves_before_its_body_costs_nothing(gate: Bench) -> None:

@@ -176,9 +176,15 @@ class Exchange:
         async def deliver(message: Message) -> None:
             nonlocal total
             await self._send(message)
-            if message["body"] and await extension["settled"]():
-                total += len(message["body"])
-                upstream.write(total.to_bytes(8))
+            if not message["body"]:
+                return
+            if not await extension[
+                "settled"
+            ]():  # the agent waits for a receipt on this connection: it is good for nothing else
+                upstream.abort("The client went away.")
+                return
+            total += len(message["body"])
+            upstream.write(total.to_bytes(8))
 
         return deliver
 
