@@ -94,9 +94,15 @@ class DoubleDriver:
         self._faults[verb, when] = error
 
     def stuck(self, verb: str, when: str = "before", *, deaf: bool = False) -> asyncio.Event:
-        """The verb waits for ever, or until the event that `release` sets. Returns an event set when the verb got
-        there."""
-        self._faults[verb, when] = "deaf" if deaf else "stuck"
+        """The verb waits until its deadline, which is short, or until `release`. Returns an event set when the verb got there."""
+        return self._wait(verb, when, "deaf" if deaf else "stuck")
+
+    def held(self, verb: str, when: str = "before") -> asyncio.Event:
+        """Like `stuck`, for what is released and succeeds then, however slow this machine is: its deadline is far away."""
+        return self._wait(verb, when, "held")
+
+    def _wait(self, verb: str, when: str, how: str) -> asyncio.Event:
+        self._faults[verb, when] = how
         self.allow.setdefault((verb, when), asyncio.Event()).clear()
         self.reached.setdefault((verb, when), asyncio.Event()).clear()
         return self.reached[verb, when]

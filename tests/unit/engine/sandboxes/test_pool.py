@@ -30,7 +30,7 @@ def creates(yard: Yard) -> int:
 async def test_a_claim_asks_the_driver_for_nothing(pooled: Yard) -> None:
     ready = set(pooled.host.machines)
     assert len(ready) == 3 and pooled.service.list().items == ()
-    reached = pooled.driver.stuck("create")
+    reached = pooled.driver.held("create")
     sandbox = await pooled.create()
     assert sandbox.id in ready
     await pooled.settle()
@@ -116,7 +116,7 @@ async def test_memory_pressure_empties_it(pooled: Yard, monkeypatch: pytest.Monk
 
 
 async def test_refilling_waits_for_clients(pooled: Yard) -> None:
-    reached = pooled.driver.stuck("create")
+    reached = pooled.driver.held("create")
     tasks = [asyncio.create_task(pooled.create(limits=Limits(memory_mb=99))) for _ in range(3)]
     await reached.wait()
     await pooled.create()  # from the pool; wants a refill

@@ -246,7 +246,7 @@ async def test_traffic_waits_for_the_boot_after_a_reboot(yard: Yard) -> None:
     yard.host.reboot()
     yard.boot_id = "boot-2"
     await yard.start(open_=False)
-    reached = yard.driver.stuck("boot")
+    reached = yard.driver.held("boot")
     await yard.service.open()
     await reached.wait()
     dialling = asyncio.create_task(yard.service.dial(sandbox.id, AGENT_PORT))

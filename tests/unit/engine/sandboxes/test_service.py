@@ -446,7 +446,7 @@ async def test_traffic_does_not_boot_what_was_paused_without_memory(yard: Yard) 
 
 async def test_dial_waits_for_a_pause_that_is_under_way(yard: Yard) -> None:
     sandbox = await yard.create(on_timeout=OnTimeout.PAUSE, auto_resume=True)
-    reached = yard.driver.stuck("freeze", "after")
+    reached = yard.driver.held("freeze", "after")
     pausing = asyncio.create_task(yard.service.pause(sandbox.id))
     await reached.wait()
     dialling = asyncio.create_task(yard.service.dial(sandbox.id, AGENT_PORT))
