@@ -7,8 +7,7 @@ from typing import Any
 from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import NewSandbox
-
-from .yard import Yard, until
+from tests.integration.platform.domain.sandboxes.yard import Yard, until
 
 ALL = "0.0.0.0/0"
 
