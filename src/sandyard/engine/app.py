@@ -143,7 +143,7 @@ async def _serve(
         broken.cancel()
     log.info("engine_stopped")
     if broken.done() and not broken.cancelled():
-        raise SandyardError(f"{broken.result()} Start the engine again: it puts that right.")
+        raise SandyardError(f"{broken.result()} Restart the engine to recover.")
 
 
 @dataclass(frozen=True, slots=True)

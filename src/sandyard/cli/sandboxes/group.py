@@ -104,9 +104,9 @@ def denied(sandbox_id: str, output: str | None) -> None:
     with connect() as client:
         found = client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/denied")
     if not found["available"] and not as_json(output):
-        click.echo("This engine does not tell which connections it refuses.", err=True)
+        click.echo("This engine does not report blocked connections.", err=True)
         return
-    show_list(found, DENIED, output, nothing="No connection was refused.")
+    show_list(found, DENIED, output, nothing="No blocked connections.")
 
 
 @sandbox.command()

@@ -54,8 +54,8 @@ def _made() -> pwd.struct_passwd:
         return pwd.getpwnam(NAME)  # perhaps another one has made it meanwhile
     except KeyError:
         raise CommandError(
-            f"The platform runs as a user {NAME!r}, who could not be made ({said}). Make a user and give --platform-user NAME, or "
-            "--platform-user root to have the platform run as root."
+            f"Could not create the system user {NAME!r} that the platform runs as: {said}. Create a user and pass --platform-user NAME, "
+            "or pass --platform-user root to run the platform as root."
         ) from None
 
 

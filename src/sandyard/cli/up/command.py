@@ -73,7 +73,7 @@ class Plan:
 @click.option(
     "--platform-user",
     envvar="SANDYARD_PLATFORM_USER",
-    help="Run the platform as this user; only as root.  [default: sandyard, who is made if missing]",
+    help="Run the platform as this user; only as root.  [default: sandyard, created if missing]",
 )
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of both.  [default: info]")
 def up(
@@ -193,7 +193,7 @@ def _say(line: str) -> None:
 def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:
     if user is None and os.geteuid() == 0:
         click.echo(
-            "Warning: the platform runs as root, and so does all that it reads of others. Leave out --platform-user root.",
+            "Warning: the platform runs as root, and with it everything that parses untrusted data. Omit --platform-user root.",
             err=True,
         )
     key, url = os.environ.get("E2B_API_KEY"), os.environ.get("E2B_API_URL")
@@ -217,7 +217,7 @@ def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -
 
 
 def _folders() -> list[str]:
-    """Below which the platform may have repositories of this machine: everywhere, unless somebody says where, or that nowhere."""
+    """Return the directories below which local repositories may lie: all by default, none for `none`."""
     text = os.environ.get("SANDYARD_LOCAL_REPOSITORIES", "/")
     return [str(Path(part.strip()).absolute()) for part in text.split(",") if part.strip() not in {"", "none"}]
 

@@ -73,7 +73,7 @@ class Repository:
 
 
 class LocalGit:
-    """Serves `uid` alone, from `start` to the end of this process or `close`; nothing but what lies below one of `folders`."""
+    """Serves repositories below `folders` to processes of `uid` only, from `start` until `close` or the end of this process."""
 
     def __init__(self, uid: int, folders: Sequence[str] = ("/",)) -> None:
         self._uid = uid
@@ -83,7 +83,7 @@ class LocalGit:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def start(self) -> None:
-        """The socket has a name and no place: whoever may see which folder does not matter."""
+        """Listen on an abstract socket: it needs no directory that both sides can reach."""
         self._listener.bind("\0" + self.name)
         self._listener.listen(AT_ONCE)
         threading.Thread(target=self._listen, name="local-git", daemon=True).start()
@@ -126,7 +126,7 @@ def _answer(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
         except RefusedError as refused:
             return {"refused": refused.message}
         except (ValueError, KeyError, TypeError):
-            return {"refused": "This was not understood."}
+            return {"refused": "Invalid request."}
         process = subprocess.Popen(
             command(service, repository),
             cwd=SAFE_FOLDER,
@@ -146,7 +146,7 @@ def _answer(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
 
 
 def command(service: str, repository: Repository) -> list[str]:
-    """What serves it, as its owner."""
+    """Return the command that serves the repository as its owner."""
     writes = repository.folder if service == "receive-pack" else ""
     order = {"uid": repository.uid, "gid": repository.gid, "sealed": writes}
     settings = (word for setting in CONFIG for word in ("-c", setting))
@@ -159,7 +159,7 @@ def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
     No link is followed: who may write to a folder on the way could otherwise lead us into somebody else's repository.
     """
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path or path != os.path.normpath(path):
-        raise RefusedError("A repository on this machine is named by its whole path.")
+        raise RefusedError("Name a repository on this machine by its absolute path.")
     if not any(Path(path).is_relative_to(folder) for folder in folders):
         raise RefusedError(
             f"{path} is not below a folder that this platform may have repositories of (SANDYARD_LOCAL_REPOSITORIES)."
@@ -195,7 +195,7 @@ def _look(path: str, named: str) -> os.stat_result:
         return os.fstat(at)
     except NotADirectoryError:
         raise RefusedError(
-            f"There is a symbolic link in {named}, or no folder: name the folder itself, which is {os.path.realpath(path)}."
+            f"{named} contains a symbolic link or is not a directory. Use the real path: {os.path.realpath(path)}."
         ) from None
     except OSError as error:
         raise RefusedError(f"{named} cannot be opened: {error.strerror}.") from None
@@ -218,7 +218,7 @@ def _check_closed(path: str, found: os.stat_result) -> None:
     """What others may write to is not served as root."""
     if found.st_uid == 0 and found.st_mode & 0o022:
         raise RefusedError(
-            f"{path} belongs to root, and others may write to it. Say `chmod go-w`, or give it to the user who works there."
+            f"{path} belongs to root, and other users may write to it. Run `chmod go-w` on it or change its owner."
         )
 
 

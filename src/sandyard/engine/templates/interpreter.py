@@ -20,7 +20,7 @@ from sandyard.engine.templates.base import BuildError
 from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, remove_tree, require_space
 from sandyard.engine.templates.progress import Report
 from sandyard.kit.errors import InvalidInputError, UnreachableError, UnsupportedError
-from sandyard.kit.python import SAFE_FOLDER, python_environment
+from sandyard.kit.python import SAFE_FOLDER
 
 NAME = "code-interpreter"
 ALIASES = ("code-interpreter-v1", NAME)  # the first is what e2b_code_interpreter asks for
@@ -116,15 +116,7 @@ def _fetch_packages(wanted: Recipe, stage: Path) -> None:
     python = python_of(wanted.base)
     arguments = ["--target", str(stage), "--python-version", python, "--no-deps", "--require-hashes"]
     arguments += ["--only-binary", ":all:", *(word for lock in wanted.locks for word in ("-r", str(lock)))]
-    done = subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        cwd=SAFE_FOLDER,
-        env=python_environment(),
-    )
+    done = node.run_installer(command, arguments)
     if done.returncode:
         tail = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LOG_TAIL:])
         raise UnreachableError(f"The packages of template {NAME} could not be installed for Python {python}: {tail}")

@@ -31,15 +31,9 @@ def installer() -> list[str] | None:
     return None
 
 
-def fetch_node(work: Path) -> Path:
-    """Download, check and unpack Node below `work`; gives a tree to be copied to /usr/local. Blocks. Raises
-    UnreachableError with the installer's own words when it cannot be had."""
-    command = installer()
-    if command is None:
-        raise UnsupportedError("Node for template base is installed with pip or uv, and this Python has neither.")
-    target = work / "wheel"
-    arguments = ["--target", str(target), "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)]
-    done = subprocess.run(
+def run_installer(command: list[str], arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run `installer()` with these arguments, away from the caller's directory. Blocks; the caller looks at the exit code."""
+    return subprocess.run(
         [*command, *arguments],
         capture_output=True,
         text=True,
@@ -48,6 +42,17 @@ def fetch_node(work: Path) -> Path:
         cwd=SAFE_FOLDER,
         env=python_environment(),
     )
+
+
+def fetch_node(work: Path) -> Path:
+    """Download, check and unpack Node below `work`; gives a tree to be copied to /usr/local. Blocks. Raises
+    UnreachableError with the installer's own words when it cannot be had."""
+    command = installer()
+    if command is None:
+        raise UnsupportedError("Node for template base is installed with pip or uv, and this Python has neither.")
+    target = work / "wheel"
+    arguments = ["--target", str(target), "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)]
+    done = run_installer(command, arguments)
     if done.returncode:
         raise UnreachableError(f"Node could not be installed: {done.stderr.strip() or done.stdout.strip()}")
     tree = work / "node"

@@ -160,7 +160,7 @@ def test_which_are_served(repository: Path, tmp_path: Path) -> None:
             find(str(repository), folders)
     assert find(str(repository), ["/srv", str(tmp_path)]) == found
     repository.chmod(0o777)
-    with pytest.raises(RefusedError, match="others may write"):
+    with pytest.raises(RefusedError, match="other users may write"):
         find(str(repository))
     os.chown(repository, NOBODY.pw_uid, NOBODY.pw_gid)
     with pytest.raises(RefusedError, match="another user"):

@@ -9,7 +9,7 @@ const PLATFORM = "platform";
 const MODES = [
   { value: PLATFORM, label: "The platform's default" },
   { value: "none", label: "Nothing", detail: "No connection leaves the sandbox." },
-  { value: "listed", label: "Only what is listed", detail: "The presets and hosts below." },
+  { value: "listed", label: "Listed hosts only", detail: "The presets and hosts below." },
   { value: "all", label: "Everything", detail: "The whole internet." },
 ];
 const PRESETS = [
@@ -67,7 +67,7 @@ export function NetworkTab({ project }: { project: Project }) {
             </fieldset>
             <Field
               label="Hosts"
-              hint="One a line: a domain name, *.example.org for all below one, an address or a CIDR."
+              hint="One per line: a domain name, *.example.org for all below one, an address or a CIDR."
               error={fault("network.allow")}
             >
               {(wear) => (

@@ -29,7 +29,7 @@ export function Denied({
       {({ available, items }) =>
         items.length === 0 ? (
           <p className="text-[13px] text-soft">
-            {available ? "No connection was refused." : "This engine does not tell which connections it refuses."}
+            {available ? "No blocked connections." : "This engine does not report blocked connections."}
           </p>
         ) : (
           <ul className="divide-y rounded-md border">
@@ -72,7 +72,7 @@ function Allow({ host, projectId }: { host: string; projectId: string }) {
       client.setQueryData(oneProject(projectId).queryKey, saved);
       toast.success(`${host} is allowed from now on`);
     },
-    onError: failed("Could not allow it"),
+    onError: failed("Could not allow the host"),
   });
   const network = project?.settings.network;
   const mayChange = caller && project && (caller.role === "admin" || caller.id === project.ownerId);

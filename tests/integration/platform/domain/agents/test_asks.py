@@ -52,7 +52,7 @@ async def test_the_policy_decides_at_once(stage: Stage) -> None:
 
 async def test_what_an_agent_tells_before_it_asks_is_denied_too(stage: Stage) -> None:
     row = await asking(stage, {"permissions": {"deny": ["README"]}})
-    turn = await stage.play(row, "vague /work/README.md", "vague /work/app.py")
+    turn = await stage.play(row, "vague /repository/README.md", "vague /repository/app.py")
     text = await stage.text(turn)
     assert (text.count('"optionId": "no-1"'), text.count('"optionId": "yes-1"')) == (1, 1)
 
