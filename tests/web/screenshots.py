@@ -114,7 +114,7 @@ def _taken(page: Page, name: str, theme: Theme) -> None:
     path: Path = FOLDER / f"{name}-{theme}.png"
     there(page)
     if name == "task-sandbox":
-        page.locator("polyline").first.wait_for()
+        page.locator("polyline").first.wait_for(state="attached")
     page.wait_for_timeout(SETTLED_MS)
     picture(page, path)
     print(path.relative_to(ROOT), flush=True)
