@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    BrowserType,
+    ConsoleMessage,
+    Page,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from tests.protocol.engine import ROOT
 
@@ -29,18 +38,31 @@ STORED = "local_storage,indexeddb,websql,service_workers,cache_storage,shared_st
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert path, "there is no Chromium: scripts/system-packages tests brings it"
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    """Chromium's engine without a window of its own. A whole Chromium runs one more renderer per page, for the window that nobody sees."""
     expect.set_options(timeout=PATIENCE_MS)
     # its own needs a library that a bare machine lacks
     os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(ROOT / ".venv-node/bin/node"))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*arguments, "--disable-dev-shm-usage"])
-        try:
-            yield browser
-        finally:
-            browser.close()
+    with sync_playwright() as playwright, _launched(playwright.chromium, "chromium-headless-shell") as browser:
+        yield browser
+
+
+@contextlib.contextmanager
+def whole_chromium(browser: Browser) -> Iterator[Browser]:
+    """For what the other one refuses: notifications."""
+    with _launched(browser.browser_type, "chromium") as whole:
+        yield whole
+
+
+@contextlib.contextmanager
+def _launched(kind: BrowserType, program: str) -> Iterator[Browser]:
+    path = shutil.which(program) or shutil.which("google-chrome")
+    assert path, f"{program} is not installed: scripts/system-packages tests brings it"
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    browser = kind.launch(executable_path=path, args=[*arguments, "--disable-dev-shm-usage"])
+    try:
+        yield browser
+    finally:
+        browser.close()
 
 
 @contextlib.contextmanager

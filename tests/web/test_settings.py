@@ -17,7 +17,7 @@ from sandyard.platform.domain.agents.profiles.demo import program
 from tests.acceptance.platform import Platform, ok, until
 from tests.forge import GitHub
 from tests.models import ModelServer
-from tests.web.browser import DESK, confirm, signed_in
+from tests.web.browser import DESK, confirm, signed_in, whole_chromium
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -349,7 +349,7 @@ def test_the_colours_stay_as_they_were_chosen(page: Page) -> None:
 
 
 def test_what_one_is_notified_of(browser: Browser, platform: Platform, yard: Yard) -> None:
-    with signed_in(browser, platform.url, platform.token) as page:
+    with whole_chromium(browser) as whole, signed_in(whole, platform.url, platform.token) as page:
         page.context.grant_permissions(["notifications"], origin=platform.url)
         page.goto("/settings?tab=notifications")
         expect(page.get_by_text("Allowed", exact=True)).to_be_visible()
