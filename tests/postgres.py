@@ -27,7 +27,8 @@ from sandyard.kit.listen import free_port
 OLDEST = 14  # what Ubuntu 22.04 has; Sandyard itself is promised for 15 and newer
 START_SECONDS = 60
 STOP_SECONDS = 30
-_OPTIONS = "fsync=off synchronous_commit=off full_page_writes=off max_connections=200 shared_buffers=64MB".split()
+_OPTIONS = "fsync=off full_page_writes=off max_connections=200 shared_buffers=64MB".split()
+"""Without fsync a machine that loses its power loses commits, but a server that is killed loses none, and tests kill it."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -22,6 +22,8 @@ from tests.protocol.engine import ROOT, SCRATCH, Engine
 
 READY_SECONDS = 300
 PATIENCE = 90.0
+LOGGED = 20_000
+"""Characters of its log that are shown when a test fails."""
 
 
 @dataclass
@@ -107,6 +109,9 @@ def running(engine: Engine, database_url: str | None = None, **settings: str) ->
     try:
         platform.start()
         yield platform
+    except BaseException:
+        print(platform.log.read_text()[-LOGGED:])
+        raise
     finally:
         platform.stop()
 
