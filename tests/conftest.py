@@ -5,10 +5,13 @@ import gc
 import os
 import signal
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import httpx._transports.default
+import httpx2
+import httpx2._transports.default
 import pytest
 
 from tests.databases import database, database_url, empty_database_url, postgres_schema, postgres_schema_url
@@ -29,19 +32,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@functools.cache
-def _authorities(*_: str | None) -> ssl.SSLContext:
-    return httpx.create_ssl_context()
+def _kept(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+    """`create`, which reads this machine's authorities only once."""
 
+    @functools.cache
+    def authorities(*_: str | None) -> ssl.SSLContext:
+        return create()
 
-def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
-    if verify is True and cert is None:
-        return _authorities(*(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")))
-    return httpx.create_ssl_context(verify, cert, trust_env)
+    def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        if verify is True and cert is None:
+            return authorities(*(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")))
+        return create(verify, cert, trust_env)
+
+    return context
 
 
 # tests make thousands of clients of loopback servers, and to read a machine's authorities for each takes 70 ms
-httpx._transports.default.create_ssl_context = _context  # type: ignore[assignment]
+httpx.create_ssl_context = httpx._transports.default.create_ssl_context = _kept(httpx.create_ssl_context)
+httpx2._transports.default.create_ssl_context = _kept(httpx2.create_ssl_context)
 
 DATABASES = ("database_url", "empty_database_url")
 """Fixtures whose parameter is the kind of a database."""

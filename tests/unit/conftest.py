@@ -21,8 +21,10 @@ sys.addaudithook(_notice)
 
 
 @pytest.fixture(autouse=True)
-def no_processes() -> Iterator[None]:
-    """Fail a test that starts a process."""
+def no_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that starts a process. The one PostgreSQL server of all tests is none of its own."""
+    if "postgresql" in getattr(getattr(request.node, "callspec", None), "params", {}).values():
+        request.getfixturevalue("postgres_schema")
     del _started[:]
     yield
     assert not _started, f"tests that start processes belong in tests/integration: {_started}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.agents import catalogue, trial
@@ -18,7 +19,7 @@ from sandyard.platform.domain.agents.catalogue import MAX_NAME, ListedAgent
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.agents.profiles.custom import Definition
 
-router = APIRouter(tags=["agents"])
+router = api_router("agents")
 Agents = Annotated[catalogue.Agents, part("agents")]
 Trials = Annotated[trial.Trials, part("trials")]
 AgentName = Annotated[str, Path(max_length=100, examples=["demo"], description="The agent's name.")]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
 
 from sandyard import __version__
 from sandyard.platform.api import audit, health, login, metrics, openapi, problems, projects, secrets, tokens, users
@@ -17,14 +16,24 @@ from sandyard.platform.api.limits import Limits
 from sandyard.platform.api.mcp import endpoint as mcp
 from sandyard.platform.api.metrics import Measured, Metrics
 from sandyard.platform.api.previewing.layer import Previewing
+from sandyard.platform.api.routers import PREFIX
 from sandyard.platform.api.trail import Trail
 from sandyard.platform.api.web import STATIC, Web
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.services import Services
 
-PREFIX = "/api/v1"
-_OWN = (login.router, users.router, tokens.router, projects.router, secrets.router, audit.router)
+_OWN = (
+    health.router,
+    metrics.router,
+    mcp.router,
+    login.router,
+    users.router,
+    tokens.router,
+    projects.router,
+    secrets.router,
+    audit.router,
+)
 
 
 def build(services: Services, routers: Iterable[APIRouter], *, static: Path = STATIC) -> FastAPI:
@@ -41,18 +50,14 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
         docs_url=None,  # FastAPI's page loads its scripts from other people's servers
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=_operation_id,
         separate_input_output_schemas=False,
     )
     app.state.services = services
     app.state.limits = Limits(services.settings, services.clock)
     app.state.metrics = Metrics()
     problems.install(app)
-    app.include_router(health.router)
-    app.include_router(metrics.router)
-    app.include_router(mcp.router)
     for router in (*_OWN, *routers):
-        app.include_router(router, prefix=PREFIX)
+        app.router.routes.extend(router.routes)
     app.router.default = Web(app.router.default, services.settings, static)
     for layer, options in (
         (Trail, {}),
@@ -64,7 +69,3 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
         app.add_middleware(layer, **options)  # the last one added is the outermost
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app
-
-
-def _operation_id(route: APIRoute) -> Any:
-    return route.name.replace(".", "_").replace("-", "_")

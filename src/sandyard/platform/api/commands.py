@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.standing import still_allowed
@@ -27,7 +28,7 @@ from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
-router = APIRouter(tags=["commands"])
+router = api_router("commands")
 Commands = Annotated[domain.Commands, part("commands")]
 Settings = Annotated[PlatformSettings, part("settings")]
 CommandId = Annotated[str, id_in_path("command", "cmd_00mwhnkzc0a1b2c3d4e5")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Request
+from fastapi import Path, Request
 from pydantic import Field, SecretStr
 
 from sandyard.kit.errors import SandyardError
@@ -13,6 +13,7 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId, Projects
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.forge import access as forge
@@ -20,7 +21,7 @@ from sandyard.platform.domain.projects import credentials as domain
 from sandyard.platform.domain.projects.credentials import MAX_TOKEN, AppKey, CredentialInfo
 from sandyard.platform.domain.projects.keys import MAX_KEY
 
-router = APIRouter(tags=["projects"])
+router = api_router("projects")
 Credentials = Annotated[domain.Credentials, part("credentials")]
 Access = Annotated[forge.Access, part("access")]
 Kind = Annotated[str, Path(max_length=40, examples=["token"], description="token, ssh_key, app or webhook_secret.")]

@@ -12,7 +12,7 @@ import random
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import Depends, Header, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
@@ -22,6 +22,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.paging import Page
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model, example
 from sandyard.platform.domain.events.feed import Feed, Subscription
 from sandyard.platform.domain.events.model import EventFilter
@@ -30,7 +31,7 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.standing import stands
 
 log = get_logger(__name__)
-router = APIRouter(tags=["events"])
+router = api_router("events")
 Events = Annotated[Feed, part("events")]
 
 RETRY_MS = 2000

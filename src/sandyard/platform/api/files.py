@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
@@ -13,13 +13,14 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.guard import streams_body
 from sandyard.platform.api.paging import Page, PageRequest
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example
 from sandyard.platform.api.trail import audited, note
 from sandyard.platform.domain.sandboxes import service
 from sandyard.platform.domain.sandboxes.e2b import FileEntry
 
-router = APIRouter(tags=["files"])
+router = api_router("files")
 Sandboxes = Annotated[service.Sandboxes, part("sandboxes")]
 Path = Annotated[str, Query(min_length=1, max_length=4096, description="From the user's home, or absolute.")]
 BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

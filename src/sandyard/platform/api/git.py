@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from sandyard.platform.api.git_reading import Git, operation_view
 from sandyard.platform.api.git_views import OperationView
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.refs import Branch, RepositoryPaths, Revision, Tag
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, example
 from sandyard.platform.api.sessions import Sessions
 from sandyard.platform.api.trail import note
@@ -21,7 +22,7 @@ from sandyard.platform.db import models
 from sandyard.platform.domain.git import service
 from sandyard.platform.domain.git.model import OperationStatus
 
-router = APIRouter(tags=["git"])
+router = api_router("git")
 Wait = Annotated[
     float, Query(ge=0, le=300, description="Seconds to wait for its end; then the answer is 202 and it goes on.")
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.git_views import (
@@ -21,13 +21,14 @@ from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId
 from sandyard.platform.api.refs import Against, RepositoryPath, Revision
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import id_in_path
 from sandyard.platform.api.sessions import SessionId, Sessions
 from sandyard.platform.db import models
 from sandyard.platform.domain.git import service
 
-router = APIRouter(tags=["git"])
+router = api_router("git")
 Git = Annotated[service.GitService, part("git")]
 OperationId = Annotated[str, id_in_path("operation", "gop_00mwhnkzc0a1b2c3d4e5")]
 Patches = Annotated[bool, Query(description="With the changed lines themselves.")]

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from alembic.script import ScriptDirectory
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from sandyard import __version__
 from sandyard.kit.errors import SandyardError
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Model
 from sandyard.platform.db import migrate
 
-router = APIRouter(tags=["service"])
+router = api_router("service", prefix="")
 _PATIENCE = 2.0
 _LEAST_FREE = 64 << 20
 _STARTED = time.monotonic()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field, SecretStr, model_validator
 
 from sandyard.platform.api.auth import COOKIE, Caller, Cookie
 from sandyard.platform.api.limits import count_login, login_limited
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
 from sandyard.platform.api.users import UserView
 from sandyard.platform.domain.users import service
 
-router = APIRouter(tags=["login"])
+router = api_router("login")
 Users = Annotated[service.Users, part("users")]
 
 

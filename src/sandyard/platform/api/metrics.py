@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sqlalchemy import func, select
 from starlette.requests import HTTPConnection
@@ -16,9 +16,10 @@ from sandyard import __version__
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.listen import is_loopback
 from sandyard.platform.api.auth import Bearer, Cookie, caller
+from sandyard.platform.api.routers import PREFIX, api_router
 from sandyard.platform.db.models import Command, Event, Sandbox
 
-router = APIRouter(tags=["service"])
+router = api_router("service", prefix="")
 _BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _BREAKER = {"closed": 0, "half_open": 1, "open": 2}
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
@@ -122,7 +123,8 @@ def _is_event_stream(message: Message) -> bool:
 def _route(scope: Scope) -> tuple[str, str]:
     """The route's template: ids would make a series each. What names no route is one."""
     method = scope["method"] if scope["method"] in _METHODS else "other"
-    return method, getattr(scope.get("route"), "path", None) or "none"
+    path: str = getattr(scope.get("route"), "path", None) or "none"
+    return method, path.removeprefix(PREFIX)
 
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))

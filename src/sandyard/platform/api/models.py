@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import Field, SecretStr
 
 from sandyard.platform.api.auth import Caller
@@ -13,6 +13,7 @@ from sandyard.platform.api.credentials import secret
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.agents.model import ModelApi
@@ -20,7 +21,7 @@ from sandyard.platform.domain.models import addresses, providers, service
 from sandyard.platform.domain.models.model import Price, Spent
 from sandyard.platform.domain.models.providers import MAX_KEY, MAX_MODELS
 
-router = APIRouter(tags=["models"])
+router = api_router("models")
 Models = Annotated[service.Models, part("models")]
 ProviderId = Annotated[str, id_in_path("provider", "prv_0mh3k7a1x2abcdefghij")]
 OfProject = Annotated[

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.refs import Branch
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
@@ -25,7 +26,7 @@ from sandyard.platform.domain.preparing.model import PreparationStatus
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.settings import PlatformSettings
 
-router = APIRouter(tags=["preparations"])
+router = api_router("preparations")
 Preparing = Annotated[service.Preparing, part("preparing")]
 Agents = Annotated[AgentCatalogue, part("agents")]
 Settings = Annotated[PlatformSettings, part("settings")]

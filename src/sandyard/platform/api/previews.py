@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
@@ -17,7 +18,7 @@ from sandyard.platform.domain.previews.addresses import frame_sources
 
 __all__ = ["frame_sources", "router"]
 
-router = APIRouter(tags=["previews"])
+router = api_router("previews")
 Previews = Annotated[service.Previews, part("previews")]
 _URL = "http://3000-00mwhnkzb5gfh26ygacc.localhost:8700/"
 

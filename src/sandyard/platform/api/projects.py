@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import Field, SecretStr, StringConstraints
 
 from sandyard.kit.secret import Secret
@@ -13,6 +13,7 @@ from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.refs import Branch
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.db.models import Project
@@ -21,7 +22,7 @@ from sandyard.platform.domain.projects import sample, service
 from sandyard.platform.domain.projects.credentials import MAX_TOKEN, checked
 from sandyard.platform.domain.projects.model import ProjectSettings
 
-router = APIRouter(tags=["projects"])
+router = api_router("projects")
 Projects = Annotated[service.Projects, part("projects")]
 Samples = Annotated[sample.Samples, part("samples")]
 Credentials = Annotated[credential_service.Credentials, part("credentials")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.refs import Branch
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.sessions import SessionId
 from sandyard.platform.api.trail import note
@@ -21,7 +22,7 @@ from sandyard.platform.db import models
 from sandyard.platform.domain.forge import service
 from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod, PullState, Review
 
-router = APIRouter(tags=["pull requests"])
+router = api_router("pull requests")
 PullRequests = Annotated[service.PullRequests, part("pull_requests")]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[17], description="Its number on the forge.")]
 TaskId = Annotated[str, id_in_path("task", "tsk_0mh3k7a1x2abcdefghij")]

@@ -12,13 +12,14 @@ import asyncio
 import json
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, WebSocket
+from fastapi import Query, Request, WebSocket
 from pydantic import Field
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Model, example
 from sandyard.platform.api.sessions import SessionId
@@ -26,7 +27,7 @@ from sandyard.platform.api.standing import still_allowed
 from sandyard.platform.domain.remote import service
 from sandyard.platform.domain.remote.connections import Connection
 
-router = APIRouter(tags=["remote"])
+router = api_router("remote")
 Remotes = Annotated[service.Remotes, part("remotes")]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import Field, StringConstraints
 
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.task_views import PROJECT, TaskView
 from sandyard.platform.api.tasks import TaskInput, Tasks
@@ -21,7 +22,7 @@ from sandyard.platform.domain.tasks.cron import MAX_CRON, MAX_ZONE
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.schedules import ScheduledTask
 
-router = APIRouter(tags=["schedules"])
+router = api_router("schedules")
 SCHEDULE = "sch_0mh3k7a1x2abcdefghij"
 Schedules = Annotated[service.Schedules, part("schedules")]
 ScheduleId = Annotated[str, id_in_path("schedule", SCHEDULE)]

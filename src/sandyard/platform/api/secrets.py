@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from pydantic import Field, SecretStr
 
 from sandyard.kit.secret import Secret
@@ -12,11 +12,12 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.secrets import service
 
-router = APIRouter(tags=["secrets"])
+router = api_router("secrets")
 Secrets = Annotated[service.Secrets, part("secrets")]
 SecretName = Annotated[
     str, Path(max_length=200, pattern=f"^{service.NAME.pattern}$", examples=["NPM_TOKEN"], description="Its name.")

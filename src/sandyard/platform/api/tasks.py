@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import Field
 
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, example, id_in_path
 from sandyard.platform.api.task_views import ATTEMPT, PROJECT, TASK, AttemptList, QueueView, TaskView, Waiting
 from sandyard.platform.api.trail import note
@@ -32,7 +33,7 @@ from sandyard.platform.domain.tasks.fields import (
 )
 from sandyard.platform.domain.tasks.model import Column
 
-router = APIRouter(tags=["tasks"])
+router = api_router("tasks")
 Tasks = Annotated[board.Tasks, part("tasks")]
 Attempts = Annotated[attempt_service.Attempts, part("attempts")]
 TaskId = Annotated[str, id_in_path("task", TASK)]

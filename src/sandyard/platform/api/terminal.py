@@ -12,19 +12,20 @@ import asyncio
 import json
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response, WebSocket
+from fastapi import Query, Response, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example, id_in_path
 from sandyard.platform.api.standing import still_allowed
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes import terminals as domain
 
-router = APIRouter(tags=["terminals"])
+router = api_router("terminals")
 Terminals = Annotated[domain.Terminals, part("terminals")]
 TerminalId = Annotated[str, id_in_path("terminal", "trm_00mwhnkzc0a1b2c3d4e5")]
 Cells = Annotated[int, Query(ge=1, le=1000)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import Field
 
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.sessions import SessionId
 from sandyard.platform.api.trail import note
@@ -19,7 +20,7 @@ from sandyard.platform.domain.agents import asks, turns
 from sandyard.platform.domain.agents.model import AskKind, AskStatus, Origin, TurnStatus
 from sandyard.platform.domain.agents.rows import HIDDEN
 
-router = APIRouter(tags=["turns"])
+router = api_router("turns")
 Turns = Annotated[turns.Turns, part("turns")]
 Asks = Annotated[asks.Asks, part("asks")]
 TurnId = Annotated[str, id_in_path("turn", "trn_00mwi1cctnrcrsa8m4re")]

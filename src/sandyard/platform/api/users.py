@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field, SecretStr, StringConstraints
 
 from sandyard.platform.api.auth import AdminCaller, Caller
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.users import service
 from sandyard.platform.domain.users.model import Role
 from sandyard.platform.domain.users.passwords import MAX_LENGTH, MIN_LENGTH
 
-router = APIRouter(tags=["users"])
+router = api_router("users")
 Users = Annotated[service.Users, part("users")]
 UserId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
 UserName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]

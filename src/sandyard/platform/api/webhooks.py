@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from sandyard.platform.api.guard import streams_body
 from sandyard.platform.api.limits import webhook_limited
 from sandyard.platform.api.parts import part
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Model, example
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.forge import webhooks as domain
 from sandyard.platform.domain.git.errors import TooMuchError
 
-router = APIRouter(tags=["webhooks"])
+router = api_router("webhooks")
 Webhooks = Annotated[domain.Webhooks, part("webhooks")]
 _HEADERS = ("X-GitHub-Event", "X-GitHub-Delivery", "X-Hub-Signature-256")
 

@@ -4,13 +4,14 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from fastapi import APIRouter, WebSocket
+from fastapi import WebSocket
 
 from sandyard.platform.api.auth import AdminCaller, Caller, StreamCaller
+from sandyard.platform.api.routers import api_router
 from tests.unit.platform.api.sockets import connect, denial
 from tests.unit.platform.world import PASSWORD, ROOT, World, client
 
-router = APIRouter()
+router = api_router("test")
 
 
 @router.get("/who", name="test.who")

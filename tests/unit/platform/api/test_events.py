@@ -107,14 +107,14 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     await feed.open()
     app = FastAPI()
     problems.install(app)
-    app.include_router(module.router)
+    app.router.routes.extend(module.router.routes)
     app.state.services = SimpleNamespace(settings=settings, clock=clock, database=database, events=feed, users=users)
     listener = socket.create_server(("127.0.0.1", 0))
     server = Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=DEADLINE))
     serving = asyncio.create_task(server.serve([listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     made = Yard(database, feed, users, url, server, serving, admin, token)
-    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE) as made.http:
+    async with httpx.AsyncClient(base_url=f"{url}/api/v1", timeout=DEADLINE) as made.http:
         yield made
     feed.end()
     server.should_exit = True

@@ -18,6 +18,7 @@ from sandyard.kit.errors import BusyError, NotFoundError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.api.frame import HEADERS
 from sandyard.platform.api.guard import host_name, streams_body
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input
 from sandyard.platform.domain.git.errors import CommitMessageError, ConflictsError
 from sandyard.platform.domain.git.model import Conflict
@@ -41,7 +42,7 @@ class TellingError(ConflictsError):
 
 
 def routes() -> APIRouter:
-    router = APIRouter()
+    router = api_router("test")
 
     @router.get("/fail", name="test.fail")
     async def fail() -> None:
@@ -249,7 +250,7 @@ async def test_sockets_are_refused_with_problems(world: World) -> None:
 
 
 async def test_streams_pass_as_they_are_made(world: World) -> None:
-    router, gate = APIRouter(), asyncio.Event()
+    router, gate = api_router("test"), asyncio.Event()
 
     @router.get("/slow", name="test.slow")
     async def slow() -> StreamingResponse:

@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fastapi import APIRouter
 
 from sandyard.kit.clock import ManualClock
 from sandyard.platform.api.limits import _MANY, Limits, limited
 from sandyard.platform.api.problems import TooManyRequestsError
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.settings import PlatformSettings
 from tests.unit.platform.world import client, opened
 
@@ -46,7 +46,7 @@ async def test_memory_is_bounded() -> None:
 
 
 async def test_each_person_has_their_own(tmp_path: Path) -> None:
-    router = APIRouter()
+    router = api_router("test")
 
     @router.post("/create", name="test.create", dependencies=[limited("create")])
     async def create() -> str:

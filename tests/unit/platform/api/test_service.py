@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
 from sandyard import __version__
 from sandyard.platform.api import health
+from sandyard.platform.api.routers import api_router
 from tests.unit.platform.world import World, client, opened
 
 
@@ -74,7 +74,7 @@ async def test_an_engine_that_is_down_is_shown_and_nothing_more(tmp_path: Path) 
 
 
 async def test_metrics(world: World) -> None:
-    router = APIRouter()
+    router = api_router("test")
 
     @router.get("/stream", name="test.stream")
     async def stream() -> StreamingResponse:

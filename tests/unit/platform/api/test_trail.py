@@ -2,18 +2,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, WebSocket
+from fastapi import Request, WebSocket
 from sqlalchemy import text
 
 from sandyard.kit.errors import ConflictError
 from sandyard.platform.api.auth import Caller, StreamCaller
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.trail import audited, note
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.api.sockets import connect
 from tests.unit.platform.world import PASSWORD, ROOT, World, client
 
-router = APIRouter()
+router = api_router("test")
 
 
 @router.post("/things/{thing_id}/parts/{part_id}", name="thing.change")

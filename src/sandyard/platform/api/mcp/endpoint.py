@@ -7,17 +7,18 @@ import importlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.errors import UnauthenticatedError
 from sandyard.platform.api.auth import Bearer, CrossSiteError, caller, same_origin
+from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.trail import audits_itself
 from sandyard.platform.domain.users.model import Principal
 
-router = APIRouter(tags=["service"])
+router = api_router("service", prefix="")
 
 
 async def token_caller(connection: HTTPConnection, bearer: Bearer) -> Principal:

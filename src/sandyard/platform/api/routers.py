@@ -1,0 +1,20 @@
+"""How the API's routers are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+
+PREFIX = "/api/v1"
+
+
+def api_router(tag: str, *, prefix: str = PREFIX) -> APIRouter:
+    """A router whose routes are complete: the application takes them as they are. `include_router` would build each a second time, in
+    every application anew."""
+    return APIRouter(prefix=prefix, tags=[tag], generate_unique_id_function=_operation_id)
+
+
+def _operation_id(route: APIRoute) -> Any:
+    return route.name.replace(".", "_").replace("-", "_")
