@@ -11,10 +11,10 @@ DATA ?=
 ARGS ?=
 # whoever runs the tests may pick some: make test TESTS=tests/unit
 TESTS ?= tests
-# one more at once than there are cores, for tests also wait; the files that take longest first, as tests/conftest.py sorts them
+# two more at once than there are cores, for tests also wait; the files that take longest first, as tests/conftest.py sorts them
 # unit tests do not wait: as many at once as there are cores
 UNIT := pytest --numprocesses $$(nproc) --dist worksteal
-PYTEST := pytest --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
+PYTEST := pytest --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 2 : 5 )) --dist loadfile --no-loadscope-reorder
 # Python must be allowed to keep what it has compiled: every worker and every program that tests start compiles it otherwise
 export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venv-node/bin:$(PATH)

@@ -90,7 +90,7 @@ def kill_again_and_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(300)
 def test_no_line_of_a_command_is_lost_when_the_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    kill_again_and_again(5, monkeypatch)
+    kill_again_and_again(3, monkeypatch)
 
 
 @pytest.mark.slow

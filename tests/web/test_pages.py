@@ -126,11 +126,10 @@ def test_a_page(name: str, window: Page, places: dict[str, str]) -> None:
     _reachable(window)
     accessible(window)
     darken(window)
-    accessible(window, colours=True)
     window.set_viewport_size(PHONE)
     there(window)
     fits(window)
-    accessible(window, colours=False)
+    accessible(window)
     assert not wrong, wrong
 
 

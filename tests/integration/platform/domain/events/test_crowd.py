@@ -15,9 +15,10 @@ from sandyard.platform.domain.users.model import Principal
 pytestmark = pytest.mark.both_databases
 
 ADMIN = Principal("usr_admin", "admin", "admin", "token:tok_1")
-EVENTS, WRITERS, READERS = 10_000, 50, 20
+WRITERS, READERS = 50, 20
 BACKLOG = 300  # so small that readers fall out of it
 DEADLINE = 110
+of_many = pytest.mark.parametrize("events", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
 
 
 async def write(databases: Sequence[Database], events: int) -> list[int]:
@@ -38,30 +39,30 @@ async def write(databases: Sequence[Database], events: int) -> list[int]:
     return sorted(numbers)
 
 
-async def read(feeds: Sequence[Feed], reader: int) -> list[int]:
+async def read(feeds: Sequence[Feed], reader: int, events: int) -> list[int]:
     """Every third one stays, the others leave now and then, and come back with the last number, maybe elsewhere."""
     seen: list[int] = []
-    while len(seen) < EVENTS:
+    while len(seen) < events:
         feed = random.choice(feeds) if reader % 3 else feeds[reader % len(feeds)]
         subscription = await feed.subscribe(ADMIN, after=seen[-1] if seen else 0)
-        patience = random.randrange(1, 2000) if reader % 3 else EVENTS
+        patience = random.randrange(1, events // 5) if reader % 3 else events
         async for event in subscription:
             seen.append(event.seq)
             patience -= 1
-            if not patience or len(seen) == EVENTS:
+            if not patience or len(seen) == events:
                 break
     return seen
 
 
-async def crowd(databases: Sequence[Database]) -> None:
+async def crowd(databases: Sequence[Database], events: int) -> None:
     feeds = [Feed(database, backlog=BACKLOG) for database in databases]
     for feed in feeds:
         await feed.open()
     try:
         async with asyncio.timeout(DEADLINE):
-            readers = [asyncio.create_task(read(feeds, reader)) for reader in range(READERS)]
-            sent = await write(databases, EVENTS)
-            assert len(set(sent)) == EVENTS
+            readers = [asyncio.create_task(read(feeds, reader, events)) for reader in range(READERS)]
+            sent = await write(databases, events)
+            assert len(set(sent)) == events
             for seen in await asyncio.gather(*readers):
                 assert seen == sent
     finally:
@@ -69,14 +70,16 @@ async def crowd(databases: Sequence[Database]) -> None:
             await feed.close()
 
 
-async def test_nobody_misses_or_doubles_one(database: Database) -> None:
-    await crowd([database])
+@of_many
+async def test_nobody_misses_or_doubles_one(database: Database, events: int) -> None:
+    await crowd([database], events)
 
 
-async def test_two_platforms_on_one_postgresql(postgres_schema_url: str) -> None:
+@of_many
+async def test_two_platforms_on_one_postgresql(postgres_schema_url: str, events: int) -> None:
     databases = [Database(postgres_schema_url) for _ in range(2)]
     for database in databases:
         await database.open()
-    await crowd(databases)
+    await crowd(databases, events)
     for database in databases:
         await database.close()
