@@ -6,8 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from typing import Any
 import httpx
 
 from sandyard.kit.listen import free_port
+from tests.preloaded import Program
 from tests.protocol.engine import ROOT, SCRATCH, Engine
 
 READY_SECONDS = 300
@@ -41,7 +40,7 @@ class Platform:
         self.folder = Path(tempfile.mkdtemp(prefix="sandyard-platform-", dir=SCRATCH))
         self.log = self.folder / "platform.log"
         self.said = self.folder / "said"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
 
     @property
     def url(self) -> str:
@@ -66,10 +65,7 @@ class Platform:
         variables |= {"SANDYARD_PORT": str(self.port), "SANDYARD_DATA_DIR": str(self.folder / "data")}
         if self.database_url is not None:
             variables["SANDYARD_DATABASE_URL"] = self.database_url
-        with self.log.open("ab") as log, self.said.open("ab") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sandyard", "platform"], stdout=said, stderr=log, cwd=ROOT, env=variables
-            )
+        self.process = Program(["platform"], variables, ROOT, out=self.said, err=self.log)
 
     def _wait(self) -> None:
         assert self.process is not None

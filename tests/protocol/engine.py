@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 import httpx
 
 from sandyard.kit.listen import free_port
+from tests.preloaded import Program
 
 READY_SECONDS = 300
 STOP_SECONDS = 30
@@ -43,7 +43,7 @@ class Engine:
         self.log = self.folder / "engine.log"
         self.layouts = self.folder / "layouts"
         """Where images on this machine may lie, for an engine that is told so."""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
 
     @property
     def url(self) -> str:
@@ -67,12 +67,11 @@ class Engine:
             raise
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "sandyard", "engine", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--data-dir", str(self.data), "--api-key", self.key]
-        command += os.environ.get("SANDYARD_TEST_ENGINE_ARGS", "").split()
+        arguments = ["engine", "--host", "127.0.0.1", "--port", str(self.port)]
+        arguments += ["--data-dir", str(self.data), "--api-key", self.key]
+        arguments += os.environ.get("SANDYARD_TEST_ENGINE_ARGS", "").split()
         variables = {**os.environ, **{f"SANDYARD_{name}": value for name, value in self.settings.items()}}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=variables)
+        self.process = Program(arguments, variables, ROOT, out=self.log, err=self.log)
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
