@@ -36,6 +36,7 @@ PLACES = {
     "decompressor": ("sandyard.engine.images.stream", "_decompressed"),
     "parser": ("sandyard.engine.images.tree", "Tree.finish"),
     "fitter": ("sandyard.engine.images.fitting", "fit"),
+    "indexer": ("sandyard.engine.images.stream", "forget_members"),
 }
 TAKE_OVER = """
     import importlib, json, sys
@@ -86,6 +87,11 @@ class Place:
         order = adapt.order([str(self.fs)], [[]], work, wishes_of("", None, Trust()))
         return await child.run("adapt", order, "The image")
 
+    async def index(self) -> dict[str, Any]:
+        (self.path / "archive").write_bytes(tar(entry("index.json", "{}")))
+        with (self.path / "archive").open("rb") as source:
+            return await child.run("index", {}, "The archive", source.fileno())
+
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
@@ -119,8 +125,9 @@ async def test_whoever_takes_it_over_reaches_nothing(place: Place, aim: hostile.
     if who != "fitter":
         attempts += " | hostile.parser_attempts()"
     place.take_over(":".join(PLACES[who]), TRY_ALL.format(attempts=attempts))
+    start = {"fitter": place.fit, "indexer": place.index}.get(who, place.unpack)
     with pytest.raises(InvalidInputError, match="tried: ") as told:
-        await (place.fit() if who == "fitter" else place.unpack())
+        await start()
     succeeded = json.loads(told.value.message.partition("tried: ")[2].removesuffix("."))
     assert succeeded == []
     assert (place.path / "secret").read_text() == "of the host" and not (place.path / "evil").exists()

@@ -39,11 +39,12 @@ def settle(memory: int) -> dict[str, Any]:
     return order
 
 
-def answer(work: Callable[[], Mapping[str, Any]], written: str) -> None:
+def answer(work: Callable[[], Mapping[str, Any]], written: str | None = None) -> None:
     """Say the outcome. What lies on the file system of `written` is on its disk by then."""
     try:
         outcome = dict(work())
-        _sync(written)
+        if written is not None:
+            _sync(written)
     except LayerError as error:
         outcome = _failure(error)
     except ConfinementError as error:
