@@ -10,12 +10,15 @@ takes over a worker through a hole in a parser has:
   the fork, and nothing can be imported afterwards, as it would come out of the layer. A decompressor has an empty root.
 - **no network, no processes, no signals to others**: network, pid, ipc, uts and cgroup namespaces of its own, all owned by the host's
   user namespace, since its own is entered last (decision 2).
-- **few capabilities, few system calls**: only those to own and change files, in its own namespace; no_new_privs; a seccomp filter that
-  knows file operations and nothing else; no descriptors but those it is given; bounded memory, file size and descriptors.
+- **few capabilities, few system calls**: only those to own and change files, in its own namespace; no_new_privs; a seccomp filter, for
+  parsers one that knows file operations and nothing else; no descriptors but those it is given; bounded memory and file size.
 
 What needs more is done by whoever started it, which trusts nothing it says: digests are taken of the bytes that pass between
 workers, the mark of an opaque directory (`trusted.overlay.opaque`, which takes the host's root) is set on descriptors that the worker
 hands over, and what it reports is bounded and checked.
+
+What adapts an image works on an overlay, which can't be idmapped: it has the host's plain ids (`Rules.plain_ids`) in a user namespace
+that has no power outside of it, and sees nothing but the image.
 
 Without root there is one id, the engine's user's. A worker is in a user namespace that has only that, without any capability; the
 rest is the same. Where namespaces can't be made, nothing is read: ConfinementError. There is no way to go on unconfined.
