@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 
 from sandyard.engine.images.service import Images, Options
 from tests.conformance.yard import Yard
-from tests.images.made import Layout, entry, folder, link, rootfs, tar
+from tests.images.made import Layout, busybox, entry, folder, link, rootfs, tar
 
+NET_RAW = struct.pack("<IIIII", 0x0200_0001, 1 << 13, 0, 0, 0).decode("utf-8", "surrogateescape")
 LOWER = (
     folder("data", 0o750, uid=1000, gid=1000),
     entry("data/old", "old"),
@@ -19,6 +21,7 @@ LOWER = (
     folder("gone"),
     entry("gone/file", "gone"),
     entry("bin/own", "#!/bin/sh\necho it runs\n", mode=0o755),
+    entry("opt/busybox", busybox(), mode=0o755, pax_headers={"SCHILY.xattr.security.capability": NET_RAW}),
     link("etc/resolv.conf", "/nowhere/at/all"),
     link("proc", "/etc"),
 )
@@ -52,6 +55,8 @@ async def test_an_image_runs(yard: Yard, tmp_path: Path) -> None:
             )
             assert who.out.split() == [user, "/root" if user == "root" else "/home/user", "written"], who
         if yard.kind != "namespace-rootless":
+            capable = await agent.run("/opt/busybox grep CapEff: /proc/self/status", user="user")
+            assert capable.out.split() == ["CapEff:", f"{1 << 13:016x}"]
             owners = await agent.run("stat -c '%u %g %a' /data /data/kept /home/user")
             assert owners.out.splitlines() == ["1000 1000 750", "0 0 644", "1001 1001 755"]
         assert (await agent.run("rm -r /data /tree && mkdir /tree && ls /tree")).code == 0

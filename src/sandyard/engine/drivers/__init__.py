@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sandyard.engine.contract import Driver, Outbound
-from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import InvalidInputError
+
+if TYPE_CHECKING:  # the processes that unpack images come through here, one for every layer, and need none of it
+    from sandyard.engine.contract import Driver, Outbound
+    from sandyard.engine.settings import EngineSettings
 
 NAMES = ("namespace", "fake")
 IMAGES = "images"
@@ -30,7 +33,8 @@ def load(settings: EngineSettings, data_dir: Path, outbound: Outbound | None = N
 def _namespace(settings: EngineSettings, data_dir: Path, outbound: Outbound | None) -> Driver:
     from sandyard.engine.drivers.namespace.cgroups import IoLimits  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
-    from sandyard.engine.drivers.namespace.host import Options, is_root  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.kernel import is_root  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
 
     network = NetworkSettings(

@@ -1,31 +1,31 @@
 """`python -m sandyard.engine.images.adapt`: the layer that makes a stack of image layers a sandbox.
 
 The layers are put together by the kernel, as they will be in a sandbox: an overlay in a mount namespace of this process alone, whose
-writable part is a tmpfs. A child that has it as its root makes the changes (`fitting.py`), so that every link leads where it leads in
-a sandbox; what the overlay then has in its writable part is the layer.
+writable part is a tmpfs. A confined worker that has it as its root makes the changes (`fitting.py`, `confined.py`), so that every link
+leads where it leads in a sandbox; what the overlay then has in its writable part is the layer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.namespace import kernel, seccomp
+from sandyard.engine.images import confined
 from sandyard.engine.images.beneath import open_plainly
 from sandyard.engine.images.fitting import Owned, Wishes, fit, wishes_from
 from sandyard.engine.images.stream import LayerError
-from sandyard.engine.images.worker import answer, settle
+from sandyard.engine.images.worker import answer, check, outcome_of, settle
 
 _MEMORY = 1 << 30
-_SCRATCH = "mode=755,size=256m"
+_SCRATCH_BYTES = 256 << 20
+_SCRATCH = f"mode=755,size={_SCRATCH_BYTES}"
 
 
 def order(layers: Sequence[str], implied: Sequence[Sequence[str]], work: Path, wishes: Wishes) -> dict[str, Any]:
@@ -125,22 +125,31 @@ def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
 
 
 def _in_root(root: str, wishes: Wishes) -> dict[str, Any]:
-    """What `fit` says, which a child does whose root is the image's."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read)
-        _be_fitted(root, wishes, write)
-    os.close(write)
-    with os.fdopen(read) as answered:
-        text = answered.read()
-    os.waitpid(pid, 0)
-    outcome: dict[str, Any] = (
-        json.loads(text) if text else {"error": "could not be adapted: the process that did it ended"}
+    """What `fit` says, which a worker does whose root is the image's. Ids are plain in it: overlayfs has no idmapped mounts."""
+    rules = confined.Rules(
+        seccomp.program(),
+        _MEMORY,
+        file_bytes=_SCRATCH_BYTES,
+        capabilities=confined.CHANGE_FILES,
+        root=root,
+        attributes=kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV,
+        plain_ids=True,
     )
-    if "error" in outcome:
-        raise LayerError(outcome["error"])
-    return outcome
+    worker = confined.Confinement(privileged=wishes.privileged).start(lambda: outcome_of(lambda: _fit(wishes)), rules)
+    (outcome,) = confined.outcomes([worker], {}, lambda: None)
+    check(outcome)
+    user = outcome.get("user")
+    return {"user": None if user is None else str(user)}
+
+
+def _fit(wishes: Wishes) -> dict[str, Any]:
+    os.umask(0o022)
+    try:
+        return {"user": fit(wishes)}
+    except LayerError:
+        raise
+    except Exception as error:
+        raise LayerError(f"could not be adapted ({type(error).__name__}: {error})") from None
 
 
 def _keep(source: Path, target: Path, *, privileged: bool) -> None:
@@ -158,27 +167,13 @@ def _keep(source: Path, target: Path, *, privileged: bool) -> None:
             os.setxattr(target, mark, os.getxattr(source, mark))
     elif stat.S_ISREG(status.st_mode):
         shutil.copyfile(source, target)
-    else:  # a whiteout
-        os.mknod(target, status.st_mode, status.st_rdev)
+    else:
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:  # a whiteout
+            os.mknod(target, status.st_mode, status.st_rdev)
         return
     os.chown(target, status.st_uid, status.st_gid)
     target.chmod(stat.S_IMODE(status.st_mode))
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _be_fitted(root: str, wishes: Wishes, write: int) -> NoReturn:
-    try:
-        os.chroot(root)
-        os.chdir("/")
-        os.umask(0o022)
-        outcome: dict[str, Any] = {"user": fit(wishes)}
-    except LayerError as error:
-        outcome = {"error": str(error)}
-    except BaseException as error:
-        outcome = {"error": f"could not be adapted ({type(error).__name__}: {error})"}
-    os.write(write, json.dumps(outcome).encode())
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def main() -> None:

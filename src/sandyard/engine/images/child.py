@@ -1,4 +1,4 @@
-"""Starting the processes that touch what is in an image, and hearing what became of it."""
+"""Starting the processes that take images apart, and hearing what became of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
+from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError, UnsupportedError
 from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
+
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
+_ERRORS: Mapping[str, type[SandyardError]] = {"full": NoSpaceError, "unconfined": UnsupportedError}
 
 
 async def run(module: str, order: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
-    """The outcome of `python -m sandyard.engine.images.<module>` with descriptor `source` as its input. Raises InvalidInputError or
-    NoSpaceError, a sentence that begins with `what`. Killed, and waited for, when this is cancelled."""
+    """The outcome of `python -m sandyard.engine.images.<module>` with descriptor `source` as its input. It is told nothing of the
+    engine's environment but where Python is. Raises InvalidInputError, NoSpaceError, or UnsupportedError where it can't be confined, a
+    sentence that begins with `what`. Killed, and waited for, when this is cancelled."""
     pipe, stdin = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL if source is None else source
     told = os.memfd_create("order")  # longer than an argument may be
     try:
@@ -28,7 +32,7 @@ async def run(module: str, order: Mapping[str, Any], what: str, source: int | No
             stderr=pipe,
             pass_fds=(told,),
             cwd=SAFE_FOLDER,
-            env=python_environment(),
+            env=python_environment({name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}),
         )
     finally:
         os.close(told)
@@ -45,5 +49,5 @@ async def run(module: str, order: Mapping[str, Any], what: str, source: int | No
         tail = said.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
         raise SandyardError(f"{what} could not be used: {tail[0][:300]}") from None
     if "error" in outcome:
-        raise (NoSpaceError if outcome["full"] else InvalidInputError)(f"{what} {outcome['error']}.")
+        raise _ERRORS.get(outcome["kind"], InvalidInputError)(f"{what} {outcome['error']}.")
     return dict(outcome)

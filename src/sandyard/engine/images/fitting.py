@@ -1,4 +1,5 @@
-"""What is changed in an image so that it can be a sandbox, by a process whose `/` is the image: every path here is one of the image.
+"""What is changed in an image so that it can be a sandbox, by a confined process whose `/` is the image: every path here is one of
+the image.
 
 No image is a Debian by assumption: what is asked of one is /bin/sh and that /etc is a directory. Nothing of the image is run. Files
 are hostile, so only regular ones are read, and what is written replaces whatever was there by that name.
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sandyard.engine.drivers.namespace.kernel import is_root
 from sandyard.engine.images.stream import LayerError
 from sandyard.engine.templates.host_etc import SUDOERS
 from sandyard.engine.templates.trust import BUNDLE, HOST_BUNDLES, Trust, write_layer
@@ -59,7 +61,7 @@ class Wishes:
 def wishes_of(user: str, path: str | None, trust: Trust) -> Wishes:
     """In the engine, where paths are those of this machine. Reads one file."""
     bundle = next((Path("/", name) for name in HOST_BUNDLES if Path("/", name).is_file()), None)
-    return Wishes(user, path, (), trust, bundle.read_text() if bundle and trust.certificates else "", os.geteuid() == 0)
+    return Wishes(user, path, (), trust, bundle.read_text() if bundle and trust.certificates else "", is_root())
 
 
 def fit(wishes: Wishes) -> str | None:

@@ -15,9 +15,10 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sandyard.engine.images import adapt, child
 from sandyard.engine.images.fitting import Wishes
@@ -102,7 +103,7 @@ class LayerFolder:
                     budget.entries,
                     budget.reserve,
                 )
-                found = await child.run("unpack", asdict(order), what, content.fd)
+                found = _checked(await child.run("unpack", asdict(order), what, content.fd), what)
                 (work / MANIFEST).write_text(json.dumps(found))
                 work.rename(place)
             layer = _read(place)
@@ -175,6 +176,18 @@ class LayerFolder:
         finally:
             if work.exists():
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, work, ignore_errors=True))
+
+
+def _checked(found: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """What was found in a layer, as a process says that a stranger's bytes may have taken over."""
+    try:
+        numbers = {name: found[name] for name in ("entries", "bytes", "devices", "strangers")}
+        implied = [str(path) for path in found["implied"]]
+    except (LookupError, TypeError):
+        numbers, implied = {}, []
+    if not numbers or not all(type(number) is int and number >= 0 for number in numbers.values()):
+        raise InvalidInputError(f"{what} was unpacked with an outcome that makes no sense.")
+    return {**numbers, "implied": implied, "opaque_root": found.get("opaque_root") is True}
 
 
 def _read(place: Path) -> Layer | None:

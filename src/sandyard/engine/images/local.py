@@ -1,7 +1,7 @@
 """Images on the engine's own machine: an OCI layout, the same in a tar, and what `docker save` writes.
 
 Clients name paths here, so only what lies below a folder that the operator named (`images_dirs`) is opened, and no link leads out of
-it. Archives are read where they lie: a layer is a part of the file.
+it. Archives are read where they lie: a layer is a part of the file. Where its parts are, a confined process says (`index.py`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ import json
 import os
 import posixpath
 import stat
-import tarfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from sandyard.engine.images import documents
+from sandyard.engine.images import child, documents
 from sandyard.engine.images.beneath import open_beneath, open_plainly
 from sandyard.engine.images.reference import DIGEST, Local, parse
 from sandyard.engine.images.source import Blob, Content, Found
-from sandyard.engine.images.stream import LayerError, forget_members
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnsupportedError
 
-_MOST_MEMBERS = 10_000
-_LONGEST_HEADER = 4 << 20
 _GZIP = b"\x1f\x8b"
 
 
@@ -117,7 +113,14 @@ class Archive:
         self._members: dict[str, tuple[int, int]] = {}
 
     async def find(self) -> Found:
-        self._members = await asyncio.to_thread(_members, self._fd, self._reference.path)
+        path = self._reference.path
+        if _is_compressed(self._fd):
+            raise UnsupportedError(f"The archive {path} is compressed; decompress it first: gunzip {path}")
+        found = await child.run("index", {}, f"The archive {path}", self._fd)
+        end = os.fstat(self._fd).st_size
+        members = found["members"] if isinstance(found["members"], dict) else {}
+        places = {name: _place_of(value, end) for name, value in members.items()}
+        self._members = {name: place for name, place in places.items() if place is not None}
         finder = _find_in_layout if self._reference.kind == "oci-archive" else self._find_saved
         return finder(self._read, self._reference)
 
@@ -192,47 +195,14 @@ def _checked(read: Any, digest: str, what: str) -> bytes:
     return content
 
 
-class _Seekable:
-    """A file for `tarfile` that does not go backwards, whatever a header says."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd, self._at, self._ends = fd, 0, 0
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, place: int) -> None:
-        if place < self._at:
-            raise LayerError("has a header that leads backwards")
-        self._at = place
-
-    def read(self, size: int) -> bytes:
-        if size > _LONGEST_HEADER:
-            raise LayerError("has a header of more than 4 MiB")
-        data = os.pread(self._fd, size, self._at)
-        self._at += len(data)
-        self._ends += not data
-        if self._ends > 8:
-            raise LayerError("ends in the middle")
-        return data
+def _is_compressed(fd: int) -> bool:
+    return os.pread(fd, 2, 0) == _GZIP
 
 
-def _members(fd: int, path: str) -> dict[str, tuple[int, int]]:
-    """Where each file of the archive is: offset and size. Links, which older `docker save`s write for equal layers, are followed."""
-    if os.pread(fd, 2, 0) == _GZIP:
-        raise UnsupportedError(f"The archive {path} is compressed; decompress it first: gunzip {path}")
-    found: dict[str, tuple[int, int]] = {}
-    links: dict[str, str] = {}
-    end = os.fstat(fd).st_size
-    try:
-        tar = tarfile.TarFile(fileobj=cast("Any", _Seekable(fd)), mode="r", errors="surrogateescape")
-        while (member := tar.next()) is not None and len(found) + len(links) < _MOST_MEMBERS:
-            name = posixpath.normpath(member.name)
-            if member.isreg() and member.sparse is None and 0 <= member.size <= end - member.offset_data:
-                found[name] = (member.offset_data, member.size)
-            elif member.issym():
-                links[name] = posixpath.normpath(f"{posixpath.dirname(name)}/{member.linkname}")
-            forget_members(tar)
-    except (tarfile.TarError, LayerError, ValueError, OSError, RecursionError) as error:
-        raise InvalidInputError(f"The archive {path} can't be read: {error}.") from None
-    return found | {name: found[target] for name, target in links.items() if target in found}
+def _place_of(value: Any, end: int) -> tuple[int, int] | None:
+    """Where a file lies in an archive of that size, as `index.py` says; None if that makes no sense."""
+    if isinstance(value, list) and len(value) == 2 and all(type(number) is int and number >= 0 for number in value):
+        offset, size = value
+        if offset + size <= end:
+            return offset, size
+    return None

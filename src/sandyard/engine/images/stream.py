@@ -1,4 +1,4 @@
-"""A layer as a stream of bytes: cut out of its file, decompressed, hashed on both sides, and never longer than allowed.
+"""A layer as a stream of bytes: cut out of its file, decompressed, and then read from a pipe.
 
 Everything here is hostile. `tarfile` reads from `Stream`, which goes forward only, gives no more than a header can need at once and
 does not answer for ever at its end: whatever a header claims, there is neither an endless loop nor a full memory.
@@ -12,6 +12,7 @@ import io
 import os
 import tarfile
 import zlib
+from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 from sandyard.engine.images.zstd import MAGIC as ZSTD
@@ -62,15 +63,30 @@ class Slice(io.RawIOBase):
         return f"sha256:{self._sha.hexdigest()}"
 
 
-class Stream:
-    """What a tar reader needs of a file. `most`: bytes there may be."""
+def decompress(source: Slice) -> Iterator[bytes]:
+    """All of it, in pieces of at most CHUNK bytes. Raises LayerError."""
+    plain = _decompressed(source)
+    while True:
+        try:
+            data = plain.read(CHUNK)
+        except (zlib.error, EOFError, gzip.BadGzipFile) as error:
+            raise LayerError(f"is not valid gzip data ({error})") from None
+        except ZstdError as error:
+            raise LayerError(str(error)) from None
+        except (ValueError, MemoryError, OverflowError) as error:
+            raise LayerError(f"is not sound compressed data ({type(error).__name__})") from None
+        if not data:
+            return
+        yield data
 
-    def __init__(self, source: Slice, most: int) -> None:
-        self._source = _decompressed(source)
-        self._most = most
+
+class Stream:
+    """What a tar reader needs of a file, of a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
         self._at = 0
         self._ends = 0
-        self._sha = hashlib.sha256()
 
     def tell(self) -> int:
         return self._at
@@ -94,30 +110,18 @@ class Stream:
         return b"".join(parts)
 
     def _take(self, size: int) -> bytes:
-        try:
-            data = self._source.read(size)
-        except (zlib.error, EOFError, gzip.BadGzipFile) as error:
-            raise LayerError(f"is not valid gzip data ({error})") from None
-        except ZstdError as error:
-            raise LayerError(str(error)) from None
+        data = os.read(self._pipe, size)
         if not data:
             self._ends += 1
             if self._ends > 8:
                 raise LayerError("ends in the middle")
         self._at += len(data)
-        if self._at > self._most:
-            raise LayerError(
-                f"is larger than the {self._most >> 20} MiB that are left for the image (setting images_max_mb)"
-            )
-        self._sha.update(data)
         return data
 
-    def finish(self) -> str:
-        """The digest of all of it, without compression."""
-        self._ends = 0
-        while self._take(CHUNK):
+    def finish(self) -> None:
+        """Read what comes after the tar's end."""
+        while os.read(self._pipe, CHUNK):
             pass
-        return f"sha256:{self._sha.hexdigest()}"
 
 
 def forget_members(tar: tarfile.TarFile) -> None:

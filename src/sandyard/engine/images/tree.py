@@ -15,6 +15,7 @@ import errno
 import os
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sandyard.engine.images.beneath import open_in_root
@@ -52,10 +53,13 @@ class Tally:
 
 
 class Tree:
-    def __init__(self, root: int, *, privileged: bool) -> None:
+    """`mark_opaque` is called with the descriptor of a directory that hides those below it."""
+
+    def __init__(self, root: int, *, privileged: bool, mark_opaque: Callable[[int], None]) -> None:
         self.tally = Tally()
         self._root = root
         self._privileged = privileged
+        self._mark = mark_opaque
         self._folders: dict[
             str, Meta
         ] = {}  # set at the end: files in them change their dates, and modes may lock us out
@@ -231,7 +235,7 @@ class Tree:
     def _mark_opaque(self, parent: int, name: str) -> None:
         fd = os.open(name, _FOLDER, dir_fd=parent)
         try:
-            os.setxattr(fd, f"{'trusted' if self._privileged else 'user'}.overlay.opaque", b"y")
+            self._mark(fd)
         finally:
             os.close(fd)
 

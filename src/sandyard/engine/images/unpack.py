@@ -3,21 +3,34 @@
 The order is a JSON object in the descriptor that the argument names, the layer's file is descriptor 0, and the outcome is a JSON
 object on standard output: what was found, or `{"error": …}`. The process ends with its parent, has little memory, and is nothing to
 wait for when it is killed: whoever started it removes the directory.
+
+It reads nothing of the layer itself. Of two confined workers (`confined.py`) one decompresses and the other reads the tar and writes
+the tree, and the bytes between them pass through here, where they are counted and hashed: a layer lies below its digest for all
+images, and no hole in a parser may put something else there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import hashlib
 import os
+import socket
+import stat
 import tarfile
+import threading
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sandyard.engine.images.stream import CHUNK, LayerError, NoRoomError, Slice, Stream, forget_members
+from sandyard.engine.drivers.namespace import seccomp
+from sandyard.engine.images import confined, zstd
+from sandyard.engine.images.stream import CHUNK, LayerError, NoRoomError, Slice, Stream, decompress, forget_members
 from sandyard.engine.images.tree import DEEPEST, Meta, Tree
-from sandyard.engine.images.worker import answer, settle
+from sandyard.engine.images.worker import answer, check, outcome_of, settle
 
 _MEMORY = 1 << 30
+_DONE = b"+"
 _LOOK_EVERY = 64 << 20
 _LATEST = 1 << 40
 
@@ -37,27 +50,156 @@ class Order:
 
 
 def unpack(order: Order, source: int) -> dict[str, Any]:
-    """Raises LayerError. Blocks."""
+    """Raises LayerError, ConfinementError. Blocks. For a process of its own: descriptors are left open when it fails."""
+    with contextlib.suppress(zstd.ZstdError):
+        zstd.load()
     root = os.open(order.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    confinement = confined.Confinement()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    (plain, plain_in), (tar, tar_in) = _pipe(), _pipe()
+    program = seccomp.files_program()
+    workers = [
+        confinement.start(
+            lambda: outcome_of(lambda: _decompress(order, source, plain_in)),
+            confined.Rules(program, _MEMORY),
+            keep=(source, plain_in),
+        ),
+        confinement.start(
+            lambda: outcome_of(lambda: _write_tree(order, tar, theirs if confinement.privileged else None)),
+            confined.Rules(
+                program,
+                _MEMORY,
+                file_bytes=order.most_bytes,
+                capabilities=confined.MAKE_FILES if confinement.privileged else confined.NO_CAPABILITY,
+                root=order.target,
+            ),
+            keep=(tar, theirs.fileno()),
+        ),
+    ]
+    for fd in (source, plain_in, tar, theirs.detach()):
+        os.close(fd)
+    flow = _Flow(plain, tar_in, order.most_bytes)
+    flow.start()
+    outcomes = confined.outcomes(
+        workers, {ours.fileno(): lambda: _mark_opaque(ours, root)}, lambda: _check_reserve(root, order)
+    )
+    flow.join()
+    flow.check()
+    for outcome in outcomes:
+        check(outcome)
+    if flow.digest != order.diff_id:
+        raise LayerError("does not have the content that the image's configuration announces (its digest differs)")
+    os.close(root)
+    return outcomes[1]
+
+
+class _Flow(threading.Thread):
+    """The tar on its way from one worker to the other."""
+
+    def __init__(self, source: int, target: int, most: int) -> None:
+        super().__init__(daemon=True)
+        self._source, self._target, self._most = source, target, most
+        self._sha, self._size = hashlib.sha256(), 0
+
+    def run(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has found something wrong and ended
+            while data := os.read(self._source, CHUNK):
+                self._size += len(data)
+                if self._size > self._most:
+                    break
+                self._sha.update(data)
+                _write(self._target, data)
+        os.close(self._source)
+        os.close(self._target)
+
+    def check(self) -> None:
+        if self._size > self._most:
+            raise LayerError(
+                f"is larger than the {self._most >> 20} MiB that are left for the image (setting images_max_mb)"
+            )
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._sha.hexdigest()}"
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe()
+    with contextlib.suppress(OSError):  # more than a user may have
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, CHUNK)
+    return read, write
+
+
+def _mark_opaque(control: socket.socket, root: int) -> bool:
+    """Mark the directory whose descriptor comes next: only the host's root may. Whatever comes is within the layer, as nothing else is
+    within the worker's reach. False when nothing will come any more."""
+    try:
+        asked, fds, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        for fd in fds:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode) and status.st_dev == os.fstat(root).st_dev:
+                os.setxattr(fd, "trusted.overlay.opaque", b"y")
+            os.close(fd)
+        if asked:
+            control.send(_DONE, socket.MSG_DONTWAIT)
+    except OSError as error:
+        raise _unwritable(error) from None
+    return bool(asked)
+
+
+def _check_reserve(root: int, order: Order) -> None:
+    """Of a worker that does not look itself, for whatever reason. One that does is told as much by the same disk."""
+    disk = os.fstatvfs(root)
+    if disk.f_bavail * disk.f_frsize < order.reserve_bytes:
+        raise NoRoomError("does not fit on the disk beside the engine's reserve (setting disk_reserve_mb)")
+
+
+def _unwritable(error: OSError) -> LayerError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoRoomError("does not fit on the disk")
+    return LayerError(f"has an entry that can't be made here: {error.strerror}")
+
+
+# In the workers ---------------------------------------------------------------------------------------------------------------
+
+
+def _decompress(order: Order, source: int, target: int) -> dict[str, Any]:
     raw = Slice(source, order.offset, order.size)
-    stream = Stream(raw, order.most_bytes)
-    tree = Tree(root, privileged=os.geteuid() == 0)
+    try:
+        for data in decompress(raw):
+            _write(target, data)
+    except BrokenPipeError:  # nobody wants the rest
+        return {}
+    os.close(target)
+    if raw.finish() != order.digest and order.digest is not None:
+        raise LayerError("does not have the digest it was asked for by")
+    return {}
+
+
+def _write_tree(order: Order, source: int, control: socket.socket | None) -> dict[str, Any]:
+    """`control`: who marks opaque directories, None without root."""
+
+    def mark(fd: int) -> None:
+        if control is None:
+            os.setxattr(fd, "user.overlay.opaque", b"y")
+            return
+        socket.send_fds(control, [_DONE], [fd])
+        if control.recvmsg(1)[0] != _DONE:
+            raise LayerError("could not be unpacked: the engine's process has ended")
+
+    root = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    stream = Stream(source)
+    tree = Tree(root, privileged=control is not None, mark_opaque=mark)
     try:
         _extract(stream, tree, _Room(root, order))
         tree.finish()
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoRoomError("does not fit on the disk") from None
-        raise LayerError(f"has an entry that can't be made here: {error.strerror}") from None
+        raise _unwritable(error) from None
     except tarfile.TarError as error:
         raise LayerError(f"is not a valid tar ({error})") from None
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
         raise LayerError(f"is not a sound tar ({type(error).__name__})") from None
-    if stream.finish() != order.diff_id:
-        raise LayerError("does not have the content that the image's configuration announces (its digest differs)")
-    if raw.finish() != order.digest and order.digest is not None:
-        raise LayerError("does not have the digest it was asked for by")
-    os.close(root)
+    stream.finish()
     tally = tree.tally
     return {
         "entries": tally.entries,

@@ -1,4 +1,5 @@
-"""What the processes that touch what is in an image have in common: their order, their limits, their answer.
+"""What the processes that take images apart have in common: their order, their limits, their answer. What they read of an image they
+leave to workers (`confined.py`).
 
 Standard library only: one is started for every layer.
 """
@@ -14,9 +15,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sandyard.engine.images.confined import ConfinementError
 from sandyard.engine.images.stream import LayerError, NoRoomError
 
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_LONGEST_ERROR = 2000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,14 +39,36 @@ def settle(memory: int) -> dict[str, Any]:
     return order
 
 
-def answer(work: Callable[[], Mapping[str, Any]], written: str) -> None:
+def answer(work: Callable[[], Mapping[str, Any]], written: str | None = None) -> None:
     """Say the outcome. What lies on the file system of `written` is on its disk by then."""
     try:
         outcome = dict(work())
-        _sync(written)
+        if written is not None:
+            _sync(written)
     except LayerError as error:
-        outcome = {"error": str(error), "full": isinstance(error, NoRoomError)}
+        outcome = _failure(error)
+    except ConfinementError as error:
+        outcome = {"error": str(error), "kind": "unconfined"}
     sys.stdout.write(json.dumps(outcome))
+
+
+def outcome_of(work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What a worker says: what it found, or `error` and its `kind`."""
+    try:
+        return dict(work())
+    except LayerError as error:
+        return _failure(error)
+
+
+def check(outcome: Mapping[str, Any]) -> None:
+    """Raises the LayerError that a worker had."""
+    if "error" in outcome:
+        kind = NoRoomError if outcome.get("kind") == "full" else LayerError
+        raise kind(str(outcome["error"])[:_LONGEST_ERROR])
+
+
+def _failure(error: LayerError) -> dict[str, Any]:
+    return {"error": str(error), "kind": "full" if isinstance(error, NoRoomError) else "layer"}
 
 
 def _sync(path: str) -> None:

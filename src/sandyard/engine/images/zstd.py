@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
+import functools
 from typing import Protocol
 
 MAGIC = b"\x28\xb5\x2f\xfd"
@@ -27,7 +27,7 @@ class ZstdReader:
 
     def __init__(self, source: Readable) -> None:
         self._source = source
-        self._lib = _load()
+        self._lib = load()
         self._stream = self._lib.ZSTD_createDStream()
         if not self._stream:
             raise MemoryError
@@ -62,7 +62,9 @@ class ZstdReader:
         self._lib.ZSTD_freeDStream(self._stream)
 
 
-def _load() -> ctypes.CDLL:
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Raises ZstdError. A process that will not be able to open files calls this before."""
     try:
         lib = ctypes.CDLL("libzstd.so.1")
     except OSError:

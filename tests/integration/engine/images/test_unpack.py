@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 import stat
 import struct
 import subprocess
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandyard.engine.images.stream import LayerError
-from sandyard.engine.images.unpack import Order, unpack
+from sandyard.engine.images import child
+from sandyard.engine.images.unpack import Order
+from sandyard.kit.errors import InvalidInputError, NoSpaceError
 from tests.images.made import MTIME, entry, folder, hard_link, link, sha256, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and whiteouts need root")
@@ -42,11 +45,12 @@ class Place:
             "most_entries": 1000,
             "reserve_bytes": 0,
         }
+        whole = asdict(Order(**{**order, **changes}))
         with file.open("rb") as source:
-            return unpack(Order(**{**order, **changes}), source.fileno())
+            return asyncio.run(child.run("unpack", whole, "The layer", source.fileno()))
 
     def refuses(self, layer: bytes, match: str, **changes: Any) -> None:
-        with pytest.raises(LayerError, match=match):
+        with pytest.raises((InvalidInputError, NoSpaceError), match=match):
             self.unpack(layer, **changes)
         assert (self.path / "secret").read_text() == "outside"
         assert sorted(path.name for path in self.path.iterdir()) == ["blob", "fs", "secret"]
@@ -228,7 +232,7 @@ def test_implied_directories_are_told(place: Place) -> None:
 def test_sizes_are_bounded(place: Place) -> None:
     zeros = tar(entry("f", bytes(2 << 20)))
     place.refuses(zeros, "images_max_mb", most_bytes=1 << 20)
-    with pytest.raises(LayerError, match="images_max_mb"):
+    with pytest.raises(InvalidInputError, match="images_max_mb"):
         place.unpack(zeros, gzip.compress(zeros), most_bytes=1 << 20)
     place.refuses(tar(*(entry(str(number)) for number in range(20))), "images_max_files", most_entries=10)
     place.refuses(tar(entry("f", "x")), "disk_reserve_mb", reserve_bytes=1 << 60)
@@ -251,7 +255,7 @@ def test_a_sparse_bomb_is_bounded(place: Place, tmp_path: Path) -> None:
         bomb = subprocess.run(
             ["tar", "-C", str(work), "-S", f"--format={style}", "-cf-", "huge"], capture_output=True, check=True
         ).stdout
-        with pytest.raises(LayerError, match="images_max_mb"):
+        with pytest.raises(InvalidInputError, match="images_max_mb"):
             place.unpack(bomb)
 
 
@@ -306,5 +310,5 @@ def test_zstandard(place: Place) -> None:
         for part in (layer[:half], layer[half:])
     )
     place.unpack(layer, frames)
-    with pytest.raises(LayerError, match="middle"):
+    with pytest.raises(InvalidInputError, match="middle"):
         place.unpack(layer, packed[: len(packed) // 2])

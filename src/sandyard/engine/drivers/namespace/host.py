@@ -21,7 +21,7 @@ from sandyard.engine.drivers.namespace.cgroups import Cgroups, IoLimits, discove
 from sandyard.engine.drivers.namespace.cgroups.io import disk_below
 from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.namespace.criu import probe
-from sandyard.engine.drivers.namespace.kernel import effective_capabilities
+from sandyard.engine.drivers.namespace.kernel import is_root
 from sandyard.engine.drivers.namespace.launch import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
 from sandyard.engine.drivers.namespace.store import btrfs, image
@@ -33,7 +33,6 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-_CAP_SYS_ADMIN = 1 << 21
 _OPEN_FILES = 65_536
 _RELEASE_SECONDS = 60.0
 
@@ -66,11 +65,6 @@ class Options:
     rootless: bool | None = None
     store: Literal["auto", "plain"] = "auto"
     io: IoLimits = field(default_factory=IoLimits)
-
-
-def is_root() -> bool:
-    """Whether this process may make namespaces and mounts on the host itself."""
-    return os.geteuid() == 0 and bool(effective_capabilities() & _CAP_SYS_ADMIN)
 
 
 class Host:

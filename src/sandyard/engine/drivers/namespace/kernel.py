@@ -47,6 +47,7 @@ libc = ctypes.PyDLL(None, use_errno=True)  # calls without letting go of the int
 _libc.syscall.restype = libc.syscall.restype = ctypes.c_long
 
 _CAPABILITY_VERSION_3 = 0x2008_0522
+_CAP_SYS_ADMIN = 1 << 21
 
 
 def _check(result: int, what: str) -> int:
@@ -111,11 +112,20 @@ def capset_arguments(keep: int) -> tuple[bytes, bytes]:
     return struct.pack("Ii", _CAPABILITY_VERSION_3, 0), struct.pack("6I", low, low, 0, high, high, 0)
 
 
+def capset(keep: int) -> None:
+    _check(_libc.capset(*capset_arguments(keep)), "give up capabilities")
+
+
 def effective_capabilities() -> int:
     header, data = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
     _check(_libc.capget(header, data), "read the capabilities")
     low, _, _, high, _, _ = struct.unpack("6I", data.raw)
     return int(low | high << 32)
+
+
+def is_root() -> bool:
+    """Whether this process may make namespaces and mounts on the host itself."""
+    return os.geteuid() == 0 and bool(effective_capabilities() & _CAP_SYS_ADMIN)
 
 
 class SeccompProgram:
@@ -129,7 +139,8 @@ class SeccompProgram:
 
 def load_seccomp(program: bytes) -> None:
     """Install a filter for this thread and all that come of it, for ever."""
-    _check(_libc.prctl(*SeccompProgram(program).arguments), "load the seccomp filter")
+    loaded = SeccompProgram(program)  # its arguments point into it
+    _check(_libc.prctl(*loaded.arguments), "load the seccomp filter")
 
 
 # Mounts ------------------------------------------------------------------------------------------------------------------
@@ -159,8 +170,9 @@ def attach_mount(fd: int, target: str) -> None:
     _check(_libc.syscall(SYS_MOVE_MOUNT, *args), f"attach a mount on {target}")
 
 
-def set_mount(fd: int, attributes: int, *, recursive: bool = False) -> None:
-    attr = mount_attributes(attributes)
+def set_mount(fd: int, attributes: int, *, recursive: bool = False, userns_fd: int = -1) -> None:
+    """With `userns_fd`, ids are mapped through that user namespace; the mount must not be attached yet."""
+    attr = mount_attributes(attributes, userns_fd)
     flags = AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     _check(_libc.syscall(SYS_MOUNT_SETATTR, fd, b"", flags, attr, ctypes.c_size_t(len(attr))), "change a mount")
 

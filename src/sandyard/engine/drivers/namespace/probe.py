@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sandyard.engine.drivers.namespace import seccomp
 from sandyard.engine.drivers.namespace.cgroups.discovery import mounts
-from sandyard.engine.drivers.namespace.host import is_root
+from sandyard.engine.drivers.namespace.kernel import is_root
 from sandyard.engine.drivers.namespace.store import btrfs, image
 
 OLDEST_ROOT, OLDEST_ROOTLESS = (5, 19), (5, 11)  # overlay on idmapped mounts; overlay in a user namespace

@@ -113,6 +113,55 @@ CHECKED: dict[str, Numbers] = {
     "personality": (135, 92),
 }
 
+# All that a process may do which only reads and writes descriptors it has, and files below a directory (`files_program`).
+FILES: dict[str, Numbers] = {
+    "read": (0, 63),
+    "pread64": (17, 67),
+    "write": (1, 64),
+    "lseek": (8, 62),
+    "ftruncate": (77, 46),
+    "close": (3, 57),
+    "dup": (32, 23),
+    "sendmsg": (46, 211),
+    "recvmsg": (47, 212),
+    "openat": (257, 56),
+    "openat2": (437, 437),
+    "getdents64": (217, 61),
+    "fstat": (5, 80),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "fstatfs": (138, 44),
+    "mkdirat": (258, 34),
+    "mknodat": (259, 33),
+    "symlinkat": (266, 36),
+    "linkat": (265, 37),
+    "unlinkat": (263, 35),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "utimensat": (280, 88),
+    "fsetxattr": (190, 7),
+    "brk": (12, 214),
+    "munmap": (11, 215),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "futex": (202, 98),
+    "sched_yield": (24, 124),
+    "clock_gettime": (228, 113),
+    "getrandom": (318, 278),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "restart_syscall": (219, 128),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+}
+FILES_CHECKED: dict[str, Numbers] = {"mmap": (9, 222), "mprotect": (10, 226), "fcntl": (72, 25)}
+
+_PROT_EXEC = 4
+_DESCRIPTOR_COMMANDS = (1, 2, 3, 1030)  # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 _NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _NEW_TIME = 0x80
 _TERMINALS = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX: typing into somebody else's; TIOCSETD: loads kernel modules
@@ -213,14 +262,38 @@ def program(machine: str | None = None) -> bytes:
     list of a hundred comparisons would cost every sandbox a tenth of a millisecond.
     """
     arch, column = MACHINES[machine or os.uname().machine]
-    checks = _checks()
     actions: dict[int, list[Instruction]] = {}
     for table, code in ((FORBIDDEN, errno.EPERM), (MISSING, errno.ENOSYS), (IDLE, 0)):
-        actions |= {number: [_fail(code)] for numbers in table.values() if (number := numbers[column]) is not None}
-    actions |= {number: checks[name] for name, numbers in CHECKED.items() if (number := numbers[column]) is not None}
+        actions |= _numbered({name: [_fail(code)] for name in table}, table, column)
+    actions |= _numbered(_checks(), CHECKED, column)
+    return _assemble(arch, actions, [_PERMIT])
+
+
+def files_program(machine: str | None = None) -> bytes:
+    """The filter of a process that takes hostile files apart: `FILES`, no memory that is executable, and EPERM for all else: no
+    program, process, signal, socket or namespace, and no privilege. Raises KeyError as `program` does."""
+    arch, column = MACHINES[machine or os.uname().machine]
+    deny = _fail(errno.EPERM)
+    not_executable = [_arg(2), (_JSET, 0, 1, _PROT_EXEC), deny, _PERMIT]
+    checks = {
+        "mmap": not_executable,
+        "mprotect": not_executable,
+        "fcntl": [_arg(1), *_one_of(_DESCRIPTOR_COMMANDS, _PERMIT), deny],
+    }
+    actions = _numbered({name: [_PERMIT] for name in FILES}, FILES, column) | _numbered(checks, FILES_CHECKED, column)
+    return _assemble(arch, actions, [deny])
+
+
+def _numbered(
+    actions: dict[str, list[Instruction]], table: dict[str, Numbers], column: int
+) -> dict[int, list[Instruction]]:
+    return {number: actions[name] for name, numbers in table.items() if (number := numbers[column]) is not None}
+
+
+def _assemble(arch: int, actions: dict[int, list[Instruction]], otherwise: list[Instruction]) -> bytes:
     ranges: list[tuple[int, list[Instruction]]] = []  # where each begins
     for number in range(NEWEST + 1):
-        action = actions.get(number, [_PERMIT])
+        action = actions.get(number, otherwise)
         if not ranges or ranges[-1][1] != action:
             ranges.append((number, action))
     ranges.append((NEWEST + 1, [_fail(errno.ENOSYS)]))

@@ -39,12 +39,12 @@ EVERYDAY = {
 Machine = pytest.mark.parametrize("machine", seccomp.MACHINES)
 
 
-def judge(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
-    """What the filter answers to a system call."""
+def judge(machine: str, number: int, *arguments: int, arch: int | None = None, program: bytes | None = None) -> int:
+    """What the filter of sandboxes, or another one, answers to a system call."""
     data = struct.pack(
         "=iIQ6Q", number, arch or seccomp.MACHINES[machine][0], 0, *(*arguments, *[0] * (6 - len(arguments)))
     )
-    code = list(struct.iter_unpack("HBBI", seccomp.program(machine)))
+    code = list(struct.iter_unpack("HBBI", program or seccomp.program(machine)))
     position = accumulator = 0
     while True:
         operation, if_true, if_false, operand = code[position]
@@ -175,6 +175,28 @@ def test_personalities(machine: str) -> None:
     assert {judge(machine, personality, value) for value in (0x0400000, 0x100000, 6)} == {EPERM}
 
 
+@Machine
+def test_who_takes_files_apart_has_file_operations_only(machine: str) -> None:
+    column = seccomp.MACHINES[machine][1]
+    program = seccomp.files_program(machine)
+    allowed = {numbers[column] for numbers in seccomp.FILES.values()}
+    checked = {name: numbers[column] for name, numbers in seccomp.FILES_CHECKED.items()}
+    for nr in set(range(seccomp.NEWEST + 1)) - set(checked.values()):
+        assert judge(machine, nr, program=program) == (ALLOW if nr in allowed else EPERM), nr
+    for nr in (seccomp.NEWEST + 1, 0x4000_0000 | 1):
+        assert judge(machine, nr, program=program) == ENOSYS
+    assert judge(machine, 1, arch=FOREIGN[machine], program=program) == KILL
+    for name in ("mmap", "mprotect"):
+        assert [judge(machine, checked[name] or 0, 0, 0, prot, program=program) for prot in (0, 3, 5, 7)] == [
+            ALLOW,
+            ALLOW,
+            EPERM,
+            EPERM,
+        ]
+    commands = {nr: judge(machine, checked["fcntl"] or 0, 0, nr, program=program) for nr in (1, 2, 3, 1030, 4, 8, 10)}
+    assert [nr for nr, answer in commands.items() if answer == ALLOW] == [1, 2, 3, 1030]
+
+
 def test_the_numbers_are_those_of_libseccomp() -> None:
     try:
         library = ctypes.CDLL("libseccomp.so.2")
@@ -183,7 +205,8 @@ def test_the_numbers_are_those_of_libseccomp() -> None:
     resolve = library.seccomp_syscall_resolve_name_arch
     resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
     compared = 0
-    for name, numbers in {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}.items():
+    sandboxes = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}
+    for name, numbers in {**sandboxes, **seccomp.FILES, **seccomp.FILES_CHECKED}.items():
         for machine, (arch, column) in seccomp.MACHINES.items():
             found = resolve(arch, name.encode())
             if found == -1:  # younger than the library

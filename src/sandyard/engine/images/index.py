@@ -1,0 +1,82 @@
+"""`python -m sandyard.engine.images.index`: where each file of an archive (descriptor 0) lies in it, found by a confined worker."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import tarfile
+from typing import Any, cast
+
+from sandyard.engine.drivers.namespace import seccomp
+from sandyard.engine.images import confined
+from sandyard.engine.images.stream import LayerError, forget_members
+from sandyard.engine.images.worker import answer, check, outcome_of, settle
+
+_MEMORY = 1 << 30
+_MOST_MEMBERS = 10_000
+_LONGEST_HEADER = 4 << 20
+
+
+def index(archive: int) -> dict[str, Any]:
+    """Raises LayerError, ConfinementError. Blocks."""
+    rules = confined.Rules(seccomp.files_program(), _MEMORY)
+    worker = confined.Confinement().start(lambda: outcome_of(lambda: _members(archive)), rules, keep=(archive,))
+    (outcome,) = confined.outcomes([worker], {}, lambda: None)
+    check(outcome)
+    return {"members": outcome.get("members")}
+
+
+# In the worker ----------------------------------------------------------------------------------------------------------------
+
+
+class _Seekable:
+    """A file for `tarfile` that does not go backwards, whatever a header says."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at, self._ends = fd, 0, 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int) -> None:
+        if place < self._at:
+            raise LayerError("has a header that leads backwards")
+        self._at = place
+
+    def read(self, size: int) -> bytes:
+        if size > _LONGEST_HEADER:
+            raise LayerError("has a header of more than 4 MiB")
+        data = os.pread(self._fd, size, self._at)
+        self._at += len(data)
+        self._ends += not data
+        if self._ends > 8:
+            raise LayerError("ends in the middle")
+        return data
+
+
+def _members(fd: int) -> dict[str, Any]:
+    """Offset and size of each file. Links, which older `docker save`s write for equal layers, are followed."""
+    found: dict[str, tuple[int, int]] = {}
+    links: dict[str, str] = {}
+    end = os.fstat(fd).st_size
+    try:
+        tar = tarfile.TarFile(fileobj=cast("Any", _Seekable(fd)), mode="r", errors="surrogateescape")
+        while (member := tar.next()) is not None and len(found) + len(links) < _MOST_MEMBERS:
+            name = posixpath.normpath(member.name)
+            if member.isreg() and member.sparse is None and 0 <= member.size <= end - member.offset_data:
+                found[name] = (member.offset_data, member.size)
+            elif member.issym():
+                links[name] = posixpath.normpath(f"{posixpath.dirname(name)}/{member.linkname}")
+            forget_members(tar)
+    except (tarfile.TarError, LayerError, ValueError, OSError, RecursionError) as error:
+        raise LayerError(f"can't be read: {error}") from None
+    return {"members": found | {name: found[target] for name, target in links.items() if target in found}}
+
+
+def main() -> None:
+    settle(_MEMORY)
+    answer(lambda: index(0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""What takes an image apart can do nothing else: every attempt is made by the very process that an engine would start, in the place
+of a function of ours, as if a layer had taken it over through a hole in a parser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandyard.engine.drivers.namespace import instance, kernel
+from sandyard.engine.images import adapt, child, confined
+from sandyard.engine.images.fitting import wishes_of
+from sandyard.engine.images.unpack import Order
+from sandyard.engine.templates.trust import Trust
+from sandyard.kit.errors import InvalidInputError, SandyardError, UnsupportedError
+from tests.images import hostile
+from tests.images.made import entry, folder, rootfs, sha256, tar
+
+LAYER = tar(folder("d"), entry("d/f", "x"), entry("pipe", kind=tarfile.FIFOTYPE, mode=0o666))
+PASSWORD = "wonderland-in-the-environment"
+PLACES = {
+    "decompressor": ("sandyard.engine.images.stream", "_decompressed"),
+    "parser": ("sandyard.engine.images.tree", "Tree.finish"),
+    "fitter": ("sandyard.engine.images.fitting", "fit"),
+    "indexer": ("sandyard.engine.images.stream", "forget_members"),
+}
+TAKE_OVER = """
+    import importlib, json, sys
+    import {module}
+    from sandyard.engine.images.stream import LayerError
+    sys.path.insert(0, {hostile!r})
+    import hostile
+
+    def instead(*_, **__):
+        {body}
+
+    place, _, name = {function!r}.rpartition(".")
+    setattr(getattr({module}, place) if place else {module}, name, instead)
+"""
+TRY_ALL = "raise LayerError('tried: ' + json.dumps(hostile.try_all({attempts})))"
+
+
+class Place:
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self._monkeypatch = monkeypatch
+        self.fs = path / "work/fs"
+        self.fs.mkdir(parents=True)
+        self.fs.chmod(0o755)
+
+    def take_over(self, where: str, body: str) -> None:
+        """Have the processes that come do `body` in the place of a function."""
+        module, _, function = where.partition(":")
+        code = self.path / "code"
+        code.mkdir()
+        images = str(Path(hostile.__file__).parent)
+        text = textwrap.dedent(TAKE_OVER).format(module=module, function=function, hostile=images, body=body)
+        (code / "sitecustomize.py").write_text(text)
+        paths = [str(code), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+    async def unpack(self, layer: bytes = LAYER) -> dict[str, Any]:
+        blob = gzip.compress(layer)
+        (self.path / "blob").write_bytes(blob)
+        order = Order(str(self.fs), 0, len(blob), sha256(blob), sha256(layer), 64 << 20, 1000, 0)
+        with (self.path / "blob").open("rb") as source:
+            return await child.run("unpack", asdict(order), "The layer", source.fileno())
+
+    async def fit(self) -> dict[str, Any]:
+        await self.unpack(rootfs())
+        work = self.path / "adapted"
+        (work / "scratch").mkdir(parents=True)
+        order = adapt.order([str(self.fs)], [[]], work, wishes_of("", None, Trust()))
+        return await child.run("adapt", order, "The image")
+
+    async def index(self) -> dict[str, Any]:
+        (self.path / "archive").write_bytes(tar(entry("index.json", "{}")))
+        with (self.path / "archive").open("rb") as source:
+            return await child.run("index", {}, "The archive", source.fileno())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def aim(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[hostile.Aim]:
+    monkeypatch.setenv("SANDYARD_TEST_PASSWORD", PASSWORD)
+    (place.path / "secret").write_text("of the host")
+    abstract = f"\0sandyard-test-{os.getpid()}"
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(abstract)
+            unix.listen()
+            port = tcp.getsockname()[1]
+            yield hostile.Aim(
+                str(place.fs), str(place.path / "secret"), str(place.path), port, abstract, bystander.pid, PASSWORD
+            )
+    finally:
+        bystander.kill()
+        bystander.wait()
+        with contextlib.suppress(OSError):  # where it was not refused
+            kernel.unmount(str(place.fs), kernel.MNT_DETACH)
+
+
+@pytest.mark.parametrize("who", PLACES)
+async def test_whoever_takes_it_over_reaches_nothing(place: Place, aim: hostile.Aim, who: str) -> None:
+    attempts = f"hostile.attempts(hostile.Aim(**{asdict(aim)!r}))"
+    if who != "fitter":
+        attempts += " | hostile.parser_attempts()"
+    place.take_over(":".join(PLACES[who]), TRY_ALL.format(attempts=attempts))
+    start = {"fitter": place.fit, "indexer": place.index}.get(who, place.unpack)
+    with pytest.raises(InvalidInputError, match="tried: ") as told:
+        await start()
+    succeeded = json.loads(told.value.message.partition("tried: ")[2].removesuffix("."))
+    assert succeeded == []
+    assert (place.path / "secret").read_text() == "of the host" and not (place.path / "evil").exists()
+
+
+@pytest.fixture
+async def stopped(place: Place) -> AsyncIterator[int]:
+    """The worker that writes the tree, as the host knows it: it waits for what comes out of a pipe in its layer."""
+    place.take_over(":".join(PLACES["parser"]), "open('/pipe', 'rb').read()")
+    running = asyncio.create_task(place.unpack())
+    pipe = -1
+    try:
+        while pipe < 0:
+            assert not running.done(), running.result()
+            with contextlib.suppress(OSError):  # nobody reads it yet
+                pipe = os.open(place.fs / "pipe", os.O_WRONLY | os.O_NONBLOCK)
+            await asyncio.sleep(0.01)
+        while len(workers := _workers()) != 1:  # the other one ends when it has nothing to do any more
+            await asyncio.sleep(0.01)
+        yield workers[0]
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError, InvalidInputError, SandyardError):
+            await running
+        os.close(pipe)
+
+
+def _status(pid: int) -> dict[str, list[str]]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _workers() -> list[int]:
+    """First processes of their pid namespaces whose parent is one that unpacks for this one."""
+    found = []
+    for folder_ in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, KeyError):
+            status = _status(int(folder_.name))
+            parent = int(status["PPid"][0])
+            if (
+                status["NSpid"][-1] == "1"
+                and status["State"][0] != "Z"
+                and _status(parent)["PPid"][0] == str(os.getpid())
+            ):
+                found.append(int(folder_.name))
+    return found
+
+
+async def test_who_it_is_on_the_host(place: Place, stopped: int) -> None:
+    status = _status(stopped)
+    root = kernel.is_root()
+    mine = str(confined.FIRST_ID) if root else str(os.getuid())
+    assert status["Uid"] == [mine] * 4
+    assert status["Groups"] == [] or not root
+    assert status["NSpid"][-1] == "1"
+    assert status["NoNewPrivs"] == ["1"] and status["Seccomp"] == ["2"]
+    assert {int(status[name][0], 16) for name in ("CapInh", "CapAmb")} == {0}
+    kept = confined.MAKE_FILES if root else 0
+    assert {int(status[name][0], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {kept}
+    if root:  # without, a process that can't be dumped shows this to root alone
+        for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
+            theirs, ours = (Path(f"/proc/{pid}/ns/{kind}").readlink() for pid in (stopped, "self"))
+            assert theirs != ours, kind
+        mounts = Path(f"/proc/{stopped}/mountinfo").read_text().splitlines()
+        assert len(mounts) == 1 and mounts[0].split()[4] == "/" and "idmapped" in mounts[0]
+        open_files = {link.readlink().name.partition(":")[0] for link in Path(f"/proc/{stopped}/fd").iterdir()}
+        assert open_files <= {"null", "pipe", "socket", ""}
+
+
+async def test_it_ends_with_whoever_started_it(place: Place, stopped: int) -> None:
+    pidfd = os.pidfd_open(stopped)
+    os.kill(int(_status(stopped)["PPid"][0]), signal.SIGKILL)
+    gone = asyncio.Event()
+    asyncio.get_running_loop().add_reader(pidfd, gone.set)
+    async with asyncio.timeout(20):
+        await gone.wait()
+    asyncio.get_running_loop().remove_reader(pidfd)
+    os.close(pidfd)
+
+
+async def test_without_confinement_nothing_is_read(place: Place) -> None:
+    place.take_over(
+        "sandyard.engine.drivers.namespace.kernel:clone",
+        "raise OSError(28, 'unshare(0x10000000): No space left on device')",
+    )
+    with pytest.raises(UnsupportedError, match=r"can't confine .*No space left on device.*sandyard doctor"):
+        await place.unpack()
+    assert list(place.fs.iterdir()) == []
+
+
+def test_its_ids_are_no_sandboxs() -> None:
+    last = instance.FIRST_UID + instance.BLOCKS * instance.SLOTS_PER_BLOCK * instance.UIDS_PER_SLOT
+    assert last <= confined.FIRST_ID <= 2**31 - confined.IDS
