@@ -12,7 +12,7 @@ from typing import Any
 
 from sandyard.engine.sandboxes.errors import no_such_sandbox
 from sandyard.engine.sandboxes.metrics import Series
-from sandyard.engine.sandboxes.model import Page, Sandbox, SandboxQuery
+from sandyard.engine.sandboxes.model import Page, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import InvalidInputError
 
 AUTOMATIC_BOOTS = 3
@@ -95,6 +95,17 @@ class Registry:
                 if len(found) > query.limit:
                     break
         return page_of(found, query.limit)
+
+    def count(self, query: SandboxQuery) -> int:
+        """How many match, on all pages."""
+        if query.states == {State.RUNNING} and _is_unfiltered(query):
+            return self.running
+        return sum(_matches(entry.record, query) for entry in self._entries.values())
+
+
+def _is_unfiltered(query: SandboxQuery) -> bool:
+    times = (query.started_after, query.started_before)
+    return not query.metadata and query.template is None and times == (None, None)
 
 
 def page_of(found: list[Any], limit: int) -> Page[Any]:

@@ -254,6 +254,17 @@ async def test_list_filters(yard: Yard) -> None:
         ids(cursor="§§")
 
 
+async def test_counting(yard: Yard) -> None:
+    for number in range(3):
+        sandbox = await yard.create(metadata={"odd": str(number % 2)})
+    await yard.service.pause(sandbox.id)
+    running = frozenset({State.RUNNING})
+    assert yard.service.count() == 3
+    assert yard.service.count(SandboxQuery(states=running, limit=1)) == 2
+    assert yard.service.count(SandboxQuery(states=running, metadata={"odd": "1"})) == 1
+    assert yard.service.count(SandboxQuery(template="other")) == 0
+
+
 @pytest.mark.parametrize("cursor", ["", "abc", "c2VxOi0x", "c2VxOng", "c2VxOjk5OTk5OTk5OTk5OTk5OTk5OTk5"])
 async def test_bad_cursors(yard: Yard, cursor: str) -> None:
     with pytest.raises(InvalidInputError):
