@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from e2b import Sandbox
 
-from tests.acceptance.board import add
+from tests.acceptance.board import add, configure
 from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import work
 from tests.forge import forge
@@ -55,16 +55,36 @@ def test_a_sandbox_of_a_snapshot_and_its_fork(engine: Engine, new_sandbox: Calla
 
 
 def test_a_task_goes_on(engine: Engine, platform: Platform) -> None:
+    """The agent is told to look at what is there. The demo, which only follows orders, says that this is none and is done."""
     with forge() as github:
         project = work(platform, github)
         card = add(
-            project, "Count\nappend log.txt: one\ncommit: feat: first\nsay: waiting\nsleep: 3\nappend log.txt: two"
+            project, "Count\nappend log.txt: one\ncommit: feat: first\nappend log.txt: two\nsay: waiting\nsleep: 600"
         )
         session = until(lambda: card.attempt()["sessionId"])
+        until(lambda: card.client.get(f"/sessions/{session}").is_success)
         until(lambda: "waiting" in card.said(session))
         sandbox = ok(card.client.get(f"/sessions/{session}"))["sandboxId"]
         end(engine, ok(card.client.get(f"/sandboxes/{sandbox}"))["engineId"])
         attempt = card.rests("in_review")
         assert attempt["sessionId"] == session
-        assert project.repository.read(card.pull()["headBranch"], "log.txt") == b"one\ntwo\n"
         assert ok(card.client.get(f"/sessions/{session}"))["sandboxId"] == sandbox
+        assert project.repository.read(card.pull()["headBranch"], "log.txt") == b"one\ntwo\n", (
+            "also what was not committed"
+        )
+        assert "sandbox was restarted" in card.transcript(session)
+
+
+def test_a_check_is_run_again(engine: Engine, platform: Platform) -> None:
+    with forge() as github:
+        project = work(platform, github)
+        command = "test -e /home/user/again && exit 0; touch /home/user/again; sleep 600"
+        configure(project, verify={"command": command, "fixes": 0})
+        card = add(project, "Count\nappend log.txt: one")
+        session = until(lambda: card.attempt()["sessionId"])
+        until(lambda: card.attempt()["step"] == "verify")
+        sandbox = ok(card.client.get(f"/sessions/{session}"))["sandboxId"]
+        engine_id = ok(card.client.get(f"/sandboxes/{sandbox}"))["engineId"]
+        until(lambda: Sandbox.connect(engine_id).files.exists("/home/user/again"))
+        end(engine, engine_id)
+        assert card.rests("in_review")["verified"]

@@ -15,7 +15,7 @@ ENVD_VERSION = "0.6.4"
 CLIENT_ID = "sandyard"
 """Once the name of a node. Old clients write it behind a sandbox's id, with a hyphen."""
 
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - UTC, and its zone is not to be written out
+_EPOCH = datetime(1970, 1, 1)  # UTC; a zone would be written out
 
 View = dict[str, Any]
 
