@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -96,6 +97,12 @@ class Engine:
                 client.delete(f"/templates/{snapshot['snapshotID']}")
             for volume in client.get("/volumes").json():
                 client.delete(f"/volumes/{volume['volumeID']}")
+
+    def first_process(self, sandbox_id: str) -> int:
+        """Its pid on this machine. When it is killed, all others of the sandbox end."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.data}/engine.db?mode=ro", uri=True)) as database:
+            (handle,) = database.execute("SELECT handle FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
+        return int(json.loads(handle)["data"]["life"]["pid"])
 
     def kill(self) -> None:
         """SIGKILL: the crash a test wants to see survived."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address
 from pathlib import Path
+from socketserver import TCPServer
 
 import dns.message
 import dns.rdatatype
@@ -28,6 +29,12 @@ from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.syscalls import enter_network_namespace, new_network_namespace
 
 API, OTHER = "api.outside.test", "other.outside.test"
+
+
+class _Server(ThreadingHTTPServer):
+    def server_bind(self) -> None:
+        """Without asking for the name of its address: nobody answers, and waiting for that takes ten seconds."""
+        TCPServer.server_bind(self)
 
 
 class Outside:
@@ -124,7 +131,7 @@ class Outside:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        server = ThreadingHTTPServer((self.address, port), Handler)
+        server = _Server((self.address, port), Handler)
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         self._servers.append(server)

@@ -1,16 +1,19 @@
-"""The engine's HTTP protocol: the bounded one with four things added.
+"""The engine's HTTP protocol: the bounded one with five things added.
 
 - Every kind of upgrade goes to the tunnel, not WebSockets only: what a server in a sandbox speaks is its own affair.
 - An application may cut its client's connection (`asgi.CLOSE`), because a reply that broke off must not look complete.
 - An application may ask when what it sent has left this process (`asgi.DELIVERY`).
+- An application may let a request's body take its time (`asgi.SLOW_BODY`).
 - An engine that stops waits no longer than a moment for a client over TLS to say its farewell.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from sandyard.engine.e2b.dataplane.asgi import CLOSE, DELIVERY
+from sandyard.engine.e2b.dataplane.asgi import CLOSE, DELIVERY, SLOW_BODY
 from sandyard.kit import server
 
 FAREWELL_SECONDS = 1.0
@@ -24,7 +27,8 @@ class EngineProtocol(server.BoundedProtocol):
             "settled": self._settled,
             "end": self._write_behind,
         }
-        self.scope["extensions"] = {CLOSE: {"close": self.transport.close}, DELIVERY: delivery}
+        slow: dict[object, object] = {"allow": partial(self.allow_slow_body, self.scope)}
+        self.scope["extensions"] = {CLOSE: {"close": self.transport.close}, DELIVERY: delivery, SLOW_BODY: slow}
 
     def _write_through(self) -> None:
         """From now on a write is a system call, and what the kernel does not take at once stops the writer."""

@@ -143,6 +143,7 @@ class Parts:
         )
         self.undertaker.on_removed(lambda record: self._tidy_up())
         self.reconciler.on_boot = self.sampler.soon
+        self.undertaker.on_stopped = self.reconciler.stopped
         self.calls.on_late = self._late
         self._closed = False
 

@@ -1,7 +1,7 @@
 """Making the host agree with the record.
 
-Used for every sandbox when the engine starts, and for one sandbox after a verb of the driver failed or got stuck on
-it. The record wins wherever that is possible: it is what a client was told. Where memory is gone it cannot win, and
+Used for every sandbox when the engine starts, and for one sandbox after its processes ended, or a verb of the driver
+failed or got stuck on it. The record wins wherever that is possible: it is what a client was told. Where memory is gone it cannot win, and
 the record then says so.
 """
 
@@ -17,7 +17,7 @@ from sandyard.engine.sandboxes import guest, starting
 from sandyard.engine.sandboxes.calls import Calls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, LogLevel, OnTimeout, PauseKind, State
-from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.registry import AUTOMATIC_BOOTS, Entry
 from sandyard.engine.sandboxes.trust import EgressTrust
 from sandyard.engine.sandboxes.undertaker import Spawn, Undertaker
 from sandyard.kit.errors import SandyardError
@@ -33,6 +33,7 @@ _AGREES: Final = {
     None: Condition.RUNNING,
 }
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+BOOTS_WITHIN_S = 600.0
 
 
 def agrees(entry: Entry, observed: Condition) -> bool:
@@ -45,6 +46,20 @@ def needs_boot(entry: Entry, observed: Condition, now: float) -> bool:
     return (
         observed is Condition.STOPPED and record.running and record.intent is not Intent.STOP and record.ends_at > now
     )
+
+
+@asynccontextmanager
+async def _traffic_waits(entry: Entry) -> AsyncIterator[None]:
+    """The caller holds the lock. Where its verb has traffic wait already, that goes on until the verb is over."""
+    if entry.changing is not None:
+        yield
+        return
+    entry.changing = asyncio.get_running_loop().create_future()
+    try:
+        yield
+    finally:
+        entry.changing.set_result(None)
+        entry.changing = None
 
 
 class Reconciler:
@@ -93,13 +108,20 @@ class Reconciler:
             self._spawn(self._inspect_until_known(entry, doubted))
         doubted.set()
 
+    def stopped(self, entry: Entry, reason: str) -> None:
+        """The processes of a running sandbox have ended: boot it again from its file system, in the background and before
+        its next verb."""
+        entry.lost = f"{ENDED} ({reason})"
+        self.doubt(entry)
+
     async def inspect(self, entry: Entry) -> None:
         """Ask the driver and settle. The caller holds the lock. StuckError when the driver does not say."""
         while entry.suspect and entry.gone is None:
             seen = entry.suspect
             await self._calls.rest(entry.id)
             observed = await self._calls.run("condition", entry.id, self._driver.condition(entry.record.handle))
-            await self.settle(entry, observed, ENDED)
+            await self.settle(entry, observed, entry.lost or ENDED)
+            entry.lost = None
             if entry.suspect == seen:  # else a call that had been given up came to an end meanwhile
                 entry.suspect = 0
 
@@ -168,9 +190,18 @@ class Reconciler:
             self._park(
                 entry, "The sandbox was paused; only its file system is kept (finished after an interruption)", None
             )
+        elif record.ends_at > now and self._ends_too_often(entry, now):
+            self._park(
+                entry,
+                f"{lost}, {AUTOMATIC_BOOTS + 1} times within {BOOTS_WITHIN_S / 60:.0f} minutes; the sandbox is paused, its "
+                "file system is kept",
+                lost,
+            )
         elif record.ends_at > now:
+            entry.boots.append(now)
             try:
-                handle = await self.boot(entry)
+                async with _traffic_waits(entry):
+                    handle = await self.boot(entry)
             except SandyardError as error:
                 self._park(entry, f"{lost}, and the sandbox could not be booted again: {error.message}", lost)
                 self.doubt(entry)
@@ -192,6 +223,9 @@ class Reconciler:
         else:
             self._ledger.remove(entry, "The sandbox was killed: its timeout was reached", reason="killed")
             self._spawn(self._undertaker.bury(entry))
+
+    def _ends_too_often(self, entry: Entry, now: float) -> bool:
+        return len(entry.boots) == AUTOMATIC_BOOTS and entry.boots[0] > now - BOOTS_WITHIN_S
 
     def _park(self, entry: Entry, event: str, lost: str | None) -> None:
         now = self._ledger.clock.now()

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from sandyard.engine.sandboxes.errors import no_such_sandbox
 from sandyard.engine.sandboxes.metrics import Series
-from sandyard.engine.sandboxes.model import Page, Sandbox, SandboxQuery
+from sandyard.engine.sandboxes.model import Page, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import InvalidInputError
+
+AUTOMATIC_BOOTS = 3
+"""How often a sandbox whose processes end by themselves is booted again within `reconcile.BOOTS_WITHIN_S`."""
 
 
 class Entry:
     """One living sandbox. Whoever changes it holds `lock`; `record` is read by everyone and replaced, never changed."""
 
-    __slots__ = ("changing", "gone", "lock", "record", "series", "suspect", "watch")
+    __slots__ = ("boots", "changing", "gone", "lock", "lost", "record", "series", "suspect", "watch")
 
     def __init__(self, record: Sandbox) -> None:
         self.record = record
@@ -26,6 +30,8 @@ class Entry:
         self.changing: asyncio.Future[None] | None = None  # set while its state changes; traffic waits for it
         self.gone: str | None = None  # why it has no record any more
         self.suspect = 0  # counts failures since its condition was last seen; while not 0 it must be asked before use
+        self.lost: str | None = None  # why its processes ended, from when that was seen until it is settled
+        self.boots: deque[float] = deque(maxlen=AUTOMATIC_BOOTS)  # when it was last booted because they had ended
         self.watch: asyncio.Task[None] | None = None
         self.series: Series | None = None
 
@@ -89,6 +95,17 @@ class Registry:
                 if len(found) > query.limit:
                     break
         return page_of(found, query.limit)
+
+    def count(self, query: SandboxQuery) -> int:
+        """How many match, on all pages."""
+        if query.states == {State.RUNNING} and _is_unfiltered(query):
+            return self.running
+        return sum(_matches(entry.record, query) for entry in self._entries.values())
+
+
+def _is_unfiltered(query: SandboxQuery) -> bool:
+    times = (query.started_after, query.started_before)
+    return not query.metadata and query.template is None and times == (None, None)
 
 
 def page_of(found: list[Any], limit: int) -> Page[Any]:

@@ -168,6 +168,10 @@ class Sandboxes:
         InvalidInputError on a bad cursor."""
         return self._parts.registry.page(query)
 
+    def count(self, query: SandboxQuery = _ALL) -> int:
+        """How many there are on all pages."""
+        return self._parts.registry.count(query)
+
     async def kill(self, sandbox_id: str) -> None:
         """Running or paused. NotFoundError when there is none (also when another kill was first)."""
         entry = self._parts.registry.get(sandbox_id)

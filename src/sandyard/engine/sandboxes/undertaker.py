@@ -1,4 +1,5 @@
-"""How sandboxes end: killed on request, or found dead. Either way every trace goes, however long the driver takes."""
+"""How sandboxes end: killed on request, or found absent. Every trace goes then, however long the driver takes. One whose
+processes ended by themselves keeps its files: `on_stopped` decides how it goes on."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ class Undertaker:
         self._patience_s = patience_s
         self._dying: dict[str, Sandbox] = {}
         self._removed: list[Callable[[Sandbox], None]] = []
+        self.on_stopped: Callable[[Entry, str], None] = lambda entry, reason: None
+        """Called when the processes of a running sandbox ended and its file system is left, with the reason."""
 
     @property
     def dying(self) -> tuple[Sandbox, ...]:
@@ -160,7 +163,11 @@ class Undertaker:
         if entry.gone is not None:
             return
         entry.watch = None  # or it would be cancelled with the rest, while it does this
-        if not entry.record.running and condition is Condition.STOPPED:
+        if condition is Condition.STOPPED and entry.record.running:
+            self._ledger.interrupted(entry.id, "died")
+            self.on_stopped(entry, reason)
+            return
+        if condition is Condition.STOPPED:
             self._ledger.change(
                 entry,
                 f"The paused sandbox lost its memory: {reason}",

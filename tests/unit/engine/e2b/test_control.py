@@ -78,6 +78,10 @@ class Verbs:
         self.calls.append(("list", query))
         return Page((self.record,), None if query.cursor else "next")
 
+    def count(self, query: SandboxQuery) -> int:
+        self.calls.append(("count", query))
+        return 1000
+
     async def kill(self, sandbox_id: str) -> None:
         self.get(sandbox_id)
         self.calls.append(("kill", sandbox_id))
@@ -363,7 +367,8 @@ class TestList:
     async def test_plain(self, client: Client) -> None:
         answer = await client.get("/v2/sandboxes")
         assert answer.headers["x-next-token"] == "next"
-        assert answer.headers["x-total-running"] == "2", "all pages are counted"
+        assert answer.headers["x-total-running"] == "1000", "all pages are counted"
+        assert [call[0] for call in client.verbs.calls] == ["list", "count"], "without looking at the other pages"
         listed = ListedSandbox.from_dict(answer.json()[0])
         assert listed.started_at == datetime.fromtimestamp(NOW, UTC)
         assert listed.metadata == {"a": "b"}

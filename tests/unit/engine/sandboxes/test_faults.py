@@ -229,7 +229,7 @@ async def test_a_full_disk_does_not_hinder_a_kill(yard: Yard, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(yard.service._parts.repository, "delete", full)
         await yard.service.kill(killed.id)
-        yard.host.end(died.id)
+        yard.host.end(died.id, trace=False)
         await yard.service.kill(lost.id)
         await yard.settle()
         assert yard.service.list().items == () and yard.host.machines == {}

@@ -32,7 +32,7 @@ async def test_everything_is_there_after_a_crash(yard: Yard) -> None:
     yard.host.end(running.id)  # its end is noticed by the new engine as well
     yard.host.end(paused.id)
     await yard.settle()
-    assert yard.service.find(running.id) is None
+    assert yard.service.get(running.id).memory_lost
     assert yard.service.get(paused.id).pause_kind is PauseKind.FILESYSTEM
 
 

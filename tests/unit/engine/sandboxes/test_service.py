@@ -254,6 +254,17 @@ async def test_list_filters(yard: Yard) -> None:
         ids(cursor="§§")
 
 
+async def test_counting(yard: Yard) -> None:
+    for number in range(3):
+        sandbox = await yard.create(metadata={"odd": str(number % 2)})
+    await yard.service.pause(sandbox.id)
+    running = frozenset({State.RUNNING})
+    assert yard.service.count() == 3
+    assert yard.service.count(SandboxQuery(states=running, limit=1)) == 2
+    assert yard.service.count(SandboxQuery(states=running, metadata={"odd": "1"})) == 1
+    assert yard.service.count(SandboxQuery(template="other")) == 0
+
+
 @pytest.mark.parametrize("cursor", ["", "abc", "c2VxOi0x", "c2VxOng", "c2VxOjk5OTk5OTk5OTk5OTk5OTk5OTk5"])
 async def test_bad_cursors(yard: Yard, cursor: str) -> None:
     with pytest.raises(InvalidInputError):
@@ -527,13 +538,63 @@ async def test_long_paused_memory_goes_to_disk_and_comes_back(tmp_path) -> None:
     await yard.stop()
 
 
-async def test_a_sandbox_that_ends_by_itself_is_gone_with_its_reason(yard: Yard) -> None:
-    sandbox = await yard.create()
+async def test_a_sandbox_that_ends_by_itself_is_booted_from_its_files(yard: Yard) -> None:
+    sandbox = await yard.create(env={"A": "1"})
+    machine = yard.host.machines[sandbox.id]
+    machine.files, memory = frozenset({"work"}), machine.memory
     yard.host.end(sandbox.id, "out of memory")
     await yard.settle()
-    assert yard.service.find(sandbox.id) is None
+    now = yard.service.get(sandbox.id)
+    assert now.running and now.ends_at == sandbox.ends_at and "out of memory" in (now.memory_lost or "")
+    assert machine.files == {"work"} and machine.memory != memory and machine.init == told(sandbox, {"A": "1"})
     assert "out of memory" in yard.service.logs(sandbox.id)[-1].message
     assert (sandbox.id, "died") in yard.interrupted
+    yard.check()
+    yard.host.end(sandbox.id, "again")
+    assert (await yard.service.connect(sandbox.id, 60))[0].running
+    await yard.settle()
+    assert "again" in (yard.service.get(sandbox.id).memory_lost or "")
+    yard.check()
+
+
+async def test_a_sandbox_that_ends_again_and_again_is_paused(yard: Yard) -> None:
+    sandbox = await yard.create(timeout_s=3600)
+    for _ in range(4):
+        assert yard.service.get(sandbox.id).running
+        yard.host.end(sandbox.id, "it was shut down")
+        await yard.settle()
+    paused = yard.service.get(sandbox.id)
+    assert paused.pause_kind is PauseKind.FILESYSTEM and "shut down" in (paused.memory_lost or "")
+    yard.check()
+    await yard.clock.advance(601)
+    await yard.service.connect(sandbox.id, 3600)
+    yard.host.end(sandbox.id, "it was shut down")
+    await yard.settle()
+    assert yard.service.get(sandbox.id).running
+    yard.check()
+
+
+async def test_a_sandbox_that_ends_and_cannot_boot_is_paused(yard: Yard) -> None:
+    sandbox = await yard.create()
+    yard.driver.broken("boot", FullError("no memory is left"))
+    yard.host.end(sandbox.id, "out of memory")
+    await yard.settle()
+    assert yard.service.get(sandbox.id).pause_kind is PauseKind.FILESYSTEM
+    yard.driver.heal()
+    await yard.service.connect(sandbox.id, 60)
+    yard.check()
+
+
+async def test_traffic_waits_for_the_boot_after_an_end(yard: Yard) -> None:
+    sandbox = await yard.create()
+    reached = yard.driver.held("boot")
+    yard.host.end(sandbox.id, "out of memory")
+    await reached.wait()
+    dialled = asyncio.ensure_future(yard.service.dial(sandbox.id, 49983))
+    await yard.settle()
+    assert not dialled.done()
+    yard.driver.release("boot")
+    (await dialled).close()
     yard.check()
 
 

@@ -57,12 +57,13 @@ async def take_over(
 
 
 def _adopt(host: Host, lives: Lives, record: Record, life: Life) -> None:
-    """It is the same process if it began at the same time, and this sandbox's if it is in its group and has its files."""
+    """It is the same process if it began at the same time, and this sandbox's if it is in its group and has its files. Where there are
+    no groups its command line says whose it is."""
     pidfd = processes.hold(life.pid, life.start)
     if pidfd is None:
         return
-    stranger = host.cgroups.hierarchies and life.pid not in host.cgroups.pids(record.id)
-    if stranger or not host.store.has(record.id):
+    ours = host.cgroups.pids(record.id) if host.cgroups.hierarchies else processes.titled(host.title)
+    if life.pid not in ours or not host.store.has(record.id):
         os.close(pidfd)
         return
     host.slots.claim(life.slot)

@@ -74,6 +74,7 @@ class NamespaceDriver:
         found = await adopt.take_over(
             self._host, self._lives, self._suspender, self._records, keep=keep, snapshots=snapshots
         )
+        self._host.taken_over()
         self._tell_capabilities()
         self._suspender.try_out(self._tell_capabilities)
         self._starter.prepare()

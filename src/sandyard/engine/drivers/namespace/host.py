@@ -158,6 +158,10 @@ class Host:
             raise SandyardError("Processes of sandboxes that should be gone do not end.")
         self._kill_titled(set(keep.values()))
 
+    def taken_over(self) -> None:
+        """What the data directory tells of is adopted or removed."""
+        self.instance = instances.taken_over(self.options.data_dir, self.instance)
+
     def give_up_network(self) -> None:
         if self.network is not None:
             self._missing |= self.network.missing

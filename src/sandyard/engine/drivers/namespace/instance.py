@@ -32,7 +32,9 @@ class Instance:
     slots: int  # how many sandboxes the range has room for
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy → directory, as of the last run
     directory: str = ""  # which directory it was made for: its device and inode
-    is_copy: bool = False  # the data directory was copied from another instance's; not stored
+    is_copy: bool = (
+        False  # copied from another instance's, and not yet taken over: its handles tell of the original's processes
+    )
 
     def uid(self, slot: int) -> int:
         """Where the ids of a slot begin."""
@@ -49,6 +51,8 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
     is_copy = known is not None and known.directory not in {"", directory}
     if is_copy:  # what has the old name on this machine is the original's
         known = None
+    elif known is not None and known.is_copy:
+        is_copy = True  # an earlier start did not get as far as `taken_over`
     elif known is not None and known.directory != directory:
         known = replace(known, directory=directory)
         save(data_dir, known)
@@ -59,7 +63,8 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
     for count in range(wanted, 0, -1):
         for block in range(BLOCKS - count + 1):
             first = FIRST_UID + block * SLOTS_PER_BLOCK * UIDS_PER_SLOT
-            candidate = Instance(name, first, count * SLOTS_PER_BLOCK, known.cgroups if known else {}, directory)
+            slots = count * SLOTS_PER_BLOCK
+            candidate = Instance(name, first, slots, known.cgroups if known else {}, directory, is_copy)
             try:
                 save(data_dir, candidate)  # before the claim: one that nobody's file confirms is void
             except OSError as error:
@@ -67,11 +72,11 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
                     raise
                 return known  # on a full disk it stays as it was
             if _claim(claims, candidate, data_dir):
-                return replace(candidate, is_copy=is_copy)
+                return candidate
     # Too many engines: share the first range. Namespaces still keep sandboxes apart, only the ids don't.
-    shared = Instance(name, FIRST_UID, SLOTS_PER_BLOCK, known.cgroups if known else {}, directory)
+    shared = Instance(name, FIRST_UID, SLOTS_PER_BLOCK, known.cgroups if known else {}, directory, is_copy)
     save(data_dir, shared)
-    return replace(shared, is_copy=is_copy)
+    return shared
 
 
 def _identity(data_dir: Path) -> str:
@@ -81,15 +86,21 @@ def _identity(data_dir: Path) -> str:
 
 
 def save(data_dir: Path, instance: Instance) -> None:
-    stored = asdict(instance)
-    del stored["is_copy"]
-    file, text = data_dir / "instance.json", json.dumps(stored)
+    file, text = data_dir / "instance.json", json.dumps(asdict(instance))
     with contextlib.suppress(FileNotFoundError):
         if file.read_text() == text:  # an engine starts on a full disk too
             return
     partial = data_dir / ".instance.partial"
     partial.write_text(text)
     partial.rename(file)
+
+
+def taken_over(data_dir: Path, instance: Instance) -> Instance:
+    """Everything in the directory is this instance's own by now: whatever is found of it later, it has made itself."""
+    if instance.is_copy:
+        instance = replace(instance, is_copy=False)
+        save(data_dir, instance)
+    return instance
 
 
 def with_cgroups(instance: Instance, folders: dict[str, str]) -> Instance:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from sandyard.engine.e2b.control import errors, network, views
-from sandyard.engine.e2b.control.context import PAGE, Context, page_limit, short_id
+from sandyard.engine.e2b.control.context import Context, page_limit, short_id
 from sandyard.engine.e2b.control.wire import NewSandbox
 from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send, header, whole_body
 from sandyard.engine.sandboxes.model import CreateSandbox, OnTimeout, Sandbox, SandboxQuery, State
@@ -22,6 +22,8 @@ from sandyard.kit.errors import InvalidInputError, SandyardError
 
 IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 V1_TIMEOUT, V2_TIMEOUT = 15, 300
+V1_PIECE = 10_000
+"""How many sandboxes are looked up at a time for an answer with all of them."""
 
 
 def routes(context: Context) -> APIRouter:
@@ -30,7 +32,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/sandboxes")
     async def list_v1(metadata: str | None = None) -> JSONResponse:
-        query = SandboxQuery(parse_metadata(metadata), frozenset((State.RUNNING,)), limit=PAGE)
+        query = SandboxQuery(parse_metadata(metadata), frozenset((State.RUNNING,)), limit=V1_PIECE)
         return JSONResponse([views.listed(sandbox) for sandbox in _walk(context, query)])
 
     @router.get("/v2/sandboxes")
@@ -58,8 +60,7 @@ def routes(context: Context) -> APIRouter:
         page = service.list(query)
         headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else {}
         if State.RUNNING in query.states:
-            running = replace(query, states=frozenset((State.RUNNING,)), limit=PAGE, cursor=None)
-            headers["X-Total-Running"] = str(sum(1 for _ in _walk(context, running)))
+            headers["X-Total-Running"] = str(service.count(replace(query, states=frozenset((State.RUNNING,)))))
         return JSONResponse([views.listed(sandbox) for sandbox in page.items], headers=headers)
 
     @router.get("/sandboxes/{sandbox_id}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sandyard.engine.contract import Limits
@@ -15,7 +15,7 @@ ENVD_VERSION = "0.6.4"
 CLIENT_ID = "sandyard"
 """Once the name of a node. Old clients write it behind a sandbox's id, with a hyphen."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1)  # UTC; a zone would be written out
 
 View = dict[str, Any]
 
@@ -29,7 +29,7 @@ def alias(sandbox: Sandbox) -> str | None:
 def time(seconds: float) -> str:
     """RFC 3339 in UTC, to the microsecond, never later than it was: asked for what began after it, it is found."""
     moment = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return f"{moment.isoformat(timespec='microseconds')}Z"
 
 
 def created(sandbox: Sandbox, domain: str | None) -> View:

@@ -21,6 +21,9 @@ DELIVERY = "sandyard.delivery"
 """Name of the scope extension that says when what was sent is on its way to the client, whatever becomes of this process. After
 `begin`, until `end`: `await settled()` waits until the kernel has it all, and is false when the client is gone."""
 
+SLOW_BODY = "sandyard.slow_body"
+"""Name of the scope extension whose `allow` lets the request's body arrive as slowly as its sender likes, as a stream does."""
+
 
 def header(headers: Headers, name: bytes) -> str | None:
     """The first header of this name, which is in lower case."""

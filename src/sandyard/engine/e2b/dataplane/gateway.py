@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from sandyard.engine.contract import AGENT_PORT
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, refuse
-from sandyard.engine.e2b.dataplane.asgi import DELIVERY, App, Headers, Receive, Scope, Send, discard_body, header
+from sandyard.engine.e2b.dataplane.asgi import (
+    DELIVERY,
+    SLOW_BODY,
+    App,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    discard_body,
+    header,
+)
 from sandyard.engine.e2b.dataplane.forwarding import REPLACED, forwarded, secure_name
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.pool import Pool
@@ -118,6 +128,8 @@ class Gateway:
             await discard_body(receive)
             await pages.answer(admitted, scope, send)
             return
+        if header(scope["headers"], b"transfer-encoding") and (slow := scope.get("extensions", {}).get(SLOW_BODY)):
+            slow["allow"]()  # how long a stream may last is for the sandbox to say
         exchange = Exchange(scope, receive, send)
         try:
             await exchange.receive_first()  # before there is a connection that would have to be given back

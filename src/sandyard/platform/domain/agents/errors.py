@@ -17,6 +17,12 @@ class AgentDiedError(SandyardError):
     code, status = "agent_died", 502
 
 
+class SandboxRestartedError(AgentDiedError):
+    """The agent's process was lost: its sandbox was restarted under it. Its files are there."""
+
+    code = "sandbox_restarted"
+
+
 class AgentProtocolError(SandyardError):
     """The program speaks another version of the Agent Client Protocol than the platform does (1)."""
 

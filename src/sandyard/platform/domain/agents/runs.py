@@ -19,7 +19,7 @@ from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOpera
 from sandyard.platform.domain.agents import ending, steps
 from sandyard.platform.domain.agents.channel import Inputs, Outputs, command, input_path
 from sandyard.platform.domain.agents.consuming import Consumer, RunBrokenError, RunGoneError
-from sandyard.platform.domain.agents.errors import CheckoutMissingError
+from sandyard.platform.domain.agents.errors import CheckoutMissingError, SandboxRestartedError
 from sandyard.platform.domain.agents.model import LaunchWish, Profile, RunStatus, asking_modes
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import (
@@ -57,7 +57,7 @@ UNSEEN = 5
 """Of so many earlier processes whose end was not seen it is made sure."""
 _BRINGING = (OperationKind.CLONE, OperationKind.RESTORE, OperationKind.BRANCH)
 _ENDS = {
-    EndReason.LOST: "The agent's process was lost: its sandbox was restarted under it.",
+    EndReason.LOST: SandboxRestartedError().message,
     EndReason.NOT_STARTED: "The agent's process was never started.",
 }
 
@@ -346,8 +346,9 @@ class Life:
 
     async def _ended(self, ended: Ended) -> None:
         status = RunStatus.LOST if ended.reason is EndReason.LOST else RunStatus.ENDED
-        code = ended.code if ended.code is not None else None if ended.signal is None else -ended.signal
-        await self._over(status, exit_code=code, error=_ENDS.get(ended.reason))
+        number = ended.code if ended.code is not None else None if ended.signal is None else -ended.signal
+        code = SandboxRestartedError.code if ended.reason is EndReason.LOST else None
+        await self._over(status, exit_code=number, error=_ENDS.get(ended.reason), code=code)
 
     async def _over(
         self, status: RunStatus, *, exit_code: int | None = None, error: str | None = None, code: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, Command, Preparation, Project, Step, Task, Turn
 from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.errors import SandboxRestartedError
 from sandyard.platform.domain.agents.model import Origin, TurnStatus
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.forge.service import PullRequests
@@ -50,6 +51,8 @@ PATIENCE_S = 900.0
 """How long the engine may be away before a step gives up."""
 UNFIT = 3
 """So often what a sandbox is to be made of may not be there: a snapshot, then the template in its place."""
+RESTARTS = 3
+"""So often a sandbox may be restarted under a step, which then goes on from its files."""
 LOOK_S = 1.0
 """How soon a long step sees that it is to end."""
 _FAILED_TURNS = {
@@ -168,31 +171,41 @@ class Steps:
         return {"shown": {"branch": row.branch, "baseBranch": row.base_branch, "commit": row.base_commit}}
 
     async def agent(self, work: Work, place: Place, before: Result, *, turn: str, words: str | None) -> Result:
-        """A turn of the agent, with these words, or with those of the round."""
-        attempt = work.attempt
+        """A turn of the agent, with these words, or with those of the round. One whose sandbox was restarted under it is told to go on
+        from its files, a few times."""
         origin, texts = await self._prompt(work, words)
+        row = await self._turn(work, place, turn, origin, texts)
+        for number in range(1, RESTARTS + 1):
+            if row.error_code != SandboxRestartedError.code:
+                break
+            await self._not_cancelled(work.attempt.id)
+            row = await self._turn(work, place, f"{turn}/restart-{number}", origin, [prompts.of_retry(row.error)])
+        if row.status != TurnStatus.COMPLETED:
+            await self._not_cancelled(work.attempt.id)
+            code, sentence = _FAILED_TURNS.get(TurnStatus(row.status), ("turn_failed", "The agent has failed."))
+            return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
+        return {"shown": {"turnId": row.id, "stopReason": row.stop_reason}}
+
+    async def _turn(self, work: Work, place: Place, key: str, origin: Origin, texts: Sequence[str]) -> Turn:
+        """A turn at its end. The same key is the same turn."""
+        attempt = work.attempt
         parts = [{"type": "text", "text": text} for text in texts]
         row = await self._turns.prompt(
             work.caller,
             attempt.session_id,
             parts,
-            key=f"{attempt.id}/{attempt.round}/{turn}",
+            key=f"{attempt.id}/{attempt.round}/{key}",
             origin=origin,
             model=attempt.model,
         )
         await self._note(place, turnId=row.id)
         try:
-            row = await self._unless_cancelled(attempt.id, self._turns.wait(row.id))
+            return await self._unless_cancelled(attempt.id, self._turns.wait(row.id))
         except CancelledStep:
             # this one may have been asked for when the others were cancelled already
             await self._turns.cancel_all(attempt.session_id)
             await self._turns.wait(row.id)
             raise
-        if row.status != TurnStatus.COMPLETED:
-            await self._not_cancelled(attempt.id)
-            code, sentence = _FAILED_TURNS.get(TurnStatus(row.status), ("turn_failed", "The agent has failed."))
-            return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
-        return {"shown": {"turnId": row.id, "stopReason": row.stop_reason}}
 
     async def _prompt(self, work: Work, words: str | None) -> tuple[Origin, list[str]]:
         attempt = work.attempt
@@ -227,11 +240,16 @@ class Steps:
             return {"ok": True}
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
         command_id = before.get("commandId") or await self._begun_before(place, sandbox.id, verify.command)
-        if command_id is None:
-            new = NewCommand(command=verify.command, timeout_s=verify.timeout_seconds, cwd=FOLDER, envs={"CI": "true"})
-            command_id = (await self._patiently(lambda: self._commands.execute(work.caller, sandbox.id, new))).id
-            await self._note(place, commandId=command_id)
-        command = await self._watched(work, command_id)
+        new = NewCommand(command=verify.command, timeout_s=verify.timeout_seconds, cwd=FOLDER, envs={"CI": "true"})
+        for _ in range(RESTARTS + 1):
+            if command_id is None:
+                command_id = (await self._patiently(lambda: self._commands.execute(work.caller, sandbox.id, new))).id
+                await self._note(place, commandId=command_id)
+            command = await self._watched(work, command_id)
+            if command.status != CommandStatus.LOST:
+                break
+            await self._not_cancelled(work.attempt.id)
+            command_id = None  # the sandbox was restarted under it
         ok = command.status == CommandStatus.EXITED and command.exit_code == 0
         verified = {
             "ok": ok,

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.store import btrfs
+from sandyard.engine.drivers.namespace.store import btrfs, superblock
 
 _LOOP_CONFIGURE, _LOOP_GET_STATUS64, _LOOP_SET_CAPACITY, _LOOP_CTL_GET_FREE = 0x4C0A, 0x4C05, 0x4C07, 0x4C82
 _AUTOCLEAR, _DIRECT_IO = 4, 16
@@ -88,9 +88,10 @@ def make(image: Path, label: str) -> None:
 
 def renew_uuid(image: Path) -> None:
     """Tell a copied image apart from the original: the kernel takes two with one UUID for the same file system. Raises ImageError."""
-    changed = subprocess.run(["btrfstune", "-f", "-m", str(image)], check=False, capture_output=True, text=True)
-    if changed.returncode:
-        raise ImageError(f"the copied image could not get a UUID of its own: {changed.stderr.strip()}")
+    try:
+        superblock.renew_uuid(image)
+    except (OSError, ValueError) as error:
+        raise ImageError(f"the copied image could not get a UUID of its own: {error}") from error
 
 
 def mount(image: Path, target: Path) -> None:

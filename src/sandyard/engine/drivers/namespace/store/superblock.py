@@ -1,0 +1,84 @@
+"""The superblocks of a btrfs that is not mounted: which file system it is.
+
+`btrfstune -m` does the same, but refuses a file system with a feature that is newer than itself, as simple quotas are in many
+distributions. What is in the superblock: https://btrfs.readthedocs.io/en/latest/dev/On-disk-format.html
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import uuid
+from pathlib import Path
+
+_PLACES = (1 << 16, 1 << 26, 1 << 38)  # the second and third are there if the file system is that large
+_SIZE = 4096
+_CHECKSUM = slice(0, 4)
+_SUMMED = slice(32, _SIZE)
+_FSID = slice(0x20, 0x30)
+_MAGIC_AT, _MAGIC = 0x40, b"_BHRfS_M"
+_INCOMPAT = struct.Struct("<Q"), 0xBC
+_CHECKSUM_KIND = struct.Struct("<H"), 0xC4
+_METADATA_UUID = slice(0x23B, 0x24B)
+_HAS_METADATA_UUID = 1 << 10
+_CRC32C = 0
+
+
+def renew_uuid(image: Path) -> None:
+    """Give the file system a new UUID. The old one stays as that of its metadata, in which every block names it.
+
+    Raises ValueError for what is no btrfs, or one with other checksums than the usual ones."""
+    new = uuid.uuid4().bytes
+    fd = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        blocks = [(place, block) for place in _PLACES if _is_superblock(block := os.pread(fd, _SIZE, place))]
+        if not blocks or blocks[0][0] != _PLACES[0]:
+            raise ValueError("it has no superblock of btrfs")
+        # the first one last: it is the one that counts, and until it is written nothing has changed
+        for place, block in reversed(blocks):
+            os.pwrite(fd, _renewed(block, new), place)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_uuid(image: Path) -> bytes:
+    """Of the file system, not of its metadata."""
+    with image.open("rb") as stream:
+        stream.seek(_PLACES[0])
+        return stream.read(_SIZE)[_FSID]
+
+
+def _is_superblock(block: bytes) -> bool:
+    return len(block) == _SIZE and block[_MAGIC_AT : _MAGIC_AT + 8] == _MAGIC
+
+
+def _renewed(block: bytes, new: bytes) -> bytes:
+    changed = bytearray(block)
+    form, at = _CHECKSUM_KIND
+    if form.unpack_from(changed, at)[0] != _CRC32C:
+        raise ValueError("its checksums are not CRC-32C")
+    if _checksum(changed) != changed[_CHECKSUM]:
+        raise ValueError("its superblock is damaged")
+    form, at = _INCOMPAT
+    features = form.unpack_from(changed, at)[0]
+    if not features & _HAS_METADATA_UUID:
+        changed[_METADATA_UUID] = changed[_FSID]
+        form.pack_into(changed, at, features | _HAS_METADATA_UUID)
+    changed[_FSID] = new
+    changed[_CHECKSUM] = _checksum(changed)
+    return bytes(changed)
+
+
+def _checksum(block: bytes | bytearray) -> bytes:
+    return crc32c(block[_SUMMED]).to_bytes(4, "little")
+
+
+def crc32c(data: bytes | bytearray) -> int:
+    """CRC-32 with Castagnoli's polynomial, which `zlib` does not have."""
+    value = 0xFFFF_FFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F6_3B78 if value & 1 else 0)
+    return value ^ 0xFFFF_FFFF
