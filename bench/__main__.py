@@ -7,9 +7,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench import git, interpreter, measures, platform, tasks, templates, web
+from bench import git, interpreter, large, measures, output, platform, tasks, templates, web
 from bench.processes import engine, floor, settle
 from bench.report import Row, machine, median, percentile, table, write
+
+PARTS = ["engine", "e2b", "platform", "git", "large", "output", "tasks", "web"]
 
 
 def say(text: str) -> None:
@@ -19,7 +21,7 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, 100 idle sandboxes instead of 1,000")
-    parser.add_argument("--only", choices=["engine", "e2b", "platform", "git", "tasks", "web"], help="one part alone")
+    parser.add_argument("--only", choices=PARTS, help="one part alone")
     parser.add_argument("--out", type=Path, default=Path("bench/results"), help="the folder for the JSON")
     options = parser.parse_args()
     rounds, many = (40, 100) if options.quick else (200, 1000)
@@ -35,6 +37,12 @@ def main() -> int:
     if options.only in (None, "git"):
         say("git: a repository of 50 MB into a sandbox")
         show("git", git.measure(rounds), options.out / "git.json")
+    if options.only in (None, "large"):
+        say("the first task on a repository of 50,000 files")
+        show("a large repository", large.measure(rounds), options.out / "large.json")
+    if options.only in (None, "output"):
+        say("500 MB of output of one command")
+        show("output", output.measure(rounds), options.out / "output.json")
     if options.only in (None, "tasks"):
         say("tasks: from a card to the agent's first command, and many at once")
         show("tasks", tasks.measure(rounds), options.out / "tasks.json")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Response, expect
 
 from tests.acceptance.platform import Platform, until
 from tests.acceptance.workshop import work
@@ -278,6 +278,42 @@ def test_what_is_looked_for_is_in_the_address(page: Page, board: Board) -> None:
     page.reload()
     shows(page, "Backlog")
     shows(page, "In progress", "Never ends")
+
+
+def test_a_long_column_is_loaded_as_it_is_scrolled(page: Page, board: Board) -> None:
+    """The first answer has what fits on a screen; counts, search, moves and what happens meanwhile are of all cards."""
+    cards = [board.task(f"Card {number:02}") for number in range(60)]
+    answers: list[Response] = []
+    page.on("response", lambda one: answers.append(one) if "/api/v1/board?" in one.url else None)
+    board.open(page)
+    backlog = column(page, "Backlog")
+    expect(title(page, "Card 00")).to_be_visible()
+    expect(backlog.get_by_text("60", exact=True)).to_be_visible()
+    assert len(answers[0].json()["columns"][0]["items"]) == 25
+    assert len(answers[0].body()) < 150_000
+    assert not any("Card 30" in one.text() for one in answers)
+
+    def reach(words: str) -> None:
+        def look() -> bool:
+            backlog.locator("[data-scrolls]").evaluate("one => { one.scrollTop = one.scrollHeight }")
+            return title(page, words).is_visible()
+
+        until(look, 30)
+
+    reach("Card 59")
+    expect(backlog.get_by_role("button", name="Show more")).to_have_count(0)
+    drag(page, "Card 59", "Done")
+    shows(page, "Done", "Card 59")
+    expect(backlog.get_by_text("59", exact=True)).to_be_visible()
+    until(lambda: board.get(cards[59])["status"] == "done")
+    drag(page, "Card 58", "Backlog", above="Card 56")
+    until(lambda: board.get(cards[58])["position"] == 56)
+    board.yard.post(f"/tasks/{cards[57]}/move", status="cancelled")
+    expect(backlog.get_by_text("58", exact=True)).to_be_visible()
+    expect(title(page, "Card 58"), "what was scrolled to stays").to_be_visible()
+    page.get_by_label("Search cards").fill("card 45")
+    shows(page, "Backlog", "Card 45")
+    expect(backlog).to_contain_text("1 of 58")
 
 
 def test_a_card_says_that_it_needs_a_person(page: Page, board: Board) -> None:

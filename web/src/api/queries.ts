@@ -1,5 +1,5 @@
 /** What more than one room of the house asks for. The first word of a key is the noun: `live/refresh.ts` goes by it. */
-import { queryOptions } from "@tanstack/react-query";
+import { keepPreviousData, queryOptions } from "@tanstack/react-query";
 import { all, api, got } from "./client";
 
 export const me = queryOptions({
@@ -35,6 +35,24 @@ export const tasks = (projectId?: string) =>
     queryKey: ["tasks", { projectId: projectId ?? null }],
     queryFn: () =>
       all((cursor) => got(api.GET("/api/v1/tasks", { params: { query: { projectId, cursor, limit: 200 } } }))),
+  });
+
+/** How many cards a project's columns have, by project. Columns without any are left out. */
+export const counts = queryOptions({
+  queryKey: ["counts"],
+  queryFn: async () => (await got(api.GET("/api/v1/tasks/counts"))).items,
+  select: (items) => new Map(items.map((one) => [one.projectId, one.columns])),
+});
+
+/** Tasks by what is in their titles and descriptions; the first ones. */
+export const searched = (words: string) =>
+  queryOptions({
+    queryKey: ["searched", words],
+    queryFn: async () => {
+      const query = { limit: 100, ...(words ? { q: words.slice(0, 200) } : {}) };
+      return (await got(api.GET("/api/v1/tasks", { params: { query } }))).items;
+    },
+    placeholderData: keepPreviousData,
   });
 
 export const task = (id: string) =>

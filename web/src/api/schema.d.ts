@@ -1297,6 +1297,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/tasks/counts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Task.Counts
+         * @description How many cards there are, by project and column.
+         */
+        get: operations["task_counts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/board": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Task.Board
+         * @description How many cards each column has, and the first of each. Descriptions of tasks and `steps` of attempts are left out.
+         */
+        get: operations["task_board"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/tasks/{task_id}": {
         parameters: {
             query?: never;
@@ -2716,6 +2756,18 @@ export interface components {
                 [key: string]: unknown;
             };
         };
+        /** BoardView */
+        BoardView: {
+            /** Columns */
+            columns: components["schemas"]["ColumnView"][];
+            /**
+             * Titles
+             * @description Of tasks that cards wait for and that are not on this page.
+             */
+            titles: {
+                [key: string]: string;
+            };
+        };
         /**
          * BudgetSettings
          * @description What may be spent on models. What is null has no limit.
@@ -2745,6 +2797,93 @@ export interface components {
              * @example 2026-01-31T10:00:00.123Z
              */
             resetsAt: string;
+        };
+        /**
+         * CardView
+         * @description What a board shows of a task.
+         * @example {
+         *       "agent": "demo",
+         *       "attempts": [],
+         *       "id": "tsk_0mh3k7a1x2abcdefghij",
+         *       "position": 0,
+         *       "projectId": "prj_0mh3k7a1x2abcdefghij",
+         *       "status": "in_progress",
+         *       "title": "Fix the login"
+         *     }
+         */
+        CardView: {
+            /** Id */
+            id: string;
+            /** Projectid */
+            projectId: string;
+            /** Createdby */
+            createdBy: string | null;
+            /** Title */
+            title: string;
+            status: components["schemas"]["Column"];
+            /**
+             * Position
+             * @description Its place in its column, from 0.
+             */
+            position: number;
+            /** Priority */
+            priority: number;
+            /** Basebranch */
+            baseBranch: string | null;
+            /** Agent */
+            agent: string | null;
+            /** Model */
+            model: string | null;
+            /**
+             * Wanted
+             * @description The attempts it is to have; empty: one.
+             */
+            wanted: components["schemas"]["WantedAttempt"][];
+            budget: components["schemas"]["BudgetSettings"];
+            /**
+             * Source
+             * @description What made it: `kind` is person, issue or schedule.
+             */
+            source: {
+                [key: string]: unknown;
+            };
+            /**
+             * Startwhenready
+             * @description It starts by itself, as soon as it is not blocked and there is room.
+             */
+            startWhenReady: boolean;
+            /** Needs */
+            needs: string[];
+            /**
+             * Blockedby
+             * @description Those of its needs that are not done.
+             */
+            blockedBy: string[];
+            /**
+             * Queueposition
+             * @description Of the first of its attempts that waits.
+             */
+            queuePosition: number | null;
+            /** Attempts */
+            attempts: components["schemas"]["AttemptView"][];
+            /** @description The newest. */
+            pullRequest: components["schemas"]["PullSummary"] | null;
+            /** Error */
+            error: string | null;
+            /**
+             * Createdat
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            createdAt: string;
+            /**
+             * Updatedat
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            updatedAt: string;
+            /** Startedat */
+            startedAt: string | null;
+            /** Finishedat */
+            finishedAt: string | null;
         };
         /**
          * Change
@@ -2908,6 +3047,25 @@ export interface components {
          * @enum {string}
          */
         Column: "backlog" | "in_progress" | "in_review" | "done" | "cancelled";
+        /** ColumnView */
+        ColumnView: {
+            status: components["schemas"]["Column"];
+            /**
+             * Total
+             * @description Cards in the column.
+             */
+            total: number;
+            /**
+             * Matching
+             * @description Of those, the ones that match the filters.
+             */
+            matching: number;
+            /**
+             * Items
+             * @description Of those, this page.
+             */
+            items: components["schemas"]["CardView"][];
+        };
         /**
          * CommandPolicySettings
          * @description Regular expressions (RE2 syntax), searched for in the whole command. `deny` wins; with `allow`, all else is refused.
@@ -4942,6 +5100,18 @@ export interface components {
             /** Archived */
             archived?: boolean | null;
         };
+        /** ProjectCounts */
+        ProjectCounts: {
+            /** Projectid */
+            projectId: string;
+            /**
+             * Columns
+             * @description How many cards each has; columns without any are left out.
+             */
+            columns: {
+                [key: string]: number;
+            };
+        };
         /** ProjectSettings */
         ProjectSettings: {
             commandPolicy?: components["schemas"]["CommandPolicySettings"];
@@ -5609,6 +5779,12 @@ export interface components {
             timeoutSeconds: number;
         };
         /**
+         * Show
+         * @description Cards in one condition. NEEDS_YOU: an agent waits for an answer, or somebody has to pick one of several attempts.
+         * @enum {string}
+         */
+        Show: "needs-you" | "running" | "failed";
+        /**
          * SpentView
          * @description On models, as counted at the platform's proxy.
          */
@@ -5755,6 +5931,11 @@ export interface components {
              */
             start?: boolean | null;
         };
+        /** TaskCounts */
+        TaskCounts: {
+            /** Items */
+            items: components["schemas"]["ProjectCounts"][];
+        };
         /** TaskSettings */
         TaskSettings: {
             /**
@@ -5834,8 +6015,6 @@ export interface components {
             createdBy: string | null;
             /** Title */
             title: string;
-            /** Description */
-            description: string;
             status: components["schemas"]["Column"];
             /**
              * Position
@@ -5900,6 +6079,8 @@ export interface components {
             startedAt: string | null;
             /** Finishedat */
             finishedAt: string | null;
+            /** Description */
+            description: string;
         };
         /** TerminalList */
         TerminalList: {
@@ -15317,6 +15498,185 @@ export interface operations {
             };
             /** @description The body is too large. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    task_counts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskCounts"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    task_board: {
+        parameters: {
+            query?: {
+                projectId?: string | null;
+                /** @description This column alone. */
+                status?: components["schemas"]["Column"] | null;
+                /** @description From this card of each column on. */
+                offset?: number;
+                /** @description Cards of each column at most. */
+                limit?: number;
+                /** @description Each word in the title, description, branch or pull request's number; or the id. */
+                q?: string | null;
+                /** @description Works, has worked or would work on it. */
+                agent?: string | null;
+                show?: components["schemas"]["Show"] | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BoardView"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -2,6 +2,8 @@
 import type { Schemas } from "./client";
 
 export type Task = Schemas["TaskView"];
+/** A task as a board shows it: without its description. */
+export type TaskCard = Schemas["CardView"];
 export type Column = Schemas["Column"];
 export type Attempt = Schemas["AttemptView"];
 export type Project = Schemas["ProjectView"];

@@ -1,5 +1,7 @@
 /** Events make what was read before old: only what they are about is read again, and not more often than a person can see. */
 import type { QueryClient, QueryKey } from "@tanstack/react-query";
+import { type BoardData, type BoardWish, changed, isFiltered, without } from "@/api/board-data";
+import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
 import type { PlatformEvent, Task } from "@/api/types";
 
@@ -12,8 +14,8 @@ export function stale(event: PlatformEvent): QueryKey[] {
   const keys: QueryKey[] = [];
   switch (noun) {
     case "task":
-      keys.push(["queue"], ["pull", "task", event.taskId]);
-      if (verb === "moved" || verb === "created") keys.push(["tasks"]); // its neighbours have other places now
+      keys.push(["queue"], ["counts"], ["pull", "task", event.taskId]);
+      if (verb === "moved" || verb === "created") keys.push(["tasks"], ["board"]); // its neighbours have other places now
       break;
     case "attempt":
       keys.push(["queue"], ["attempts", event.taskId]);
@@ -86,6 +88,7 @@ export function touchesTask(event: PlatformEvent): boolean {
 export class Refresher {
   private readonly keys = new Map<string, QueryKey>();
   private readonly cards = new Set<string>();
+  private asks = false;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private readonly client: QueryClient;
 
@@ -95,6 +98,7 @@ export class Refresher {
 
   see(event: PlatformEvent): void {
     for (const key of stale(event)) this.keys.set(JSON.stringify(key), key);
+    this.asks ||= event.kind.startsWith("ask.");
     if (event.kind === "task.deleted" && event.taskId) this.forget(event.taskId);
     else if (touchesTask(event) && event.taskId) this.cards.add(event.taskId);
     this.timer ??= setTimeout(() => this.act(), GATHER_MS);
@@ -112,11 +116,21 @@ export class Refresher {
     }
     const keys = [...this.keys.values()];
     const cards = [...this.cards];
+    const asks = this.asks;
     this.keys.clear();
     this.cards.clear();
+    this.asks = false;
     for (const queryKey of keys) void this.client.invalidateQueries({ queryKey });
+    if (cards.length || asks) {
+      // what they look for may be true of other cards now
+      void this.client.invalidateQueries({
+        queryKey: ["board"],
+        predicate: ({ queryKey }) => isFiltered(queryKey[1] as BoardWish),
+      });
+    }
     if (cards.length > 20) {
       void this.client.invalidateQueries({ queryKey: ["tasks"] });
+      void this.client.invalidateQueries({ queryKey: ["board"] });
       void this.client.invalidateQueries({ queryKey: ["task"] });
     } else {
       for (const id of cards) void this.card(id);
@@ -136,19 +150,19 @@ export class Refresher {
           );
         }
       }
+      // a card that a board has not read is below what is looked at: one that is new there was created or moved
+      this.client.setQueriesData<BoardData>({ queryKey: ["board"] }, (known) =>
+        known?.items.some((one) => one.id === id)
+          ? changed(known, (cards) => cards.map((one) => (one.id === id ? { ...one, ...card } : one)))
+          : known,
+      );
     } catch {
-      void this.client.invalidateQueries({ queryKey: ["tasks"] });
+      for (const noun of ["tasks", "board"]) void this.client.invalidateQueries({ queryKey: [noun] });
     }
   }
 
   private forget(id: string): void {
-    for (const [key, known] of this.client.getQueriesData<Task[]>({ queryKey: ["tasks"] })) {
-      if (known)
-        this.client.setQueryData(
-          key,
-          known.filter((one) => one.id !== id),
-        );
-    }
+    changeCards(this.client, without(id));
     void this.client.invalidateQueries({ queryKey: ["task", id] });
   }
 }

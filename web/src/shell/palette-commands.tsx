@@ -2,8 +2,8 @@ import { useQuery } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
 import { Command } from "cmdk";
 import { CirclePlus, FolderGit2, MessageSquarePlus, MoonStar, SquareCheck } from "lucide-react";
-import type { ReactNode } from "react";
-import { me, projects, tasks } from "@/api/queries";
+import { type ReactNode, useState } from "react";
+import { me, projects, searched } from "@/api/queries";
 import { COLUMNS } from "@/lib/status";
 import { useTheme } from "@/lib/theme";
 import { PLACES } from "./places";
@@ -15,7 +15,8 @@ const GROUP =
 export default function Commands({ open, onOpenChange }: { open: boolean; onOpenChange: (open: boolean) => void }) {
   const navigate = useNavigate();
   const [theme, , choose] = useTheme();
-  const cards = useQuery({ ...tasks(), enabled: open });
+  const [words, setWords] = useState("");
+  const cards = useQuery({ ...searched(words.trim()), enabled: open });
   const known = useQuery({ ...projects, enabled: open });
   const own = useQuery(me);
   const act = (action: () => unknown) => () => {
@@ -31,6 +32,8 @@ export default function Commands({ open, onOpenChange }: { open: boolean; onOpen
       contentClassName="fixed top-[12vh] left-1/2 z-50 w-[min(38rem,94vw)] -translate-x-1/2 overflow-hidden rounded-lg border bg-raised shadow-float"
     >
       <Command.Input
+        value={words}
+        onValueChange={setWords}
         placeholder="Go to, search tasks, do…"
         className="h-11 w-full border-b bg-transparent px-4 text-[14px] outline-none"
       />
@@ -68,7 +71,7 @@ export default function Commands({ open, onOpenChange }: { open: boolean; onOpen
           ))}
         </Command.Group>
         <Command.Group heading="Tasks" className={GROUP}>
-          {cards.data?.slice(0, 500).map((task) => (
+          {cards.data?.map((task) => (
             <Item
               key={task.id}
               value={`${task.title} ${task.id}`}

@@ -44,8 +44,10 @@ CONFIG = (
     "receive.denyCurrentBranch=refuse",
     "gc.auto=0",
     "maintenance.auto=false",
+    "pack.window=0",
 )
-"""Over the repository's own: every setting by which serving it could run a program, or write to its work tree."""
+"""Over the repository's own: every setting by which serving it could run a program, or write to its work tree. And no search for better
+deltas: what does not leave the machine need not be smaller."""
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/nonexistent",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from sandyard.platform.db import models
 from sandyard.platform.domain.forge.model import Checks, ForgeKind, PullState, Review
 from sandyard.platform.domain.projects.model import BudgetSettings
 from sandyard.platform.domain.tasks.cards import AttemptCard, Card
+from sandyard.platform.domain.tasks.columns import BoardPage
 from sandyard.platform.domain.tasks.fields import WantedAttempt
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 
@@ -122,7 +123,9 @@ class AttemptView(Model):
         )
 
 
-class TaskView(Model):
+class CardView(Model):
+    """What a board shows of a task."""
+
     model_config = example(
         id=TASK, projectId=PROJECT, title="Fix the login", status="in_progress", position=0, agent="demo", attempts=[]
     )
@@ -131,7 +134,6 @@ class TaskView(Model):
     project_id: str
     created_by: str | None
     title: str
-    description: str
     status: Column
     position: int = Field(description="Its place in its column, from 0.")
     priority: int
@@ -154,10 +156,10 @@ class TaskView(Model):
     finished_at: Instant | None
 
     @classmethod
-    def of(cls, card: Card) -> TaskView:
+    def of(cls, card: Card) -> Self:
         row = card.task
         return cls(
-            **{name: getattr(row, name) for name in _OF_TASK},
+            **{name: getattr(row, name) for name in _OF_TASK if name in cls.model_fields},
             position=card.position,
             wanted=[WantedAttempt.model_validate(one) for one in row.attempts or []],
             budget=BudgetSettings.model_validate(row.budget or {}),
@@ -169,6 +171,46 @@ class TaskView(Model):
             attempts=[AttemptView.of(one) for one in card.attempts],
             pull_request=_pull(card.pull_request),
         )
+
+
+class TaskView(CardView):
+    description: str
+
+
+class ColumnView(Model):
+    status: Column
+    total: int = Field(description="Cards in the column.")
+    matching: int = Field(description="Of those, the ones that match the filters.")
+    items: list[CardView] = Field(description="Of those, this page.")
+
+
+class BoardView(Model):
+    columns: list[ColumnView]
+    titles: dict[str, str] = Field(description="Of tasks that cards wait for and that are not on this page.")
+
+    @classmethod
+    def of(cls, page: BoardPage) -> BoardView:
+        return cls(
+            columns=[
+                ColumnView(
+                    status=one.column,
+                    total=one.total,
+                    matching=one.matching,
+                    items=[CardView.of(card) for card in one.cards],
+                )
+                for one in page.columns
+            ],
+            titles=dict(page.titles),
+        )
+
+
+class ProjectCounts(Model):
+    project_id: str
+    columns: dict[Column, int] = Field(description="How many cards each has; columns without any are left out.")
+
+
+class TaskCounts(Model):
+    items: list[ProjectCounts]
 
 
 class AttemptList(Model):

@@ -13,11 +13,24 @@ from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, example, id_in_path
-from sandyard.platform.api.task_views import ATTEMPT, PROJECT, TASK, AttemptList, QueueView, TaskView, Waiting
+from sandyard.platform.api.task_views import (
+    ATTEMPT,
+    PROJECT,
+    TASK,
+    AttemptList,
+    BoardView,
+    ProjectCounts,
+    QueueView,
+    TaskCounts,
+    TaskView,
+    Waiting,
+)
 from sandyard.platform.api.trail import note
+from sandyard.platform.domain.paging import MAX_LIMIT
 from sandyard.platform.domain.projects.model import BudgetSettings
 from sandyard.platform.domain.tasks import attempts as attempt_service
 from sandyard.platform.domain.tasks import board
+from sandyard.platform.domain.tasks.columns import BoardFilter, Show
 from sandyard.platform.domain.tasks.fields import (
     MAX_ATTEMPTS,
     MAX_FEEDBACK,
@@ -45,6 +58,7 @@ Wanted = Annotated[
     list[WantedAttempt],
     Field(max_length=MAX_ATTEMPTS, description="One session each, side by side, to pick one from; empty: one."),
 ]
+COLUMN_LIMIT = 25
 _ALWAYS_SOMETHING = frozenset(("title", "description", "attempts", "priority", "budget"))
 """What a task cannot be without: null there means the same as leaving it out."""
 
@@ -137,6 +151,37 @@ async def list_(
     found = await tasks.list(caller, page, project_id=project_id, status=status, q=q)
     cards = await tasks.cards.of(found.items)
     return Page(items=[TaskView.of(card) for card in cards], next_cursor=found.next_cursor)
+
+
+@router.get("/tasks/counts", name="task.counts")
+async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
+    """How many cards there are, by project and column."""
+    found = await tasks.counts(caller)
+    return TaskCounts(items=[ProjectCounts(project_id=project, columns=each) for project, each in found.items()])
+
+
+@router.get("/board", name="task.board")
+async def show_board(
+    caller: Caller,
+    tasks: Tasks,
+    project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
+    status: Annotated[Column | None, Query(description="This column alone.")] = None,
+    offset: Annotated[int, Query(ge=0, le=1_000_000, description="From this card of each column on.")] = 0,
+    limit: Annotated[int, Query(ge=0, le=MAX_LIMIT, description="Cards of each column at most.")] = COLUMN_LIMIT,
+    q: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="Each word in the title, description, branch or pull request's number; or the id.",
+        ),
+    ] = None,
+    agent: Annotated[str | None, Query(max_length=100, description="Works, has worked or would work on it.")] = None,
+    show: Show | None = None,
+) -> BoardView:
+    """How many cards each column has, and the first of each. Descriptions of tasks and `steps` of attempts are left out."""
+    wanted = BoardFilter(q or "", agent, show)
+    page = await tasks.board(caller, wanted, project_id=project_id, only=status, offset=offset, limit=limit)
+    return BoardView.of(page)
 
 
 @router.get("/tasks/{task_id}", name="task.get")

@@ -12,7 +12,7 @@ import pytest
 
 from sandyard.platform.api import schedules as schedules_api
 from sandyard.platform.api import tasks as tasks_api
-from sandyard.platform.db.models import ModelCall, PullRequest, Session, Step
+from sandyard.platform.db.models import Ask, ModelCall, PullRequest, Session, Step, Task
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.schedules import Schedules
 from sandyard.platform.domain.users.tokens import instant
@@ -175,6 +175,106 @@ async def test_all_pages(front: Front) -> None:
         ("in_progress", "2", 1),
         ("in_progress", "4", 2),
     ]
+
+
+async def test_the_board_comes_in_pages_however_much_is_on_it(front: Front) -> None:
+    """Two thousand cards with long descriptions: the first answer counts all of them, and has what fits on a screen."""
+    now, columns = instant(front.desk.world.clock), list(Column)
+    async with front.desk.world.database.transaction() as tx:
+        tx.add(
+            *(
+                Task(
+                    id=f"tsk_{number:04}",
+                    project_id=front.desk.project.id,
+                    created_by=front.desk.me.user_id,
+                    title=f"Card {number}",
+                    description="Much is said here. " * 100 + ("needle" if number % 500 == 4 else ""),
+                    status=columns[number % len(columns)],
+                    position=number,
+                    priority=0,
+                    created_at=now,
+                    updated_at=now,
+                )
+                for number in range(2000)
+            )
+        )
+    answer = await front.web.get("/api/v1/board", params={"projectId": front.desk.project.id})
+    board = answer.raise_for_status().json()
+    assert len(answer.content) < 150_000
+    assert [(one["status"], one["total"], one["matching"], len(one["items"])) for one in board["columns"]] == [
+        (column.value, 400, 400, tasks_api.COLUMN_LIMIT) for column in Column
+    ]
+    seen: list[tuple[str, int]] = []
+    while len(seen) < 400:
+        (one,) = (await front.get("/board", status="done", offset=len(seen), limit=150))["columns"]
+        seen += [(card["title"], card["position"]) for card in one["items"]]
+    assert seen == [(f"Card {3 + 5 * index}", index) for index in range(400)]
+    found = (await front.get("/board", q="NEEDLE card"))["columns"]
+    assert [(one["total"], one["matching"]) for one in found] == [(400, 0)] * 4 + [(400, 4)]
+    assert [(card["title"], card["position"]) for card in found[4]["items"]] == [
+        (f"Card {4 + 500 * number}", 100 * number) for number in range(4)
+    ]
+    (counts,) = (await front.get("/tasks/counts"))["items"]
+    assert counts == {"projectId": front.desk.project.id, "columns": {column.value: 400 for column in Column}}
+
+
+async def test_what_a_board_is_filtered_by(front: Front) -> None:
+    wanted = [{"agent": "opencode", "model": None}]
+    quiet = await front.card("quiet", agent="opencode")
+    asked = await front.card("asked", start=True)
+    failed = await front.card("failed", start=True)
+    several = await front.card("several", attempts=wanted * 2, start=True)
+    await front.card("waits", needs=[failed["id"]])
+    now = instant(front.desk.world.clock)
+    for card, status, column in (
+        (asked, AttemptStatus.RUNNING, Column.IN_PROGRESS),
+        (failed, AttemptStatus.FAILED, Column.IN_PROGRESS),
+        (several, AttemptStatus.READY, Column.IN_REVIEW),
+    ):
+        await front.desk.becomes(await front.desk.tasks.get(front.desk.me, card["id"]), status, column)
+    session_id = asked["attempts"][0]["sessionId"]
+    mine = {"owner_id": front.desk.me.user_id, "project_id": front.desk.project.id, "template": "base"}
+    async with front.desk.world.database.transaction() as tx:
+        tx.add(Session(id=session_id, task_id=asked["id"], title="x", created_at=now, updated_at=now, **mine))
+        await tx.session.flush()
+        what = {"request": "1", "kind": "question", "title": "?", "detail": {}, "status": "pending"}
+        tx.add(Ask(id="ask_1", session_id=session_id, created_at=now, **what))
+        tx.add(
+            PullRequest(
+                id="pul_1",
+                number=7,
+                title="fix: x",
+                head_branch="task-branch",
+                base_branch="main",
+                checks="none",
+                forge="github",
+                url="https://x.test/1",
+                state="open",
+                draft=False,
+                review="none",
+                project_id=front.desk.project.id,
+                task_id=several["id"],
+                created_at=now,
+                updated_at=now,
+            )
+        )
+
+    async def shown(**query: Any) -> list[str]:
+        board = await front.get("/board", **query)
+        return [card["title"] for column in board["columns"] for card in column["items"]]
+
+    assert await shown() == ["quiet", "waits", "asked", "failed", "several"]
+    assert await shown(show="running") == ["asked"]
+    assert await shown(show="failed") == ["failed"]
+    assert await shown(show="needs-you") == ["asked", "several"]
+    assert await shown(agent="opencode") == ["quiet", "several"]
+    assert await shown(agent="opencode", q="quiet") == ["quiet"]
+    assert await shown(q="#7") == await shown(q="TASK-branch several") == ["several"]
+    assert await shown(q=quiet["id"]) == ["quiet"]
+    (backlog,) = (await front.get("/board", status="backlog"))["columns"]
+    assert "description" not in backlog["items"][0]
+    assert (await front.get("/board", status="backlog"))["titles"] == {failed["id"]: "failed"}
+    assert (await front.web.get("/api/v1/board", params={"limit": 201})).status_code in (400, 422)
 
 
 async def test_schedules(front: Front) -> None:

@@ -1,7 +1,7 @@
 import { useMutation } from "@tanstack/react-query";
 import { createContext, type RefObject, useCallback, useContext, useMemo, useRef, useState } from "react";
 import { api, got } from "@/api/client";
-import type { Column, Task } from "@/api/types";
+import type { Column, TaskCard } from "@/api/types";
 import { COLUMNS } from "@/lib/status";
 import { failed } from "@/ui/toast";
 import { type Move, useMove } from "./use-move";
@@ -9,18 +9,18 @@ import { type Move, useMove } from "./use-move";
 /** What a card can be told to do. It never changes, so that cards need not be drawn again for it. */
 export interface Actions {
   /** Asks for feedback first where the move needs it. `keep`: the focus goes along. */
-  move: (task: Task, to: Column, at: number | null, keep?: boolean) => void;
-  stop: (task: Task) => void;
-  retry: (task: Task) => void;
+  move: (task: TaskCard, to: Column, at: number | null, keep?: boolean) => void;
+  stop: (task: TaskCard) => void;
+  retry: (task: TaskCard) => void;
   /** In the backlog: whether it starts by itself as soon as it can. */
-  startWhenReady: (task: Task, on: boolean) => void;
-  edit: (task: Task) => void;
-  remove: (task: Task) => void;
-  open: (task: Task) => void;
+  startWhenReady: (task: TaskCard, on: boolean) => void;
+  edit: (task: TaskCard) => void;
+  remove: (task: TaskCard) => void;
+  open: (task: TaskCard) => void;
   /** What can be done with it, beside that button. */
-  menu: (task: Task, button: HTMLElement) => void;
+  menu: (task: TaskCard, button: HTMLElement) => void;
   /** From one card to another, by the keyboard. */
-  key: (task: Task, event: React.KeyboardEvent) => void;
+  key: (task: TaskCard, event: React.KeyboardEvent) => void;
 }
 
 export const ActionsContext = createContext<Actions | null>(null);
@@ -32,7 +32,10 @@ export function useActions(): Actions {
 }
 
 /** What the board asks before it acts. */
-export type Asking = { kind: "feedback"; move: Move } | { kind: "edit"; task: Task } | { kind: "delete"; task: Task };
+export type Asking =
+  | { kind: "feedback"; move: Move }
+  | { kind: "edit"; task: TaskCard }
+  | { kind: "delete"; task: TaskCard };
 
 type Verb = "stop" | "retry";
 
@@ -48,7 +51,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
   const underWay = useRef(new Set<string>());
 
   const verb = useMutation({
-    mutationFn: ({ task, verb }: { task: Task; verb: Verb }) => {
+    mutationFn: ({ task, verb }: { task: TaskCard; verb: Verb }) => {
       const params = { path: { task_id: task.id } };
       return got(
         verb === "stop"
@@ -60,7 +63,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
     onError: (error, { task, verb }) => failed(`Could not ${verb} “${task.title}”`)(error),
   });
   const waiting = useMutation({
-    mutationFn: ({ task, on }: { task: Task; on: boolean }) =>
+    mutationFn: ({ task, on }: { task: TaskCard; on: boolean }) =>
       got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } }, body: { start: on } })),
     onError: (error, { task }) => failed(`Could not change “${task.title}”`)(error),
   });
@@ -82,7 +85,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
   const { mutate: act } = verb;
   const { mutate: wait } = waiting;
   const actions = useMemo<Omit<Actions, "key" | "menu" | "open">>(() => {
-    const once = (task: Task, verb: Verb) => {
+    const once = (task: TaskCard, verb: Verb) => {
       const name = `${verb} ${task.id}`;
       if (underWay.current.has(name)) return;
       underWay.current.add(name);

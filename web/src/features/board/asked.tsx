@@ -1,6 +1,10 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useEffect } from "react";
+import { without } from "@/api/board-data";
+import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
-import type { Task } from "@/api/types";
+import { task as taskQuery } from "@/api/queries";
+import type { TaskCard } from "@/api/types";
 import { whenStopped } from "@/features/tasks/deleting";
 import { EditTaskDialog } from "@/features/tasks/new-task";
 import { Confirm } from "@/ui/dialog";
@@ -31,19 +35,28 @@ export function Asked({
       />
     );
   }
-  if (asking?.kind === "edit")
-    return <EditTaskDialog open task={asking.task} onOpenChange={(open) => !open && onClose()} />;
+  if (asking?.kind === "edit") return <EditTask card={asking.task} onClose={onClose} />;
   if (asking?.kind === "delete") return <DeleteTask task={asking.task} onClose={onClose} />;
   return null;
 }
 
-function DeleteTask({ task, onClose }: { task: Task; onClose: () => void }) {
+/** A card does not say all that can be changed of its task. */
+function EditTask({ card, onClose }: { card: TaskCard; onClose: () => void }) {
+  const { data, error } = useQuery(taskQuery(card.id));
+  useEffect(() => {
+    if (!error) return;
+    failed(`Could not open “${card.title}”`)(error);
+    onClose();
+  }, [error, card.title, onClose]);
+  return data ? <EditTaskDialog open task={data} onOpenChange={(open) => !open && onClose()} /> : null;
+}
+
+function DeleteTask({ task, onClose }: { task: TaskCard; onClose: () => void }) {
   const client = useQueryClient();
   const remove = useMutation({
     ...whenStopped,
     mutationFn: () => got(api.DELETE("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } } })),
-    onSuccess: () =>
-      client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) => known?.filter((one) => one.id !== task.id)),
+    onSuccess: () => changeCards(client, without(task.id)),
     onError: failed(`Could not delete “${task.title}”`),
   });
   return (

@@ -1,7 +1,7 @@
 import { useNavigate } from "@tanstack/react-router";
 import { ArrowRight, Clock, Ellipsis, ExternalLink, Pencil, Play, RotateCw, Square, Trash2 } from "lucide-react";
 import { useRef } from "react";
-import type { Task } from "@/api/types";
+import type { TaskCard } from "@/api/types";
 import { hasFailed, running } from "@/features/tasks/card-facts";
 import { COLUMNS } from "@/lib/status";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
@@ -11,7 +11,7 @@ import { WAYS } from "./order";
 const ICON = "size-3.5 text-faint";
 
 /** The button on a card. The menu itself is the board's, one for all of them: five hundred would make scrolling heavy. */
-export function CardMenuButton({ task, tabStop }: { task: Task; tabStop: boolean }) {
+export function CardMenuButton({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const { menu } = useActions();
   return (
     <button
@@ -28,7 +28,7 @@ export function CardMenuButton({ task, tabStop }: { task: Task; tabStop: boolean
 }
 
 export interface OpenMenu {
-  task: Task;
+  task: TaskCard;
   button: HTMLElement;
 }
 
@@ -61,7 +61,7 @@ export function CardMenu({ shown, onClose }: { shown: OpenMenu | null; onClose: 
   );
 }
 
-function Items({ task }: { task: Task }) {
+function Items({ task }: { task: TaskCard }) {
   const actions = useActions();
   const navigate = useNavigate();
   const busy = running(task);

@@ -15,7 +15,7 @@ import {
   Layers,
 } from "lucide-react";
 import { memo, type ReactNode, useEffect, useRef, useState } from "react";
-import type { Sandbox, Task } from "@/api/types";
+import type { Sandbox, TaskCard } from "@/api/types";
 import { clockOf, current, leading, modelOf, running, spentOn, wordFor } from "@/features/tasks/card-facts";
 import { cost, plural } from "@/lib/format";
 import { safeHref } from "@/lib/links";
@@ -27,7 +27,7 @@ import { useActions } from "./actions";
 import { CardMenuButton } from "./card-menu";
 
 export interface CardProps {
-  task: Task;
+  task: TaskCard;
   /** Where several are shown. */
   project: string | undefined;
   agent: string | undefined;
@@ -194,7 +194,7 @@ function Fact({ icon, label, children }: { icon?: ReactNode; label?: string; chi
 }
 
 /** What has come of it: the pull request or the pushed branch, and the checks. */
-function Outcome({ task, tabStop }: { task: Task; tabStop: boolean }) {
+function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const pull = task.pullRequest;
   const verified = running(task) ? null : (leading(task)?.verified ?? null);
   if (!pull && verified === null) return null;

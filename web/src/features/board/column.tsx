@@ -2,29 +2,33 @@ import { defaultRangeExtractor, type Range, useVirtualizer } from "@tanstack/rea
 import clsx from "clsx";
 import { ChevronsLeftRight, ChevronsRightLeft } from "lucide-react";
 import { memo, useCallback, useEffect, useRef, useState } from "react";
-import type { Column as Name, Task } from "@/api/types";
+import type { Count } from "@/api/board-data";
+import type { Column as Name, TaskCard } from "@/api/types";
 import { COLUMNS } from "@/lib/status";
 import { Badge, Dot } from "@/ui/badge";
-import { IconButton } from "@/ui/button";
+import { Button, IconButton } from "@/ui/button";
 import type { Follow } from "./actions";
 import { Card } from "./card";
 import { useDrop } from "./use-drop";
 import { type BoardView, cardProps } from "./view";
 
 const GAP = 8;
+/** So many cards before the end of what is known, more is read. */
+const AHEAD = 8;
 
 export interface ColumnProps {
   column: Name;
-  /** After the filters. */
-  shown: Task[];
-  all: Task[];
-  filtered: boolean;
+  /** What matches the filters, as far as it was read. */
+  shown: TaskCard[];
+  count: Count;
+  /** Read on, after what is shown. */
+  onMore: (column: Name) => Promise<void>;
   /** How many it may hold; only where one project is shown. */
   limit: number | undefined;
   folded: boolean;
   onFold: (column: Name, folded: boolean) => void;
   view: BoardView;
-  find: (id: unknown) => Task | undefined;
+  find: (id: unknown) => TaskCard | undefined;
   /** No card that is held now may come here. */
   closed: boolean;
   /** Its way to give the focus to a card. */
@@ -36,7 +40,7 @@ export const BoardColumn = memo(function BoardColumn(props: ColumnProps) {
   return props.folded ? <Folded {...props} /> : <Open {...props} />;
 });
 
-function Open({ column, shown, all, filtered, limit, onFold, view, find, closed, register, follow }: ColumnProps) {
+function Open({ column, shown, count, onMore, limit, onFold, view, find, closed, register, follow }: ColumnProps) {
   const section = useRef<HTMLElement>(null);
   const scroller = useRef<HTMLDivElement>(null);
   const [active, setActive] = useState<string | null>(null);
@@ -62,7 +66,7 @@ function Open({ column, shown, all, filtered, limit, onFold, view, find, closed,
       [kept],
     ),
   });
-  const place = useDrop(section, scroller, { column, shown, all, find, items: () => list.measurementsCache });
+  const place = useDrop(section, scroller, { column, shown, find, items: () => list.measurementsCache });
 
   const current = useRef({ shown, list });
   current.current = { shown, list };
@@ -88,7 +92,19 @@ function Open({ column, shown, all, filtered, limit, onFold, view, find, closed,
     focus(index);
   }, [shown, column, focus, follow]);
 
-  const over = limit !== undefined && all.length > limit;
+  const rest = count.matching - shown.length;
+  const seen = list.getVirtualItems().at(-1)?.index ?? 0;
+  const near = rest > 0 && seen >= shown.length - AHEAD;
+  const [reading, read] = useReading(column, onMore);
+  // once for each end that comes into sight: what has failed is asked for again by the button
+  const asked = useRef(0);
+  useEffect(() => {
+    if (!near || asked.current === shown.length) return;
+    asked.current = shown.length;
+    read();
+  }, [near, shown.length, read]);
+
+  const over = limit !== undefined && count.total > limit;
   const end = list.measurementsCache.at(-1);
   return (
     <section
@@ -110,11 +126,11 @@ function Open({ column, shown, all, filtered, limit, onFold, view, find, closed,
         <Dot tone={COLUMNS[column].tone} />
         <h2 className="truncate text-[13px] font-semibold">{COLUMNS[column].text}</h2>
         <span className="text-xs text-faint tabular-nums">
-          {filtered && shown.length !== all.length ? `${shown.length} of ${all.length}` : all.length}
+          {count.matching === count.total ? count.total : `${count.matching} of ${count.total}`}
         </span>
         {limit !== undefined && (
-          <Badge tone={over ? "bad" : all.length === limit ? "warn" : "idle"} className="tabular-nums">
-            {over ? `over its limit of ${limit}` : all.length === limit ? `full, limit ${limit}` : `limit ${limit}`}
+          <Badge tone={over ? "bad" : count.total === limit ? "warn" : "idle"} className="tabular-nums">
+            {over ? `over its limit of ${limit}` : count.total === limit ? `full, limit ${limit}` : `limit ${limit}`}
           </Badge>
         )}
         <IconButton
@@ -132,9 +148,7 @@ function Open({ column, shown, all, filtered, limit, onFold, view, find, closed,
         className="min-h-0 flex-1 overflow-x-hidden overflow-y-auto px-2 [overflow-anchor:none]"
       >
         {shown.length === 0 && !place && (
-          <p className="px-1 py-2 text-xs text-faint">
-            {filtered && all.length ? "No card here matches." : EMPTY[column]}
-          </p>
+          <p className="px-1 py-2 text-xs text-faint">{count.total ? "No card here matches." : EMPTY[column]}</p>
         )}
         {/* biome-ignore lint/a11y/noRedundantRoles: without bullets some browsers no longer take it for a list */}
         <ul role="list" className="relative" style={{ height: list.getTotalSize() }}>
@@ -147,7 +161,7 @@ function Open({ column, shown, all, filtered, limit, onFold, view, find, closed,
                 ref={list.measureElement}
                 data-index={item.index}
                 data-id={task.id}
-                aria-setsize={shown.length}
+                aria-setsize={count.matching}
                 aria-posinset={item.index + 1}
                 className="absolute inset-x-0 top-0"
                 style={{ transform: `translateY(${item.start}px)` }}
@@ -167,9 +181,24 @@ function Open({ column, shown, all, filtered, limit, onFold, view, find, closed,
             />
           )}
         </ul>
+        {rest > 0 && (
+          <Button size="sm" look="plain" busy={reading} onClick={read} className="mb-3 w-full">
+            Show more of {count.matching}
+          </Button>
+        )}
       </div>
     </section>
   );
+}
+
+/** Whether more is being read, and how to ask for it. */
+function useReading(column: Name, onMore: ColumnProps["onMore"]): [boolean, () => void] {
+  const [reading, setReading] = useState(false);
+  const read = useCallback(() => {
+    setReading(true);
+    void onMore(column).finally(() => setReading(false));
+  }, [column, onMore]);
+  return [reading, read];
 }
 
 const EMPTY: Record<Name, string> = {
@@ -181,10 +210,10 @@ const EMPTY: Record<Name, string> = {
 };
 
 /** A narrow strip, which still takes cards. */
-function Folded({ column, shown, all, onFold, find, closed, follow }: ColumnProps) {
+function Folded({ column, shown, count, onFold, find, closed, follow }: ColumnProps) {
   const section = useRef<HTMLElement>(null);
   const button = useRef<HTMLButtonElement>(null);
-  const place = useDrop(section, section, { column, shown, all, find });
+  const place = useDrop(section, section, { column, shown, find });
   useEffect(() => {
     const wanted = follow.current;
     if (wanted?.column !== column || !shown.some((one) => one.id === wanted.id)) return;
@@ -212,7 +241,7 @@ function Folded({ column, shown, all, onFold, find, closed, follow }: ColumnProp
         <ChevronsLeftRight className="size-3.5" aria-hidden />
         <span className="sr-only">Unfold</span>
         <span className="text-[13px] font-semibold [writing-mode:vertical-rl]">{COLUMNS[column].text}</span>
-        <span className="text-xs text-faint tabular-nums">{all.length}</span>
+        <span className="text-xs text-faint tabular-nums">{count.total}</span>
       </button>
     </section>
   );

@@ -7,7 +7,6 @@ import type { BoardSearch } from "@/routes";
 import { IconButton } from "@/ui/button";
 import { Input, Select } from "@/ui/field";
 import { Popover } from "@/ui/menu";
-import { isFiltered } from "./filter";
 import type { BoardView } from "./view";
 
 const route = getRouteApi("/inside/board");
@@ -44,7 +43,7 @@ export function Filters({ view }: { view: BoardView }) {
           {choices}
         </Popover>
       </div>
-      {(isFiltered(search) || search.project) && (
+      {(search.q || search.agent || search.show || search.project) && (
         <IconButton label="Clear the filters" onClick={() => navigate({ search: {}, replace: true })}>
           <X className="size-4" aria-hidden />
         </IconButton>

@@ -1,5 +1,5 @@
 /** Which card the arrow keys lead to. */
-import type { Column, Task } from "@/api/types";
+import type { Column, TaskCard } from "@/api/types";
 import { type Columns, ORDER } from "./order";
 
 export interface Spot {
@@ -8,7 +8,7 @@ export interface Spot {
 }
 
 /** Up and down in a column, left and right to the next one with cards in it, at the same height. Null: nowhere. */
-export function whither(key: string, columns: Columns, folded: readonly string[], task: Task): Spot | null {
+export function whither(key: string, columns: Columns, folded: readonly string[], task: TaskCard): Spot | null {
   const cards = columns[task.status];
   const index = cards.findIndex((one) => one.id === task.id);
   const last = cards.length - 1;

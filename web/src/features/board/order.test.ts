@@ -1,11 +1,11 @@
 import { describe, expect, it } from "vitest";
-import type { Column, Task } from "@/api/types";
+import type { Column, TaskCard } from "@/api/types";
 import { columnsOf, gapAt, gapOf, landing, moved, nudged } from "./order";
 
-function card(id: string, status: Column, position: number, projectId = "p"): Task {
-  return { id, status, position, projectId } as Task;
+function card(id: string, status: Column, position: number, projectId = "p"): TaskCard {
+  return { id, status, position, projectId } as TaskCard;
 }
-const names = (tasks: readonly Task[]) => tasks.map((one) => one.id).join("");
+const names = (tasks: readonly TaskCard[]) => tasks.map((one) => one.id).join("");
 const backlog = (...ids: string[]) => ids.map((id, index) => card(id, "backlog", index));
 
 describe("moved", () => {
@@ -57,20 +57,20 @@ describe("landing", () => {
   const column = backlog("a", "b", "c", "d");
 
   it("counts without the card itself", () => {
-    const [a, , , d] = column as [Task, Task, Task, Task];
-    expect(landing(column, column, a, 0)).toBe(0);
-    expect(landing(column, column, a, 1)).toBe(0);
-    expect(landing(column, column, a, 2)).toBe(1);
-    expect(landing(column, column, d, 4)).toBe(3);
+    const [a, , , d] = column as [TaskCard, TaskCard, TaskCard, TaskCard];
+    expect(landing(column, a, 0)).toBe(0);
+    expect(landing(column, a, 1)).toBe(0);
+    expect(landing(column, a, 2)).toBe(1);
+    expect(landing(column, d, 4)).toBe(3);
   });
 
   it("follows the neighbour above when filters hide cards between", () => {
-    const shown = [column[0], column[3]] as Task[];
+    const shown = [column[0], column[3]] as TaskCard[];
     const stranger = card("s", "in_progress", 0);
-    expect(landing(shown, column, stranger, 1)).toBe(1);
-    expect(landing(shown, column, stranger, 2)).toBe(4);
-    expect(landing(shown, column, stranger, 0)).toBe(0);
-    expect(landing([], column, stranger, 0)).toBeNull();
+    expect(landing(shown, stranger, 1)).toBe(1);
+    expect(landing(shown, stranger, 2)).toBe(4);
+    expect(landing(shown, stranger, 0)).toBe(0);
+    expect(landing([], stranger, 0)).toBeNull();
   });
 
   it("looks at its own project only, and the line is drawn where it will be seen", () => {
@@ -78,9 +78,9 @@ describe("landing", () => {
     const all = columnsOf([...backlog("a", "b"), ...others]).backlog;
     expect(names(all)).toBe("a0b1234");
     const stranger = card("s", "in_progress", 0);
-    const place = landing(all, all, stranger, 7);
+    const place = landing(all, stranger, 7);
     expect(place).toBe(2);
-    const gap = gapOf(all, all, stranger, place, "backlog");
+    const gap = gapOf(all, stranger, place, "backlog");
     expect(names(columnsOf(moved([...all, stranger], "s", "backlog", place)).backlog)).toBe("a0b1s234");
     expect(gap).toBe(4);
   });
@@ -94,7 +94,21 @@ it("finds the gap under the pointer", () => {
 
 it("nudges among its own", () => {
   const column = backlog("a", "b", "c");
-  const [a, b, c] = column as [Task, Task, Task];
-  expect([nudged(column, column, b, -1), nudged(column, column, b, 1)]).toEqual([0, 2]);
-  expect([nudged(column, column, a, -1), nudged(column, column, c, 1)]).toEqual([null, null]);
+  const [a, b, c] = column as [TaskCard, TaskCard, TaskCard];
+  expect([nudged(column, b, -1), nudged(column, b, 1)]).toEqual([0, 2]);
+  expect([nudged(column, a, -1), nudged(column, c, 1)]).toEqual([null, null]);
+});
+
+it("counts places by what cards say, where only a part of the column is known", () => {
+  const part = [card("g", "backlog", 6), card("k", "backlog", 10)];
+  const [g, k] = part as [TaskCard, TaskCard];
+  const stranger = card("s", "in_progress", 0);
+  expect([0, 1, 2].map((gap) => landing(part, stranger, gap))).toEqual([6, 7, 11]);
+  expect([landing(part, g, 2), landing(part, k, 0), nudged(part, g, 1), nudged(part, k, -1)]).toEqual([10, 6, 10, 6]);
+  const after = moved([...part, stranger], "s", "backlog", 7);
+  expect(after.map((one) => [one.id, one.position])).toEqual([
+    ["g", 6],
+    ["k", 11],
+    ["s", 7],
+  ]);
 });

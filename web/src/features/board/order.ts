@@ -1,5 +1,5 @@
 /** Where cards are and where they go: the board's arithmetic, without a browser. A place counts within one project's column, from 0. */
-import type { Column, Task } from "@/api/types";
+import type { Column, TaskCard } from "@/api/types";
 
 export const ORDER: readonly Column[] = ["backlog", "in_progress", "in_review", "done", "cancelled"];
 
@@ -12,31 +12,43 @@ export const WAYS: Record<Column, readonly Column[]> = {
   cancelled: ["backlog"],
 };
 
-export type Columns = Record<Column, Task[]>;
+export type Columns = Record<Column, TaskCard[]>;
 
-function before(one: Task, other: Task): number {
+function before(one: TaskCard, other: TaskCard): number {
   return (
     one.position - other.position || (one.projectId < other.projectId ? -1 : one.projectId > other.projectId ? 1 : 0)
   );
 }
 
 /** Each column in its order. Of several projects, first all that come first, then all that come second, … */
-export function columnsOf(tasks: readonly Task[]): Columns {
+export function columnsOf(tasks: readonly TaskCard[]): Columns {
   const columns: Columns = { backlog: [], in_progress: [], in_review: [], done: [], cancelled: [] };
   for (const task of tasks) columns[task.status].push(task);
   for (const column of ORDER) columns[column].sort(before);
   return columns;
 }
 
+/** The place of another card of the same project for who counts without `card`. */
+function placeOf(one: TaskCard, card: TaskCard): number {
+  return one.position - (one.status === card.status && one.position > card.position ? 1 : 0);
+}
+
+/** Behind the last that is known of a column, counted without `card`. */
+function endOf(column: readonly TaskCard[], card: TaskCard): number {
+  const own = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
+  return Math.max(0, ...own.map((one) => placeOf(one, card) + 1));
+}
+
 /** The same cards after a move: the one that is moved and its neighbours, in both columns, have their new places. `at` null: where the
  * platform puts new ones. Undone by moving it back to where it was. */
-export function moved(tasks: readonly Task[], id: string, to: Column, at: number | null): Task[] {
+export function moved<T extends TaskCard>(tasks: readonly T[], id: string, to: Column, at: number | null): T[] {
   const card = tasks.find((one) => one.id === id);
   if (!card) return [...tasks];
-  const neighbours = tasks.filter(
-    (one) => one.projectId === card.projectId && one.status === to && one.id !== id,
-  ).length;
-  const place = Math.min(at ?? (to === "done" || to === "cancelled" ? 0 : neighbours), neighbours);
+  const end = endOf(
+    tasks.filter((one) => one.status === to),
+    card,
+  );
+  const place = Math.min(at ?? (to === "done" || to === "cancelled" ? 0 : end), end);
   return tasks.map((one) => {
     if (one.id === id) return { ...one, status: to, position: place };
     if (one.projectId !== card.projectId) return one;
@@ -63,50 +75,38 @@ export function gapAt(y: number, items: readonly { start: number; size: number }
 /**
  * The place a card gets in its project's column when it is put into gap `gap` of what is shown there. Filters hide cards and other
  * projects have cards in between, so it follows the card of its own that is nearest above, else precedes the nearest below; null where
- * none is shown. `column` is all there is in the column.
+ * none is shown.
  */
-export function landing(shown: readonly Task[], column: readonly Task[], card: Task, gap: number): number | null {
-  const others = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
-  const place = (one: Task) => others.findIndex((other) => other.id === one.id);
+export function landing(shown: readonly TaskCard[], card: TaskCard, gap: number): number | null {
   for (let index = gap - 1; index >= 0; index--) {
-    const above = shown[index] as Task;
-    if (above.projectId === card.projectId && above.id !== card.id) return place(above) + 1;
+    const above = shown[index] as TaskCard;
+    if (above.projectId === card.projectId && above.id !== card.id) return placeOf(above, card) + 1;
   }
   for (let index = gap; index < shown.length; index++) {
-    const below = shown[index] as Task;
-    if (below.projectId === card.projectId && below.id !== card.id) return place(below);
+    const below = shown[index] as TaskCard;
+    if (below.projectId === card.projectId && below.id !== card.id) return placeOf(below, card);
   }
   return null;
 }
 
 /** The gap of what is shown in which a card at that place will be seen: where to draw the line. */
-export function gapOf(
-  shown: readonly Task[],
-  column: readonly Task[],
-  card: Task,
-  place: number | null,
-  to: Column,
-): number {
-  const others = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
-  const own = new Map(others.map((one, index) => [one.id, index]));
-  const at = place ?? (to === "done" || to === "cancelled" ? 0 : others.length);
+export function gapOf(shown: readonly TaskCard[], card: TaskCard, place: number | null, to: Column): number {
+  const at = place ?? (to === "done" || to === "cancelled" ? 0 : endOf(shown, card));
   let gap = 0;
   shown.forEach((one, index) => {
     if (one.id === card.id) return;
     const earlier =
-      one.projectId === card.projectId ? (own.get(one.id) ?? 0) < at : before(one, { ...card, position: at }) < 0;
+      one.projectId === card.projectId ? placeOf(one, card) < at : before(one, { ...card, position: at }) < 0;
     if (earlier) gap = index + 1;
   });
   return gap;
 }
 
 /** One place up or down among its own that are shown; null at the end of the way. */
-export function nudged(shown: readonly Task[], column: readonly Task[], card: Task, step: -1 | 1): number | null {
+export function nudged(shown: readonly TaskCard[], card: TaskCard, step: -1 | 1): number | null {
   const own = shown.filter((one) => one.projectId === card.projectId);
   const index = own.findIndex((one) => one.id === card.id);
   const other = own[index + step];
   if (index < 0 || !other) return null;
-  const others = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
-  const place = others.findIndex((one) => one.id === other.id);
-  return step < 0 ? place : place + 1;
+  return placeOf(other, card) + (step < 0 ? 0 : 1);
 }

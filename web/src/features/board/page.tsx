@@ -1,23 +1,24 @@
 import { monitorForElements } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
-import { useQuery } from "@tanstack/react-query";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { Plus } from "lucide-react";
 import { type KeyboardEvent, useCallback, useEffect, useMemo, useRef, useState } from "react";
-import { tasks } from "@/api/queries";
-import type { Column, Task } from "@/api/types";
+import { type BoardData, type BoardWish, isFiltered } from "@/api/board-data";
+import { board as boardQuery, readMore } from "@/api/cards";
+import type { Column, TaskCard } from "@/api/types";
 import { QueuePopover } from "@/features/queue/popover";
 import { NewTaskDialog } from "@/features/tasks/new-task";
 import { useStored } from "@/lib/stored";
 import { useTitle } from "@/shell/page";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
+import { failed } from "@/ui/toast";
 import { type Actions, ActionsContext, type Follow, useBoardActions } from "./actions";
 import { Asked } from "./asked";
 import { AutoScroll } from "./auto-scroll";
 import { First, Waiting } from "./blank";
 import { CardMenu, type OpenMenu } from "./card-menu";
 import { BoardColumn } from "./column";
-import { isFiltered, matches } from "./filter";
 import { Filters } from "./filters";
 import { whither } from "./keyboard";
 import { columnsOf, nudged, ORDER, WAYS } from "./order";
@@ -26,15 +27,16 @@ import { useShortcut } from "./use-shortcut";
 import { useBoardView } from "./view";
 
 const route = getRouteApi("/inside/board");
-const NO_TASKS: Task[] = [];
 const FOLDED: Column[] = ["cancelled"];
 
 export function BoardPage() {
   useTitle("Board");
   const search = route.useSearch();
   const navigate = route.useNavigate();
-  const known = useQuery(tasks(search.project));
-  const view = useBoardView(known.data ?? NO_TASKS, search.project);
+  const { project = null, q = null, agent = null, show = null } = search;
+  const wish = useMemo<BoardWish>(() => ({ projectId: project, q, agent, show }), [project, q, agent, show]);
+  const known = useQuery(boardQuery(wish));
+  const view = useBoardView(known.data, search.project);
   const create = useCallback(
     (open: boolean) => navigate({ search: (before) => ({ ...before, new: open || undefined }), replace: true }),
     [navigate],
@@ -53,9 +55,9 @@ export function BoardPage() {
         </Button>
       </div>
       <Loaded query={known} loading={<Waiting />}>
-        {(list) =>
-          list.length || isFiltered(search) ? (
-            <Board list={list} view={view} />
+        {(data) =>
+          data.items.length || isFiltered(wish) ? (
+            <Board data={data} wish={wish} view={view} />
           ) : (
             <First onCreate={() => create(true)} />
           )
@@ -66,7 +68,7 @@ export function BoardPage() {
   );
 }
 
-function Board({ list, view }: { list: Task[]; view: ReturnType<typeof useBoardView> }) {
+function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: ReturnType<typeof useBoardView> }) {
   const search = route.useSearch();
   const board = useRef<HTMLDivElement>(null);
   const said = useRef<HTMLDivElement>(null);
@@ -77,16 +79,20 @@ function Board({ list, view }: { list: Task[]; view: ReturnType<typeof useBoardV
   const [menu, setMenu] = useState<OpenMenu | null>(null);
   const [held, setHeld] = useState<Column | null>(null);
 
-  const all = useMemo(() => columnsOf(list), [list]);
-  const shown = useMemo(() => columnsOf(list.filter((one) => matches(one, search, view))), [list, search, view]);
-  const byId = useMemo(() => new Map(list.map((one) => [one.id, one])), [list]);
+  const client = useQueryClient();
+  const shown = useMemo(() => columnsOf(data.items), [data.items]);
+  const byId = useMemo(() => new Map(data.items.map((one) => [one.id, one])), [data.items]);
+  const more = useCallback(
+    (column: Column) => readMore(client, wish, column).catch(failed("Could not load more cards")),
+    [client, wish],
+  );
   const announce = useCallback((words: string) => {
     if (said.current) said.current.textContent = words;
   }, []);
   const { actions, asking, ask, run } = useBoardActions(announce, follow);
 
-  const latest = useRef({ all, shown, byId, folded });
-  latest.current = { all, shown, byId, folded };
+  const latest = useRef({ shown, byId, folded });
+  latest.current = { shown, byId, folded };
   const places = useRef(new Map<Column, (index: number) => void>());
   const register = useCallback((column: Column, focus: ((index: number) => void) | null) => {
     if (focus) places.current.set(column, focus);
@@ -100,7 +106,7 @@ function Board({ list, view }: { list: Task[]; view: ReturnType<typeof useBoardV
   );
 
   const value = useMemo<Actions>(() => {
-    const key = (task: Task, event: KeyboardEvent) => {
+    const key = (task: TaskCard, event: KeyboardEvent) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       const now = latest.current;
       if (!event.altKey) {
@@ -114,7 +120,7 @@ function Board({ list, view }: { list: Task[]; view: ReturnType<typeof useBoardV
       const step = event.key === "ArrowUp" || event.key === "ArrowLeft" ? -1 : 1;
       if (event.key === "ArrowUp" || event.key === "ArrowDown") {
         event.preventDefault();
-        const place = nudged(now.shown[task.status], now.all[task.status], task, step);
+        const place = nudged(now.shown[task.status], task, step);
         if (place !== null) actions.move(task, task.status, place, true);
       } else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
         event.preventDefault();
@@ -145,10 +151,9 @@ function Board({ list, view }: { list: Task[]; view: ReturnType<typeof useBoardV
 
   const only = search.project ?? (view.projects.size === 1 ? [...view.projects.keys()][0] : undefined);
   const limits = (only && view.projects.get(only)?.settings.tasks?.wipLimits) || {};
-  const filtered = isFiltered(search);
   return (
     <ActionsContext value={value}>
-      <ColumnPicker board={board} columns={shown} onPick={(column) => fold(column, false)} />
+      <ColumnPicker board={board} counts={data.counts} onPick={(column) => fold(column, false)} />
       <div
         ref={board}
         className={`flex min-h-0 flex-1 gap-2.5 overflow-x-auto px-3 pb-3 sm:snap-none sm:px-4 ${held ? "" : "snap-x snap-mandatory"}`}
@@ -158,8 +163,8 @@ function Board({ list, view }: { list: Task[]; view: ReturnType<typeof useBoardV
             key={column}
             column={column}
             shown={shown[column]}
-            all={all[column]}
-            filtered={filtered}
+            count={data.counts[column]}
+            onMore={more}
             limit={limits[column as keyof typeof limits]}
             folded={folded.includes(column)}
             onFold={fold}

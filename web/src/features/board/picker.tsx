@@ -1,17 +1,18 @@
 import clsx from "clsx";
 import { type RefObject, useEffect, useState } from "react";
+import type { Count } from "@/api/board-data";
 import type { Column } from "@/api/types";
 import { COLUMNS } from "@/lib/status";
-import { type Columns, ORDER } from "./order";
+import { ORDER } from "./order";
 
 /** On a phone one column fills the screen: this says which, and leads to the others. */
 export function ColumnPicker({
   board,
-  columns,
+  counts,
   onPick,
 }: {
   board: RefObject<HTMLElement | null>;
-  columns: Columns;
+  counts: Record<Column, Count>;
   onPick: (column: Column) => void;
 }) {
   const [seen, setSeen] = useState<Column>("backlog");
@@ -48,7 +49,7 @@ export function ColumnPicker({
           )}
         >
           {COLUMNS[column].text}
-          <span className="tabular-nums">{columns[column].length}</span>
+          <span className="tabular-nums">{counts[column].matching}</span>
         </button>
       ))}
     </nav>

@@ -1,6 +1,6 @@
 import { dropTargetForElements } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
 import { type RefObject, useEffect, useRef, useState } from "react";
-import type { Column, Task } from "@/api/types";
+import type { Column, TaskCard } from "@/api/types";
 import { useActions } from "./actions";
 import { AutoScroll } from "./auto-scroll";
 import { gapAt, gapOf, landing } from "./order";
@@ -13,10 +13,9 @@ interface Place {
 
 interface Target {
   column: Column;
-  shown: readonly Task[];
-  all: readonly Task[];
+  shown: readonly TaskCard[];
   /** The card that is dragged, by its id. */
-  find: (id: unknown) => Task | undefined;
+  find: (id: unknown) => TaskCard | undefined;
   /** Where the cards lie, those that are not drawn too. Nothing: the column is folded. */
   items?: () => readonly { start: number; size: number }[];
 }
@@ -38,13 +37,13 @@ export function useDrop(
     if (!element.current) return;
     let [y, id] = [0, undefined as unknown];
     const locate = (): Place | null => {
-      const { shown, all, items, find, column } = latest.current;
+      const { shown, items, find, column } = latest.current;
       const card = find(id);
       if (!card) return null;
       if (!items || !scroller.current) return { gap: 0, at: null };
       const top = scroller.current.getBoundingClientRect().top - scroller.current.scrollTop;
-      const at = landing(shown, all, card, gapAt(y - top, items()));
-      return { gap: gapOf(shown, all, card, at, column), at };
+      const at = landing(shown, card, gapAt(y - top, items()));
+      return { gap: gapOf(shown, card, at, column), at };
     };
     const look = () => {
       const next = locate();

@@ -1,21 +1,18 @@
-import { type QueryClient, useMutation, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
-import type { Column, Task } from "@/api/types";
+import type { Column, TaskCard } from "@/api/types";
 import { failed } from "@/ui/toast";
 import { moved } from "./order";
 
 export interface Move {
-  task: Task;
+  task: TaskCard;
   to: Column;
   /** Its place in the column; null: where new ones go. */
   at: number | null;
   feedback?: string;
   /** The focus goes along. */
   keep?: boolean;
-}
-
-function everywhere(client: QueryClient, change: (tasks: Task[]) => Task[]): void {
-  client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) => known && change(known));
 }
 
 /**
@@ -35,21 +32,21 @@ export function useMove(refused: (move: Move, words: string) => void) {
         }),
       ),
     onMutate: async ({ task, to, at }) => {
-      await client.cancelQueries({ queryKey: ["tasks"] }); // an older list would put it back
-      everywhere(client, (tasks) => moved(tasks, task.id, to, at));
+      for (const noun of ["tasks", "board"]) await client.cancelQueries({ queryKey: [noun] }); // an older list would put it back
+      changeCards(client, (cards) => moved(cards, task.id, to, at));
       return { status: task.status, position: task.position };
     },
     onSuccess: (card) => {
       client.setQueryData(["task", card.id], card);
-      everywhere(client, (tasks) =>
-        tasks.map((one) => (one.id === card.id ? { ...card, position: one.position } : one)),
+      changeCards(client, (cards) =>
+        cards.map((one) => (one.id === card.id ? { ...one, ...card, position: one.position } : one)),
       );
     },
     onError: (error, move, before) => {
-      if (before) everywhere(client, (tasks) => moved(tasks, move.task.id, before.status, before.position));
+      if (before) changeCards(client, (cards) => moved(cards, move.task.id, before.status, before.position));
       failed(`Could not move “${move.task.title}”`)(error);
       refused(move, error.message);
-      void client.invalidateQueries({ queryKey: ["tasks"] });
+      for (const noun of ["tasks", "board"]) void client.invalidateQueries({ queryKey: [noun] });
     },
   });
 }

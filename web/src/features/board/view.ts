@@ -1,15 +1,18 @@
 import { useQuery } from "@tanstack/react-query";
 import { useMemo } from "react";
+import type { BoardData } from "@/api/board-data";
 import { all, api, got } from "@/api/client";
 import { agents, pendingAsks, projects } from "@/api/queries";
-import type { Agent, Project, Sandbox, Task } from "@/api/types";
+import type { Agent, Project, Sandbox, TaskCard } from "@/api/types";
 import { queue } from "@/features/queue/queue";
 import { agentOf, agentTitle, leading, needsPerson } from "@/features/tasks/card-facts";
 import type { CardProps } from "./card";
-import type { Known } from "./filter";
 
 /** What cards show that is not their own. */
-export interface BoardView extends Known {
+export interface BoardView {
+  projects: ReadonlyMap<string, Project>;
+  /** Sessions in which something waits for a person. */
+  asked: ReadonlySet<string>;
   agents: ReadonlyMap<string, Agent>;
   sandboxes: ReadonlyMap<string, Sandbox["status"]>;
   titles: ReadonlyMap<string, string>;
@@ -28,8 +31,8 @@ const sandboxes = {
 
 const NONE: ReadonlyMap<string, Sandbox["status"]> = new Map();
 
-/** `tasks`: all there are. What cannot be had now is left out: a board without it is better than none. */
-export function useBoardView(tasks: readonly Task[], chosen: string | undefined): BoardView {
+/** What cannot be had now is left out: a board without it is better than none. */
+export function useBoardView(board: BoardData | undefined, chosen: string | undefined): BoardView {
   const { data: known } = useQuery(projects);
   const { data: workers } = useQuery(agents);
   const { data: asks } = useQuery(pendingAsks);
@@ -38,7 +41,14 @@ export function useBoardView(tasks: readonly Task[], chosen: string | undefined)
   const byId = useMemo(() => new Map<string, Project>(known?.map((one) => [one.id, one])), [known]);
   const byName = useMemo(() => new Map<string, Agent>(workers?.map((one) => [one.name, one])), [workers]);
   const asked = useMemo(() => new Set(asks?.map((one) => one.sessionId)), [asks]);
-  const titles = useMemo(() => new Map(tasks.map((one) => [one.id, one.title])), [tasks]);
+  const titles = useMemo(
+    () =>
+      new Map([
+        ...Object.entries(board?.titles ?? {}),
+        ...(board?.items ?? []).map((one) => [one.id, one.title] as const),
+      ]),
+    [board],
+  );
   const places = useMemo(() => new Map(waiting?.toReversed().map((one) => [one.taskId, one.position])), [waiting]);
   return useMemo(
     () => ({
@@ -55,7 +65,7 @@ export function useBoardView(tasks: readonly Task[], chosen: string | undefined)
 }
 
 /** All of them plain values, so that a card is drawn again only when one of them differs. */
-export function cardProps(task: Task, view: BoardView): Omit<CardProps, "task" | "tabStop"> {
+export function cardProps(task: TaskCard, view: BoardView): Omit<CardProps, "task" | "tabStop"> {
   const project = view.projects.get(task.projectId);
   const name = agentOf(task, project);
   const agent = name ? view.agents.get(name) : undefined;

@@ -98,7 +98,7 @@ function End({ project }: { project: Project }) {
     onSuccess: async () => {
       await navigate({ to: "/projects" });
       void client.invalidateQueries({ queryKey: ["projects"] });
-      void client.invalidateQueries({ queryKey: ["tasks"] });
+      for (const noun of ["tasks", "board", "counts"]) void client.invalidateQueries({ queryKey: [noun] });
       toast.success(`${project.name} is deleted`);
     },
     onError: failed("Could not delete the project"),

@@ -3,8 +3,8 @@ import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
 import { FolderGit2, Plus, Settings2 } from "lucide-react";
 import { useState } from "react";
 import { all, api, got } from "@/api/client";
-import { projects, tasks } from "@/api/queries";
-import type { Project, Task } from "@/api/types";
+import { counts, projects } from "@/api/queries";
+import type { Column, Project } from "@/api/types";
 import { Page } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
@@ -29,7 +29,7 @@ export function ProjectsPage() {
   const [adding, setAdding] = useState(false);
   const active = useQuery(projects);
   const old = useQuery({ ...archivedOnes, enabled: archived });
-  const cards = useQuery(tasks());
+  const cards = useQuery(counts);
   return (
     <Page
       title="Projects"
@@ -47,7 +47,7 @@ export function ProjectsPage() {
           found.length ? (
             <ul className="divide-y rounded-lg border bg-surface">
               {found.map((one) => (
-                <Row key={one.id} project={one} cards={cards.data?.filter((card) => card.projectId === one.id)} />
+                <Row key={one.id} project={one} cards={cards.data && (cards.data.get(one.id) ?? NONE)} />
               ))}
             </ul>
           ) : archived ? (
@@ -62,9 +62,12 @@ export function ProjectsPage() {
   );
 }
 
-function Row({ project, cards }: { project: Project; cards: Task[] | undefined }) {
-  const open = cards?.filter((card) => card.status !== "done" && card.status !== "cancelled") ?? [];
-  const running = open.filter((card) => card.status === "in_progress").length;
+type Counts = Partial<Record<Column, number>>;
+const NONE: Counts = {};
+
+function Row({ project, cards }: { project: Project; cards: Counts | undefined }) {
+  const running = cards?.in_progress ?? 0;
+  const open = running + (cards?.backlog ?? 0) + (cards?.in_review ?? 0);
   return (
     <li className="flex flex-wrap items-center gap-x-4 gap-y-1 px-4 py-2.5">
       <div className="min-w-0 flex-1 basis-56">
@@ -85,7 +88,7 @@ function Row({ project, cards }: { project: Project; cards: Task[] | undefined }
         {cards && (
           <span className="tabular-nums">
             {running > 0 && <strong className="font-medium text-info">{running} in progress · </strong>}
-            {open.length} open
+            {open} open
           </span>
         )}
         {project.archivedAt && (

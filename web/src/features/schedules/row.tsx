@@ -34,7 +34,7 @@ export function ScheduleRow({
   const run = useMutation({
     mutationFn: () => got(api.POST("/api/v1/schedules/{schedule_id}/run", at)),
     onSuccess: (task) => {
-      void client.invalidateQueries({ queryKey: ["tasks"] });
+      for (const noun of ["tasks", "board", "counts"]) void client.invalidateQueries({ queryKey: [noun] });
       void changed();
       toast.success(`Made the task “${task.title}”`);
     },

@@ -1,5 +1,5 @@
 /** What a card says of its task, in words. */
-import type { Agent, Attempt, Project, Task } from "@/api/types";
+import type { Agent, Attempt, Project, TaskCard } from "@/api/types";
 import { ATTEMPTS, STEPS, type Word } from "@/lib/status";
 
 const TELLING: readonly Attempt["status"][] = [
@@ -14,7 +14,7 @@ const TELLING: readonly Attempt["status"][] = [
 ];
 
 /** The attempt that says most about the task: what is at work, then what came of it; of equals the newest. */
-export function leading(task: Task): Attempt | undefined {
+export function leading(task: TaskCard): Attempt | undefined {
   let found: Attempt | undefined;
   for (const one of task.attempts) {
     if (!found || TELLING.indexOf(one.status) <= TELLING.indexOf(found.status)) found = one;
@@ -23,28 +23,28 @@ export function leading(task: Task): Attempt | undefined {
 }
 
 /** Those of the newest start: what was archived with an earlier one is not counted. */
-export function current(task: Task): Attempt[] {
+export function current(task: TaskCard): Attempt[] {
   return task.attempts.filter((one) => one.status !== "archived");
 }
 
 export const atWork = (attempt: Attempt): boolean => attempt.status === "running" || attempt.status === "queued";
-export const running = (task: Task): boolean => task.attempts.some(atWork);
-export const hasFailed = (task: Task): boolean =>
+export const running = (task: TaskCard): boolean => task.attempts.some(atWork);
+export const hasFailed = (task: TaskCard): boolean =>
   Boolean(task.error) || (!running(task) && task.status === "in_progress" && leading(task)?.status === "failed");
 
 /** Several are ready and somebody has to choose one. */
-export function toPick(task: Task): number {
+export function toPick(task: TaskCard): number {
   if (task.status !== "in_review" || running(task)) return 0;
   return task.attempts.filter((one) => one.status === "ready").length;
 }
 
 /** `asked`: the sessions in which a question or a permission waits. */
-export function needsPerson(task: Task, asked: ReadonlySet<string>): boolean {
+export function needsPerson(task: TaskCard, asked: ReadonlySet<string>): boolean {
   return task.attempts.some((one) => atWork(one) && asked.has(one.sessionId)) || toPick(task) > 0;
 }
 
 /** What happens to it now; null where the column says it all. `place`: in the queue, where somebody knows better than the card. */
-export function wordFor(task: Task, place = task.queuePosition): Word | null {
+export function wordFor(task: TaskCard, place = task.queuePosition): Word | null {
   const attempt = leading(task);
   if (attempt && atWork(attempt)) return workWord(attempt, place);
   if (hasFailed(task)) return { text: "Failed", tone: "bad" };
@@ -67,11 +67,11 @@ function workWord(attempt: Attempt, place: number | null): Word {
 }
 
 /** The agent that works or would work on it; null: as the platform is set up. */
-export function agentOf(task: Task, project: Project | undefined): string | null {
+export function agentOf(task: TaskCard, project: Project | undefined): string | null {
   return leading(task)?.agent ?? task.wanted[0]?.agent ?? task.agent ?? project?.settings.agent?.default ?? null;
 }
 
-export function modelOf(task: Task): string | null {
+export function modelOf(task: TaskCard): string | null {
   return leading(task)?.model ?? task.wanted[0]?.model ?? task.model ?? null;
 }
 
@@ -81,7 +81,7 @@ export function agentTitle(agent: Agent): string {
 }
 
 /** Spent on models by all its attempts; null where no model was called. `more`: some of it has no known price. */
-export function spentOn(task: Task): { usd: number; more: boolean } | null {
+export function spentOn(task: TaskCard): { usd: number; more: boolean } | null {
   let [usd, more, calls] = [0, false, 0];
   for (const { spent } of task.attempts) {
     usd += spent.costUsd ?? 0;
@@ -92,7 +92,7 @@ export function spentOn(task: Task): { usd: number; more: boolean } | null {
 }
 
 /** From when to when the clock of a card runs: of its newest round alone, for between rounds it waits for people. Null: not begun. */
-export function clockOf(task: Task): { from: string; to: string | null } | null {
+export function clockOf(task: TaskCard): { from: string; to: string | null } | null {
   const attempt = leading(task);
   if (!attempt?.startedAt) return null;
   const from = attempt.round > 1 ? attempt.queuedAt : attempt.startedAt;

@@ -135,7 +135,7 @@ function useSave(task: Task | undefined, saved: (card: Task) => void) {
     },
     onSuccess: (card) => {
       client.setQueryData(["task", card.id], card);
-      void client.invalidateQueries({ queryKey: ["tasks"] });
+      for (const noun of ["tasks", "board", "counts"]) void client.invalidateQueries({ queryKey: [noun] });
       saved(card);
       if (!task) {
         const action = {

@@ -1,4 +1,6 @@
 import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { without } from "@/api/board-data";
+import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
 import type { Column, Task } from "@/api/types";
 import { failed } from "@/ui/toast";
@@ -10,9 +12,7 @@ export function useTaskVerbs(task: Task) {
   const path = { task_id: task.id };
   const shown = (card: Task) => {
     client.setQueryData(["task", task.id], card);
-    client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) =>
-      known?.map((one) => (one.id === card.id ? card : one)),
-    );
+    changeCards(client, (cards) => cards.map((one) => (one.id === card.id ? { ...one, ...card } : one)));
   };
   const move = useMutation({
     mutationFn: (body: { status: Column; feedback?: string }) =>
@@ -39,8 +39,7 @@ export function useTaskVerbs(task: Task) {
   const remove = useMutation({
     ...whenStopped,
     mutationFn: () => got(api.DELETE("/api/v1/tasks/{task_id}", { params: { path } })),
-    onSuccess: () =>
-      client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) => known?.filter((one) => one.id !== task.id)),
+    onSuccess: () => changeCards(client, without(task.id)),
     onError: failed("Could not delete the task"),
   });
   return { move, stop, retry, change, remove };

@@ -10,8 +10,8 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sandyard.kit.errors import NotFoundError
@@ -21,7 +21,6 @@ from sandyard.platform.domain.git.model import Bundle, PackIndex
 
 KEPT, UNUSED_S = 3, 24 * 3600.0
 _AT_ONCE = 4000
-_HEAD = 64 << 10
 # what is in the mirror's packs goes over as it is: looking for better deltas takes minutes
 _QUICK = ("-c", "pack.window=0")
 
@@ -80,38 +79,43 @@ class Bundles:
                 path.touch()
                 return found
             shallow = await self._boundary(commit, depth) if depth else ()
-            made = await self._create(commit, ref, (), shallow)
-            offset, pack = await self._index(made, path.with_suffix(".idx"))
-            path.with_suffix(".json").write_text(json.dumps({"shallow": shallow, "offset": offset, "pack": pack}))
+            made, pack = await self._pack(commit, ref, shallow, path.with_suffix(".idx"))
+            known = {"shallow": shallow, "offset": len(_header(commit, ref)), "pack": pack}
+            path.with_suffix(".json").write_text(json.dumps(known))
             await asyncio.to_thread(_settle, made, path)
             self._drop_old(KEPT, besides=path)
             return _kept(path)
 
-    async def _index(self, bundle: Path, index: Path) -> tuple[int, str | None]:
-        """Once here instead of in every sandbox: it takes longer than to move the bundle. Where its pack begins, and its name; None
-        for a pack that is not whole by itself."""
-        pack = bundle.with_suffix(".pack")
-        try:
-            offset = await asyncio.to_thread(_cut_pack, bundle, pack, index)
-            done = await self._bare.run("index-pack", "-o", str(index), str(pack), ok=(0, 1, 128))
-            return offset, done.stdout.decode().strip() if done.code == 0 else None
-        finally:
-            pack.unlink(missing_ok=True)
+    async def _pack(self, commit: str, ref: str, shallow: Sequence[str], index: Path) -> tuple[Path, str]:
+        """A bundle of the whole history with the index of its pack, and the pack's name. Git writes an index along with a pack, but not
+        with a bundle: to make it afterwards takes as long as to fetch the repository."""
+        path = self._folder / f"part-{secrets.token_hex(8)}.bundle"
+        with self._repository(commit, ref, shallow) as folder:
+            done = await self._bare.git.run(
+                *(*_QUICK, "-c", "core.fsync=none"),  # it is copied, and then written to the disk by `_settle`
+                f"--git-dir={folder}",
+                *("pack-objects", "--quiet", "--revs", "--delta-base-offset", str(folder / "made")),
+                cwd=folder,
+                objects=self._bare.objects,
+                stdin=f"{commit}\n".encode(),
+            )
+            name = done.stdout.decode().strip()
+            pack = folder / f"made-{name}.pack"
+            try:
+                await asyncio.to_thread(_join, _header(commit, ref), pack, path)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+            pack.with_suffix(".idx").replace(index)
+        return path, name
 
     async def _increment(self, commit: str, ref: str, have: Sequence[str], shallow: Sequence[str]) -> Bundle:
         made = await self._create(commit, ref, await self._bare.known(have), shallow)
         return Bundle(str(made), made.stat().st_size, ())
 
     async def _create(self, commit: str, ref: str, have: Sequence[str], shallow: Sequence[str]) -> Path:
-        """In a repository of nothing but that ref, with the mirror's objects: neither its refs nor its whole history are in the
-        way."""
         path = self._folder / f"part-{secrets.token_hex(8)}.bundle"
-        with self._bare.scratch() as folder:
-            (folder / "refs").mkdir()
-            (folder / "HEAD").write_text("ref: refs/heads/none\n")
-            (folder / "packed-refs").write_text(f"{commit} {ref}\n")
-            if shallow:
-                (folder / "shallow").write_text("".join(f"{one}\n" for one in shallow))
+        with self._repository(commit, ref, shallow) as folder:
 
             async def run(*arguments: str) -> list[str]:
                 where = f"--git-dir={folder}"
@@ -130,6 +134,17 @@ class Bundles:
                 path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
                 raise
         return path
+
+    @contextmanager
+    def _repository(self, commit: str, ref: str, shallow: Sequence[str]) -> Iterator[Path]:
+        """One of nothing but that ref, for git with the mirror's objects: neither its refs nor its whole history are in the way."""
+        with self._bare.scratch() as folder:
+            (folder / "refs").mkdir()
+            (folder / "HEAD").write_text("ref: refs/heads/none\n")
+            (folder / "packed-refs").write_text(f"{commit} {ref}\n")
+            if shallow:
+                (folder / "shallow").write_text("".join(f"{one}\n" for one in shallow))
+            yield folder
 
     async def _boundary(self, commit: str, depth: int) -> tuple[str, ...]:
         """The commits that a history of `depth` generations ends with, and that have parents outside of it."""
@@ -177,20 +192,23 @@ def _kept(path: Path) -> Bundle:
     return Bundle(str(path), size, tuple(known["shallow"]), found)
 
 
-def _cut_pack(bundle: Path, pack: Path, index: Path) -> int:
-    """The pack alone; where it began. An index that a crash has left is gone."""
-    index.unlink(missing_ok=True)
-    with bundle.open("rb") as source, pack.open("wb") as target:
-        offset = source.read(_HEAD).index(b"\n\n") + 2
-        source.seek(offset)
+def _header(commit: str, ref: str) -> bytes:
+    """What a bundle of one ref has before its pack."""
+    return f"# v2 git bundle\n{commit} {ref}\n\n".encode()
+
+
+def _join(header: bytes, pack: Path, bundle: Path) -> None:
+    with pack.open("rb") as source, bundle.open("wb") as target:
+        target.write(header)
+        target.flush()
         shutil.copyfileobj(source, target, 1 << 20)
-    return offset
 
 
 def _settle(made: Path, path: Path) -> None:
     """Under its lasting name only when it is on the disk: it will be trusted after a power cut."""
-    with made.open("rb") as file:
-        os.fsync(file.fileno())
+    for one in (path.with_suffix(".idx"), made):
+        with one.open("rb") as file:
+            os.fsync(file.fileno())
     made.replace(path)
 
 

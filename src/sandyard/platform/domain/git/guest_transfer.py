@@ -48,14 +48,14 @@ fi
     inside=False,
 )
 
-# `bundle unbundle` and not `fetch`, and neither where the index of its pack came along: what our own mirror has made need not be
-# walked through again
+# `bundle unbundle` and not `fetch`, and neither where the index of its pack came along with the pack alone: what our own mirror has
+# made need not be walked through again
 _CHECKOUT = script(
     """bundle=$2 commit=$3 base=$4 branch=$5 name=$6 email=$7 origin=$8 shallow=$9
 cd -- "$1" || exit 1
 shift 9
-index=$1 offset=$2 pack=$3
-shift 3
+index=$1 pack=$2
+shift 2
 trap 'rm -f -- "$bundle" "$index"' EXIT
 mkdir -p .git/hooks .git/info && : >.git/sandyard-begun || exit 1
 format=sha1
@@ -63,9 +63,8 @@ format=sha1
 g init -q --template= --object-format=$format || exit 1
 [ -z "$shallow" ] || printf '%s\\n' "$shallow" >.git/shallow || exit 1
 if [ -n "$index" ]; then
-  cp -- "$index" ".git/objects/pack/pack-$pack.idx" && chmod 444 ".git/objects/pack/pack-$pack.idx" || exit 1
-  tail -c "+$((offset + 1))" -- "$bundle" >".git/objects/pack/pack-$pack.pack" || exit 1
-  chmod 444 ".git/objects/pack/pack-$pack.pack" || exit 1
+  chmod 444 "$index" "$bundle" || exit 1
+  mv -- "$bundle" ".git/objects/pack/pack-$pack.pack" && mv -- "$index" ".git/objects/pack/pack-$pack.idx" || exit 1
 else
   g bundle unbundle "$bundle" >/dev/null || exit 1
 fi
@@ -178,10 +177,10 @@ async def checkout(
         raise GitFailedError(f"{runner.folder} in the sandbox is not empty, and no checkout. Empty it, then try again.")
     if began.stdout.strip() == _FOUND.encode():
         return
-    index = ("", "", "")
+    index = ("", "")
     if bundle.index is not None:
-        index = (await upload(runner, bundle.index.path), str(bundle.index.offset), bundle.index.pack)
-    path = await upload(runner, bundle.path)
+        index = (await upload(runner, bundle.index.path), bundle.index.pack)
+    path = await upload(runner, bundle.path, 0 if bundle.index is None else bundle.index.offset)
     pairs = [word for pair in tracked.items() for word in pair]
     shallow = "\n".join(bundle.shallow)
     await runner.script(
@@ -221,11 +220,11 @@ async def send(runner: Runner, into: Path, *, ref: str, have: Sequence[str], lim
     return Sent(commit)
 
 
-async def upload(runner: Runner, file: str) -> str:
-    """Where it is in the sandbox: under a name nobody could have put something else before."""
+async def upload(runner: Runner, file: str, offset: int = 0) -> str:
+    """Where it is in the sandbox, from that byte on: under a name nobody could have put something else before."""
     path = f"/tmp/.sandyard-bundle-{random_id()}"  # noqa: S108 - in the sandbox
     try:
-        await runner.engine.write_file(runner.engine_id, path, _chunks(Path(file)))
+        await runner.engine.write_file(runner.engine_id, path, _chunks(Path(file), offset))
     except BaseException:
         await _removed(runner, path)
         raise
@@ -259,9 +258,10 @@ async def _removed(runner: Runner, path: str) -> None:
         await asyncio.shield(asyncio.ensure_future(runner.engine.remove(runner.engine_id, path)))
 
 
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
+async def _chunks(path: Path, offset: int) -> AsyncIterator[bytes]:
     file = await asyncio.to_thread(path.open, "rb")
     try:
+        file.seek(offset)
         while chunk := await asyncio.to_thread(file.read, _CHUNK):
             yield chunk
     finally:

@@ -75,6 +75,9 @@ _CONFIG = """\
     recurse = false
 """ + "".join(f'[fetch "fsck"]\n    {name} = ignore\n' for name in HARMLESS)
 
+_LOCAL = "[pack]\n    window = 0\n"
+"""For both ends: to look for better deltas takes longer than anything else, and what does not leave the machine need not be smaller."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -107,6 +110,8 @@ def surroundings(
         served = local is not None and remote is not None and remote.kind == "local" and _is_others(folder, remote)
         if served and remote is not None:
             config += _instead(remote)
+        if remote is not None and remote.kind == "local":
+            config += _LOCAL
         if remote is not None and remote.kind == "http" and only is not None:
             config += _pinned(remote, only)
         settings = memory_file("git-config", config.encode())

@@ -23,6 +23,8 @@ log = get_logger(__name__)
 
 FLUSH_S = 0.05
 FLUSH_BYTES = 256 * 1024
+WAITING_BYTES = 8 << 20
+"""So much may wait while something is written; more waits in the sandbox. Each write costs a transaction, however much it is of."""
 INLINE_BYTES = 8 * 1024
 """What an event carries of a stream; of more it says from where to where, and the reader fetches it."""
 
@@ -71,8 +73,10 @@ class Recorder:
         if not data:
             return
         self._waiting[stream] += data
-        if len(self._waiting[stream]) >= FLUSH_BYTES:
+        if len(self._waiting[stream]) >= WAITING_BYTES:
             await self.flush()
+        elif len(self._waiting[stream]) >= FLUSH_BYTES and not self._flushing.locked():
+            self._flush_now()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
@@ -84,7 +88,9 @@ class Recorder:
         return waiter
 
     def _flush_now(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._flush is None or self._flush.done():
             self._flush = asyncio.get_running_loop().create_task(self._flush_quietly())
 

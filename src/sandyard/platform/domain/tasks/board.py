@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, or_, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
@@ -24,8 +24,10 @@ from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Task
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects.service import Projects, visible_to
+from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.tasks import moving
 from sandyard.platform.domain.tasks.cards import Cards
+from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, read_board
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.moving import Agents, Attempts, held
@@ -174,6 +176,33 @@ class Tasks:
             rows = list(await session.scalars(_after(query, page.cursor).limit(page.limit + 1)))
         items = rows[: page.limit]
         return Listing(items, _cursor(items[-1]) if len(rows) > page.limit else None)
+
+    async def board(
+        self,
+        caller: Principal,
+        wanted: BoardFilter,
+        *,
+        project_id: str | None = None,
+        only: Column | None = None,
+        offset: int = 0,
+        limit: int,
+    ) -> BoardPage:
+        """How many cards the columns have, and `limit` of each, or of one column from the `offset`-th on."""
+        seen = tasks_visible_to(caller)
+        if project_id is not None:
+            seen = and_(seen, Task.project_id == project_id)
+        asks = sessions_visible_to(caller)
+        return await read_board(self._database, self.cards, seen, asks, wanted, only=only, offset=offset, limit=limit)
+
+    async def counts(self, caller: Principal) -> dict[str, dict[Column, int]]:
+        """By project, how many cards its columns have."""
+        query = select(Task.project_id, Task.status, func.count()).where(tasks_visible_to(caller))
+        async with self._database.reading() as session:
+            rows = (await session.execute(query.group_by(Task.project_id, Task.status))).all()
+        found: dict[str, dict[Column, int]] = {}
+        for project_id, status, count in rows:
+            found.setdefault(project_id, {})[Column(status)] = count
+        return found
 
     # changing ----------------------------------------------------------------------------------------------------------
 

@@ -153,3 +153,23 @@ async def test_nothing_is_written_after_the_platform_has_let_go_of_it(
     assert recorder._flush is None or recorder._flush.done()
     with pytest.raises(DatabaseClosedError):
         await recorder.flush()
+
+
+async def test_much_output_takes_few_transactions(
+    database: Database, rows: tuple[Sandbox, Command], tmp_path: Path
+) -> None:
+    """What comes while something is written is written together afterwards."""
+    sandbox, command = rows
+    files = OutputFiles(tmp_path)
+    recorder = Recorder(database, files, sandbox, command)
+    await recorder.begin()
+    piece, count = b"0123456789abcdef" * 3072, 400
+    for number in range(count):
+        await recorder.add(STDOUT, number * len(piece), piece)
+    await recorder.finish(CommandStatus.EXITED, exit_code=0)
+    assert await files.size(command.id, STDOUT) == count * len(piece)
+    assert await files.read(command.id, STDOUT, (count - 1) * len(piece), 1 << 20) == piece
+    told = [one for event in await events(database) for one in event.data.get("output", ())]
+    assert [one["offset"] for one in told] == [0, *(one["end"] for one in told[:-1])]
+    assert told[-1]["end"] == count * len(piece)
+    assert len(told) <= 8

@@ -1,0 +1,221 @@
+"""The board as it is shown: how many cards each column has, and a page of them.
+
+What decides where a card is and whether it matches is read of all cards; what is shown of a card, only of those on the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sqlalchemy import ColumnElement, String, cast, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Ask, Attempt, Project, PullRequest, Session, Task
+from sandyard.platform.domain.agents.model import AskStatus
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.tasks.cards import Card, Cards
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+
+_AT_WORK = (AttemptStatus.RUNNING, AttemptStatus.QUEUED)
+_TELLING = (
+    *(AttemptStatus.RUNNING, AttemptStatus.QUEUED, AttemptStatus.READY, AttemptStatus.IN_REVIEW),
+    *(AttemptStatus.MERGED, AttemptStatus.FAILED, AttemptStatus.CANCELLED, AttemptStatus.ARCHIVED),
+)
+"""Of several attempts, the one that says most about the task; the web application goes by the same order."""
+
+
+class Show(StrEnum):
+    """Cards in one condition. NEEDS_YOU: an agent waits for an answer, or somebody has to pick one of several attempts."""
+
+    NEEDS_YOU = "needs-you"
+    RUNNING = "running"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class BoardFilter:
+    """All that is given must hold. `words`: each of them in the title, the description, or the branch or number of a pull request, or it
+    is the id. `agent`: works, has worked or would work on it."""
+
+    words: str = ""
+    agent: str | None = None
+    show: Show | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPage:
+    """`total` cards are in the column, of which `matching` match the filter; `cards` are those of the page."""
+
+    column: Column
+    total: int
+    matching: int
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True, slots=True)
+class BoardPage:
+    """`titles`: of tasks that cards wait for and that are not on the page themselves."""
+
+    columns: Sequence[ColumnPage]
+    titles: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a card is. `index`: in the column of its project, from 0."""
+
+    id: str
+    project_id: str
+    column: Column
+    index: int
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What filters ask of a task. `attempts`: agent, status and session of each, the oldest first."""
+
+    column: Column
+    agents: set[str]
+    failed: bool
+    attempts: list[tuple[str, AttemptStatus, str]] = field(default_factory=list)
+
+    @property
+    def running(self) -> bool:
+        return any(status in _AT_WORK for _, status, _ in self.attempts)
+
+    @property
+    def has_failed(self) -> bool:
+        if self.failed:
+            return True
+        if self.running or self.column != Column.IN_PROGRESS or not self.attempts:
+            return False
+        return min((status for _, status, _ in self.attempts), key=_TELLING.index) == AttemptStatus.FAILED
+
+    def needs_person(self, asked: set[str]) -> bool:
+        if any(status in _AT_WORK and session in asked for _, status, session in self.attempts):
+            return True
+        ready = any(status == AttemptStatus.READY for _, status, _ in self.attempts)
+        return self.column == Column.IN_REVIEW and ready and not self.running
+
+
+async def read_board(
+    database: Database,
+    cards: Cards,
+    seen: ColumnElement[bool],
+    asks: ColumnElement[bool],
+    wanted: BoardFilter,
+    *,
+    only: Column | None,
+    offset: int,
+    limit: int,
+) -> BoardPage:
+    """`limit` cards of each column, or of one, from the `offset`-th on. `seen` and `asks`: the conditions for the tasks of this board, and
+    for sessions whose questions count. Of several projects, first all that come first in theirs, then all that come second, and so
+    on."""
+    async with database.reading() as session:
+        places = await _places(session, seen)
+        matching = await _matching(session, seen, asks, wanted)
+        shown = {
+            column: [one for one in places if one.column == column and (matching is None or one.id in matching)]
+            for column in ([only] if only is not None else list(Column))
+        }
+        page = {column: found[offset : offset + limit] for column, found in shown.items()}
+        ids = [one.id for found in page.values() for one in found]
+        rows = {row.id: row for row in await session.scalars(select(Task).where(Task.id.in_(ids)))}
+    gathered = await cards.of([rows[one] for one in ids if one in rows])
+    by_id = {card.task.id: card for card in gathered}
+    blockers = {one for card in gathered for one in card.blocked_by} - by_id.keys()
+    return BoardPage(
+        columns=[
+            ColumnPage(
+                column=column,
+                total=sum(one.column == column for one in places),
+                matching=len(shown[column]),
+                cards=[by_id[one.id] for one in found if one.id in by_id],
+            )
+            for column, found in page.items()
+        ],
+        titles=await cards.titles(sorted(blockers)),
+    )
+
+
+async def _places(session: AsyncSession, seen: ColumnElement[bool]) -> list[_Place]:
+    index = func.row_number().over(partition_by=(Task.project_id, Task.status), order_by=(Task.position, Task.id))
+    rows = await session.execute(select(Task.id, Task.project_id, Task.status, index).where(seen))
+    places = [_Place(id_, project, Column(status), number - 1) for id_, project, status, number in rows]
+    return sorted(places, key=lambda one: (one.index, one.project_id))
+
+
+async def _matching(
+    session: AsyncSession, seen: ColumnElement[bool], asks: ColumnElement[bool], wanted: BoardFilter
+) -> set[str] | None:
+    """The ids of those that match; None: all do."""
+    found: set[str] | None = None
+    if wanted.words.split():
+        query = select(Task.id).where(seen, *(_has_word(word) for word in wanted.words.split()))
+        found = set(await session.scalars(query))
+    if wanted.agent is not None or wanted.show is not None:
+        asked = await _asked(session, asks) if wanted.show == Show.NEEDS_YOU else set[str]()
+        tests: dict[Show, Callable[[_Facts], bool]] = {
+            Show.RUNNING: lambda facts: facts.running,
+            Show.FAILED: lambda facts: facts.has_failed,
+            Show.NEEDS_YOU: lambda facts: facts.needs_person(asked),
+        }
+        known = {
+            id_
+            for id_, facts in (await _facts(session, seen)).items()
+            if (wanted.agent is None or wanted.agent in facts.agents)
+            and (wanted.show is None or tests[wanted.show](facts))
+        }
+        found = known if found is None else found & known
+    return found
+
+
+def _has_word(word: str) -> ColumnElement[bool]:
+    pull = PullRequest
+    named = or_(
+        pull.head_branch.icontains(word, autoescape=True),
+        ("#" + cast(pull.number, String)).icontains(word, autoescape=True),
+    )
+    return or_(
+        Task.title.icontains(word, autoescape=True),
+        Task.description.icontains(word, autoescape=True),
+        Task.id == word.lower(),
+        Task.id.in_(select(pull.task_id).where(pull.task_id.is_not(None), named)),
+    )
+
+
+async def _asked(session: AsyncSession, asks: ColumnElement[bool]) -> set[str]:
+    """The sessions in which something waits for a person."""
+    query = select(Ask.session_id).join(Session, Session.id == Ask.session_id)
+    return set(await session.scalars(query.where(Ask.status == AskStatus.PENDING, asks)))
+
+
+async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, _Facts]:
+    defaults = {
+        id_: ProjectSettings.model_validate(settings or {}).agent.default
+        for id_, settings in (await session.execute(select(Project.id, Project.settings)))
+    }
+    query = select(Task.id, Task.project_id, Task.status, Task.agent, Task.attempts, Task.error).where(seen)
+    found: dict[str, _Facts] = {}
+    chosen: dict[str, str] = {}
+    for id_, project, status, agent, wanted, error in await session.execute(query):
+        agents = {one["agent"] for one in wanted or [] if one.get("agent")}
+        found[id_] = _Facts(Column(status), agents, bool(error))
+        if not agents and (default := agent or defaults.get(project)):
+            chosen[id_] = default
+    attempts = select(Attempt.task_id, Attempt.agent, Attempt.status, Attempt.session_id).join(
+        Task, Task.id == Attempt.task_id
+    )
+    for task_id, agent, status, session_id in await session.execute(
+        attempts.where(seen).order_by(Attempt.task_id, Attempt.number)
+    ):
+        found[task_id].attempts.append((agent, AttemptStatus(status), session_id))
+        found[task_id].agents.add(agent)
+        chosen.pop(task_id, None)  # it has been begun, by that one
+    for id_, agent in chosen.items():
+        found[id_].agents.add(agent)
+    return found

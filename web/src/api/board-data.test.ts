@@ -1,0 +1,35 @@
+import { describe, expect, it } from "vitest";
+import { type BoardData, changed, merged, without } from "./board-data";
+import type { Schemas } from "./client";
+import type { Column, TaskCard } from "./types";
+
+const card = (id: string, status: Column, position: number, projectId = "p") =>
+  ({ id, status, position, projectId, title: id }) as TaskCard;
+
+function page(status: Column, total: number, ...items: TaskCard[]): Schemas["BoardView"] {
+  return { columns: [{ status, total, matching: total, items }], titles: {} };
+}
+const known = (): BoardData =>
+  merged(undefined, [page("backlog", 30, card("a", "backlog", 0), card("b", "backlog", 1)), page("done", 5)]);
+const names = (data: BoardData) => data.items.map((one) => `${one.id}${one.position}`).join(" ");
+
+describe("a board of which a part was read", () => {
+  it("grows by pages, and takes the newer word for a card that comes twice", () => {
+    const more = merged(known(), [page("backlog", 31, card("b", "backlog", 2), card("c", "backlog", 3))]);
+    expect(names(more)).toBe("a0 b2 c3");
+    expect(more.counts.backlog).toEqual({ total: 31, matching: 31 });
+    expect(more.counts.done.total).toBe(5);
+    expect(more.counts.in_review).toEqual({ total: 0, matching: 0 });
+  });
+
+  it("counts along when a card moves or goes", () => {
+    const moved = changed(known(), (cards) =>
+      cards.map((one) => (one.id === "a" ? { ...one, status: "done" as const } : one)),
+    );
+    expect([moved.counts.backlog.total, moved.counts.done.total]).toEqual([29, 6]);
+    const gone = changed(known(), without("a"));
+    expect(names(gone)).toBe("b0");
+    expect(gone.counts.backlog).toEqual({ total: 29, matching: 29 });
+    expect(changed(known(), without("nobody")).counts).toEqual(known().counts);
+  });
+});

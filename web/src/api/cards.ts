@@ -1,0 +1,58 @@
+/** Cards as they are kept between answers: on boards, of which only what is looked at was read, and in lists that are whole. */
+import { type QueryClient, queryOptions } from "@tanstack/react-query";
+import { type BoardData, type BoardWish, type Change, changed, merged } from "./board-data";
+import { api, got, type Schemas } from "./client";
+import type { Column, Task } from "./types";
+
+const PAGE = 25;
+const MORE = 50;
+const MOST = 200;
+
+function read(
+  wish: BoardWish,
+  page: { status?: Column; offset?: number; limit: number },
+): Promise<Schemas["BoardView"]> {
+  const query = {
+    projectId: wish.projectId ?? undefined,
+    q: wish.q?.slice(0, 200) ?? undefined,
+    agent: wish.agent ?? undefined,
+    show: wish.show ?? undefined,
+    ...page,
+  };
+  return got(api.GET("/api/v1/board", { params: { query } }));
+}
+
+const loaded = (known: BoardData | undefined, column: Column): number =>
+  known?.items.filter((one) => one.status === column).length ?? 0;
+
+/** The first cards of each column. Read again, as many as were seen before. */
+export const board = (wish: BoardWish) =>
+  queryOptions({
+    queryKey: ["board", wish] as const,
+    queryFn: async ({ client, queryKey }): Promise<BoardData> => {
+      const before = client.getQueryData<BoardData>(queryKey);
+      const first = await read(wish, { limit: PAGE });
+      const longer = first.columns
+        .map(({ status, matching }) => ({ status, count: Math.min(loaded(before, status), matching) - PAGE }))
+        .filter(({ count }) => count > 0);
+      const rest = longer.map(({ status, count }) =>
+        read(wish, { status, offset: PAGE, limit: Math.min(count, MOST) }),
+      );
+      return merged(undefined, [first, ...(await Promise.all(rest))]);
+    },
+    // while somebody types, what was found before stays
+    placeholderData: (before, query) => (query?.queryKey[1].projectId === wish.projectId ? before : undefined),
+  });
+
+/** The next cards of a column, after those that are known. */
+export async function readMore(client: QueryClient, wish: BoardWish, column: Column): Promise<void> {
+  const key = board(wish).queryKey;
+  const page = await read(wish, { status: column, offset: loaded(client.getQueryData(key), column), limit: MORE });
+  client.setQueryData<BoardData>(key, (known) => known && merged(known, [page]));
+}
+
+/** Do the same to all cards that are known, wherever. Boards count along. */
+export function changeCards(client: QueryClient, change: Change): void {
+  client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) => known && change(known));
+  client.setQueriesData<BoardData>({ queryKey: ["board"] }, (known) => known && changed(known, change));
+}
