@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 from e2b import Sandbox
 
+from tests.acceptance.platform import ok, until
+from tests.integration.cli.real import Yard
 from tests.protocol.engine import Engine
 from tests.protocol.outside import API, Outside
 
@@ -47,15 +51,14 @@ def options(engine: Engine) -> dict[str, str]:
     return {"api_url": engine.url, "sandbox_url": engine.url, "api_key": engine.key}
 
 
-def copy_data(original: Engine, copy: Engine) -> None:
+def copy_data(original: Path, copy: Path, store: Path) -> None:
     """As an administrator does, at one instant of the store."""
-    store = original.data / "store"
     mounted = store.is_mount()
     if mounted:
         subprocess.run(["fsfreeze", "--freeze", store], check=True)
     try:
         flags = ["--archive", "--one-file-system", "--sparse=always", "--reflink=auto"]
-        subprocess.run(["cp", *flags, original.data, copy.data], check=True)
+        subprocess.run(["cp", *flags, original, copy], check=True)
     finally:
         if mounted:
             subprocess.run(["fsfreeze", "--unfreeze", store], check=True)
@@ -91,7 +94,7 @@ def test_a_copy_is_an_instance_of_its_own(original: Engine, copy: Engine, outsid
     asleep.files.write("work.txt", "asleep")
     number = asleep.commands.run("sleep 1000", background=True, timeout=0).pid
     asleep.pause()
-    copy_data(original, copy)
+    copy_data(original.data, copy.data, original.data / "store")
     copy.start()
     watched.check()
 
@@ -113,3 +116,55 @@ def test_a_copy_is_an_instance_of_its_own(original: Engine, copy: Engine, outsid
     watched.check()
     asleep = Sandbox.connect(asleep.sandbox_id, **options(original))
     assert number in [process.pid for process in asleep.commands.list()], "its memory"
+
+
+class Installation:
+    """A `sandyard up`, as its administrator uses it."""
+
+    def __init__(self, yard: Yard) -> None:
+        self.yard = yard
+        headers = {"Authorization": f"Bearer {yard.token}"}
+        self.client = httpx.Client(base_url=f"{yard.url}/api/v1", headers=headers, timeout=120)
+
+    def run(self, sandbox: str, command: str) -> str:
+        done = ok(self.client.post(f"/sandboxes/{sandbox}/execute", json={"command": command}))
+        return str(done["stdout"])
+
+    def status(self, sandbox: str) -> str:
+        return str(ok(self.client.get(f"/sandboxes/{sandbox}"))["status"])
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_whole_installation() -> None:
+    """The platform too: its sessions have sandboxes of the copy, and ending them ends nothing of the original."""
+    yard = Yard()
+    copied: Yard | None = None
+    try:
+        original = Installation(yard)
+        session = ok(original.client.post("/sessions", json={}), 201)
+        sandbox = session["sandboxId"]
+        original.run(sandbox, "echo original > work.txt")
+        boot = original.run(sandbox, "cat /proc/sys/kernel/random/boot_id")
+        copied = Yard.__new__(Yard)
+        copied.__dict__.update(
+            {**yard.__dict__, "folder": yard.folder.with_name(f"{yard.folder.name}-copy"), "url": ""}
+        )
+        copied.folder.mkdir()
+        copied.data = copied.folder / "data"
+        copy_data(yard.data, copied.data, yard.data / "engine" / "store")
+        copied.start()
+        copy = Installation(copied)
+        assert copy.run(sandbox, "cat work.txt") == "original\n"
+        assert copy.run(sandbox, "cat /proc/sys/kernel/random/boot_id") != boot, (
+            "it was booted anew, from the copied files"
+        )
+        copy.run(sandbox, "echo copy > work.txt")
+        ok(copy.client.delete(f"/sessions/{session['id']}"))
+        until(lambda: copy.status(sandbox) == "destroyed")
+        copied.stop()
+        assert original.status(sandbox) == "running"
+        assert original.run(sandbox, "cat work.txt /proc/sys/kernel/random/boot_id") == f"original\n{boot}"
+    finally:
+        for one in (copied, yard):
+            if one is not None:
+                one.stop()

@@ -23,6 +23,7 @@ def platform() -> None:
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415
 
     gc.enable()
+    lifeline.wait_for_turn()
     run(PlatformSettings.load(), announce, stand_by)
 
 

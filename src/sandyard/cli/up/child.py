@@ -27,7 +27,8 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Child:
-    """`url` with `expected` as its status is how it says that it is ready. `heard` gets each line of its output."""
+    """`url` with `expected` as its status is how it says that it is ready. `heard` gets each line of its output. `patient`: it can be
+    started early, and waits for its turn (`lifeline.wait_for_turn`)."""
 
     name: str
     command: Sequence[str]
@@ -37,14 +38,25 @@ class Child:
     lock: int
     say: Say
     heard: Callable[[str], None] = lambda line: None
+    patient: bool = False
     process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _pipe: int = field(default=-1, init=False)
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
     _standing_by: bool = field(default=False, init=False)
 
+    async def load(self) -> None:
+        """Start it early, if it can wait for its turn. CommandError when it cannot be started."""
+        if self.patient:
+            await self._start(early=True)
+
     async def first(self) -> None:
-        """Start it and return when it is ready. CommandError when it ends before: that would not get better."""
-        await self._start()
+        """Start it, or tell it that its turn has come, and return when it is ready. CommandError when it ends before: that would not
+        get better."""
+        if self.process is None:
+            await self._start()
+        else:
+            with contextlib.suppress(BrokenPipeError):  # it has ended: `_ready` tells
+                os.write(self._pipe, b"\n")
         if not await self._ready(time.monotonic()):
             assert self._reading is not None
             await asyncio.wait((self._reading,), timeout=1)  # a process it has left may hold the other end
@@ -82,14 +94,14 @@ class Child:
             await gone
         self._let_go()
 
-    async def _start(self) -> None:
+    async def _start(self, *, early: bool = False) -> None:
         self._let_go()
         self._standing_by = False
         reader, self._pipe = os.pipe()
         try:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
-                env={**self.environment, lifeline.VARIABLE: lifeline.spell(reader, self.lock)},
+                env={**self.environment, lifeline.VARIABLE: lifeline.spell(reader, self.lock, early=early)},
                 cwd=SAFE_FOLDER,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -158,7 +158,7 @@ def children(plan: Plan, state: State) -> list[Child]:
     command = python_command("sandyard", "platform")
     if plan.user is not None:
         command = account.stepping_down(plan.user, command, platform, state.platform)
-    started.append(Child("platform", command, platform, ready, 200, state.lock, _say, hear))
+    started.append(Child("platform", command, platform, ready, 200, state.lock, _say, hear, patient=True))
     return started
 
 

@@ -1,4 +1,4 @@
-"""Children in order: each is started when the one before is ready, all are kept running, and stopped in reverse order."""
+"""Children in order: each begins when the one before is ready, all are kept running, and stopped in reverse order."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ async def supervise(children: Sequence[Child], ready: Callable[[], None]) -> Non
 async def _run(children: Sequence[Child], ready: Callable[[], None]) -> None:
     keeping: list[asyncio.Task[None]] = []
     try:
+        for child in children[1:]:
+            await child.load()  # code takes seconds to load, which the one before needs to get ready
         for child in children:
             await child.first()
             keeping.append(asyncio.create_task(child.keep()))

@@ -1,6 +1,6 @@
 """`sandyard up` without engine and platform: the real supervisor over two small servers, so that a test of it takes no time.
 
-python -m tests.integration.cli.up.keeper DATA_DIR [stubborn] [broken]
+python -m tests.integration.cli.up.keeper up DATA_DIR [stubborn|broken|patient]
 python -m tests.integration.cli.up.keeper serve NAME PORT
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from sandyard.cli.up.state import State
 from sandyard.cli.up.supervisor import supervise
 from sandyard.kit.errors import SandyardError
 from tests.integration.cli.up.running import ROOT
+
+LOADED = Path(os.environ.get("SANDYARD_TEST_MARK", ".")) / "loaded"
 
 
 def say(line: str) -> None:
@@ -40,6 +43,11 @@ def serve(name: str, port: int, manner: str) -> None:
     if manner == "broken":
         say("I cannot")
         sys.exit(7)
+    if manner == "patient":
+        LOADED.touch()
+        lifeline.wait_for_turn()
+    while manner == "waits" and not LOADED.exists():  # for the other one's code
+        time.sleep(0.01)
     server = HTTPServer(("127.0.0.1", port), Handler)
     server.timeout = 0.05
     asked = []
@@ -57,10 +65,10 @@ def supervised(data: Path, manner: str) -> None:
     for name in ("first", "second"):
         port = reserve("127.0.0.1", 0, "--port")
         command = [sys.executable, "-m", "tests.integration.cli.up.keeper", "serve", name, str(port)]
-        command.append(manner if name == "second" else "")
+        command.append(manner if name == "second" else "waits" if manner == "patient" else "")
         url = f"http://127.0.0.1:{port}/"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        children.append(Child(name, command, environment, url, 204, state.lock, say, say))
+        children.append(Child(name, command, environment, url, 204, state.lock, say, say, patient=manner == "patient"))
     asyncio.run(supervise(children, lambda: say("all ready")))
     say("stopped")
 

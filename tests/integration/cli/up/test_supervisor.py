@@ -40,6 +40,19 @@ def test_started_in_order_and_stopped_in_reverse(start: Start) -> None:
     up.nothing_left()
 
 
+def test_one_that_can_wait_loads_its_code_meanwhile(start: Start, tmp_path: Path) -> None:
+    """The first is not ready before the second has loaded, and the second begins when the first is ready."""
+    up = start("patient")
+    up.heard("all ready")
+    said = up.text
+    assert said.index("first     ready") < said.index("second is") < said.index("second    ready")
+    os.kill(int(up.heard(r"second is (\d+)")[1]), signal.SIGKILL)
+    up.heard(r"^second +ready", 2)
+    up.process.send_signal(signal.SIGTERM)
+    assert up.ends() == 0
+    up.nothing_left()
+
+
 def test_ctrl_c_in_a_terminal_stops_them_in_order_too(start: Start) -> None:
     """The children are in sessions of their own, so that a terminal's SIGINT does not reach them."""
     up = start()
