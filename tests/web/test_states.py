@@ -28,7 +28,7 @@ NOTHING = {
     "audit": ("/audit", "For administrators"),
 }
 READS = {
-    "board": ("/board", "/tasks?", "Board"),
+    "board": ("/board", "/board?", "Board"),
     "sessions": ("/sessions", "/sessions?", "Sessions"),
     "sandboxes": ("/sandboxes", "/sandboxes?", "Sandboxes"),
     "projects": ("/projects", "/projects?", "Projects"),
