@@ -127,6 +127,7 @@ export function numbersOf(turn: Turn): TurnNumbers {
 
 const ADVICE: Record<string, string> = {
   agent_died: "Try again: a new process is started, and it is told what was said before.",
+  sandbox_restarted: "The sandbox was restarted; its files are there. Try again: the agent continues from them.",
   agent_silent: "Look whether the agent's command speaks ACP, on the page of agents.",
   agent_protocol: "The agent is too old or too new for this platform. Change its version on the page of agents.",
   agent_too_loud: "It has said more than is kept. Ask for less at once.",
