@@ -122,8 +122,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.refuse(431, "The request's headers are too large: send less than 64 KiB.")
         elif self._in_body and self._body_timer is None:
             self._expect_body()
-        elif self._silent and not self._in_body and self._head_timer is None:
+        elif self._silent and not self._in_body and self._head_timer is None and not self._is_answering():
             self._expect_head()  # bytes between requests that begin none
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def handle_websocket_upgrade(self) -> None:
         self._body_is_there()
@@ -154,6 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_held_up = self._body_held_up or self.flow.read_paused
 
     def on_message_complete(self) -> None:
+        self._progress = True  # the end of a chunked body may come alone
         self._body_is_there()
         super().on_message_complete()
 

@@ -30,14 +30,16 @@ export const board = (wish: BoardWish) =>
   queryOptions({
     queryKey: ["board", wish] as const,
     queryFn: async ({ client, queryKey }): Promise<BoardData> => {
-      const before = client.getQueryData<BoardData>(queryKey);
       const first = await read(wish, { limit: PAGE });
-      const longer = first.columns
-        .map(({ status, matching }) => ({ status, count: Math.min(loaded(before, status), matching) - PAGE }))
-        .filter(({ count }) => count > 0);
-      const rest = longer.map(({ status, count }) =>
-        read(wish, { status, offset: PAGE, limit: Math.min(count, MOST) }),
-      );
+      // asked now, not before: more may have been read while this was on its way
+      const before = client.getQueryData<BoardData>(queryKey);
+      const rest = first.columns.flatMap(({ status, matching }) => {
+        const pages: Promise<Schemas["BoardView"]>[] = [];
+        const end = Math.min(loaded(before, status), matching);
+        for (let offset = PAGE; offset < end; offset += MOST)
+          pages.push(read(wish, { status, offset, limit: Math.min(end - offset, MOST) }));
+        return pages;
+      });
       return merged(undefined, [first, ...(await Promise.all(rest))]);
     },
     // while somebody types, what was found before stays

@@ -15,7 +15,7 @@ export function stale(event: PlatformEvent): QueryKey[] {
   switch (noun) {
     case "task":
       keys.push(["queue"], ["counts"], ["pull", "task", event.taskId]);
-      if (verb === "moved" || verb === "created") keys.push(["tasks"], ["board"]); // its neighbours have other places now
+      if (verb === "moved" || verb === "created" || verb === "deleted") keys.push(["tasks"], ["board"]); // its neighbours have other places now
       break;
     case "attempt":
       keys.push(["queue"], ["attempts", event.taskId]);

@@ -19,14 +19,18 @@ export default function Commands({ open, onOpenChange }: { open: boolean; onOpen
   const cards = useQuery({ ...searched(words.trim()), enabled: open });
   const known = useQuery({ ...projects, enabled: open });
   const own = useQuery(me);
+  const change = (next: boolean) => {
+    if (!next) setWords("");
+    onOpenChange(next);
+  };
   const act = (action: () => unknown) => () => {
-    onOpenChange(false);
+    change(false);
     void action();
   };
   return (
     <Command.Dialog
       open={open}
-      onOpenChange={onOpenChange}
+      onOpenChange={change}
       label="Search and commands"
       overlayClassName="fixed inset-0 z-40 bg-black/40"
       contentClassName="fixed top-[12vh] left-1/2 z-50 w-[min(38rem,94vw)] -translate-x-1/2 overflow-hidden rounded-lg border bg-raised shadow-float"
@@ -75,6 +79,7 @@ export default function Commands({ open, onOpenChange }: { open: boolean; onOpen
             <Item
               key={task.id}
               value={`${task.title} ${task.id}`}
+              keywords={[words]} // the platform has found it: the words may be in its description
               icon={<SquareCheck className="size-4" aria-hidden />}
               run={act(() => navigate({ to: "/tasks/$taskId", params: { taskId: task.id } }))}
               note={COLUMNS[task.status].text}
@@ -107,15 +112,17 @@ function Item({
   run,
   note,
   value,
+  keywords,
 }: {
   icon: ReactNode;
   children: ReactNode;
   run: () => void;
   note?: string;
   value?: string;
+  keywords?: string[];
 }) {
   return (
-    <Command.Item onSelect={run} className={ITEM} {...(value ? { value } : {})}>
+    <Command.Item onSelect={run} className={ITEM} {...(value ? { value } : {})} {...(keywords ? { keywords } : {})}>
       <span className="text-faint">{icon}</span>
       <span className="min-w-0 flex-1 truncate">{children}</span>
       {note && <span className="text-2xs text-faint">{note}</span>}

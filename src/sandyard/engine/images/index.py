@@ -68,7 +68,7 @@ def _members(fd: int) -> dict[str, Any]:
             elif member.issym():
                 links[name] = posixpath.normpath(f"{posixpath.dirname(name)}/{member.linkname}")
             forget_members(tar)
-    except (tarfile.TarError, LayerError, ValueError, OSError, RecursionError) as error:
+    except (tarfile.TarError, LayerError, ValueError, OSError, RecursionError, MemoryError, OverflowError) as error:
         raise LayerError(f"can't be read: {error}") from None
     return {"members": found | {name: found[target] for name, target in links.items() if target in found}}
 

@@ -182,12 +182,17 @@ def _checked(found: Mapping[str, Any], what: str) -> dict[str, Any]:
     """What was found in a layer, as a process says that a stranger's bytes may have taken over."""
     try:
         numbers = {name: found[name] for name in ("entries", "bytes", "devices", "strangers")}
-        implied = [str(path) for path in found["implied"]]
+        implied = list(found["implied"])
     except (LookupError, TypeError):
         numbers, implied = {}, []
-    if not numbers or not all(type(number) is int and number >= 0 for number in numbers.values()):
+    counted = all(type(number) is int and number >= 0 for number in numbers.values())
+    if not numbers or not counted or not all(_is_inside(path) for path in implied):
         raise InvalidInputError(f"{what} was unpacked with an outcome that makes no sense.")
     return {**numbers, "implied": implied, "opaque_root": found.get("opaque_root") is True}
+
+
+def _is_inside(path: object) -> bool:
+    return isinstance(path, str) and "\0" not in path and not path.startswith("/") and ".." not in path.split("/")
 
 
 def _read(place: Path) -> Layer | None:

@@ -64,7 +64,13 @@ def _open(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     for pragma in _PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
+    connection.create_function("lower", 1, _lower, deterministic=True)
     return connection
+
+
+def _lower(value: object) -> object:
+    """For searches: SQLite's own knows the letters of English alone."""
+    return value.lower() if isinstance(value, str) else value
 
 
 async def keep_log_short(path: Path) -> None:

@@ -231,6 +231,14 @@ async def test_what_follows_an_answer_is_bounded_too() -> None:
     assert client.line.closed and b" 299 " in client.line.said and b" 408 " not in client.line.said
 
 
+async def test_the_end_of_a_chunked_body_may_come_alone() -> None:
+    client = Client(never_read)
+    client.send(b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+    client.send(b"0\r\n\r\n")
+    client.send(b"\r\n")
+    assert client.timers.running == [], "an answer may take as long as it takes"
+
+
 async def test_line_ends_between_requests_keep_no_connection() -> None:
     client = Client(control)
     client.send(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -271,6 +271,11 @@ async def test_what_a_board_is_filtered_by(front: Front) -> None:
     assert await shown(agent="opencode", q="quiet") == ["quiet"]
     assert await shown(q="#7") == await shown(q="TASK-branch several") == ["several"]
     assert await shown(q=quiet["id"]) == ["quiet"]
+    await front.card("Übersicht of the login", description="and its fix")
+    assert await shown(q="ÜBERSICHT") == ["Übersicht of the login"]
+    assert [one["title"] for one in (await front.get("/tasks", q="fix übersicht"))["items"]] == [
+        "Übersicht of the login"
+    ]
     (backlog,) = (await front.get("/board", status="backlog"))["columns"]
     assert "description" not in backlog["items"][0]
     assert (await front.get("/board", status="backlog"))["titles"] == {failed["id"]: "failed"}

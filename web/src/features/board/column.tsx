@@ -99,6 +99,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
   // once for each end that comes into sight: what has failed is asked for again by the button
   const asked = useRef(0);
   useEffect(() => {
+    if (shown.length < asked.current) asked.current = 0;
     if (!near || asked.current === shown.length) return;
     asked.current = shown.length;
     read();

@@ -194,7 +194,8 @@ def _kept(path: Path) -> Bundle:
 
 def _header(commit: str, ref: str) -> bytes:
     """What a bundle of one ref has before its pack."""
-    return f"# v2 git bundle\n{commit} {ref}\n\n".encode()
+    version = "# v2 git bundle" if len(commit) == 40 else "# v3 git bundle\n@object-format=sha256"
+    return f"{version}\n{commit} {ref}\n\n".encode()
 
 
 def _join(header: bytes, pack: Path, bundle: Path) -> None:

@@ -100,6 +100,9 @@ class Recorder:
             await self.flush()
         except SandyardError as error:
             log.warning("output_not_kept", command=self.command_id, reason=error.message)
+            return
+        if any(self._waiting.values()) and self._timer is None:  # it came meanwhile, and nobody has a timer for it
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
     async def flush(self, **end: Any) -> None:
         """Keep what came. `end` are fields of the row to set with it, when this is the end."""

@@ -27,7 +27,7 @@ from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.tasks import moving
 from sandyard.platform.domain.tasks.cards import Cards
-from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, read_board
+from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, has_word, read_board
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.moving import Agents, Attempts, held
@@ -162,16 +162,14 @@ class Tasks:
         status: Column | None = None,
         q: str | None = None,
     ) -> Listing[Task]:
-        """Column by column, in each as on the board. `q`: words in the title or the description."""
+        """Column by column, in each as on the board. `q`: each of its words in the title, the description or the pull request."""
         query = select(Task).where(tasks_visible_to(caller))
         if project_id is not None:
             query = query.where(Task.project_id == project_id)
         if status is not None:
             query = query.where(Task.status == status)
         if q:
-            query = query.where(
-                or_(Task.title.icontains(q, autoescape=True), Task.description.icontains(q, autoescape=True))
-            )
+            query = query.where(*(has_word(word) for word in q.split()))
         async with self._database.reading() as session:
             rows = list(await session.scalars(_after(query, page.cursor).limit(page.limit + 1)))
         items = rows[: page.limit]

@@ -155,7 +155,7 @@ async def _matching(
     """The ids of those that match; None: all do."""
     found: set[str] | None = None
     if wanted.words.split():
-        query = select(Task.id).where(seen, *(_has_word(word) for word in wanted.words.split()))
+        query = select(Task.id).where(seen, *(has_word(word) for word in wanted.words.split()))
         found = set(await session.scalars(query))
     if wanted.agent is not None or wanted.show is not None:
         asked = await _asked(session, asks) if wanted.show == Show.NEEDS_YOU else set[str]()
@@ -174,7 +174,8 @@ async def _matching(
     return found
 
 
-def _has_word(word: str) -> ColumnElement[bool]:
+def has_word(word: str) -> ColumnElement[bool]:
+    """In the title, the description, or the branch or number of a pull request; or it is the id."""
     pull = PullRequest
     named = or_(
         pull.head_branch.icontains(word, autoescape=True),
@@ -205,7 +206,8 @@ async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, 
     for id_, project, status, agent, wanted, error in await session.execute(query):
         agents = {one["agent"] for one in wanted or [] if one.get("agent")}
         found[id_] = _Facts(Column(status), agents, bool(error))
-        if not agents and (default := agent or defaults.get(project)):
+        takes_default = not wanted or any(not one.get("agent") for one in wanted)
+        if takes_default and (default := agent or defaults.get(project)):
             chosen[id_] = default
     attempts = select(Attempt.task_id, Attempt.agent, Attempt.status, Attempt.session_id).join(
         Task, Task.id == Attempt.task_id
@@ -213,8 +215,10 @@ async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, 
     for task_id, agent, status, session_id in await session.execute(
         attempts.where(seen).order_by(Attempt.task_id, Attempt.number)
     ):
-        found[task_id].attempts.append((agent, AttemptStatus(status), session_id))
-        found[task_id].agents.add(agent)
+        if (facts := found.get(task_id)) is None:
+            continue  # it was created after the tasks were read
+        facts.attempts.append((agent, AttemptStatus(status), session_id))
+        facts.agents.add(agent)
         chosen.pop(task_id, None)  # it has been begun, by that one
     for id_, agent in chosen.items():
         found[id_].agents.add(agent)

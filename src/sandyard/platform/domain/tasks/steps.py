@@ -249,7 +249,8 @@ class Steps:
             if command.status != CommandStatus.LOST:
                 break
             await self._not_cancelled(work.attempt.id)
-            command_id = None  # the sandbox was restarted under it
+            # the sandbox was restarted under it; a platform that was restarted too may have begun the next one
+            command_id = await self._begun_before(place, sandbox.id, verify.command)
         ok = command.status == CommandStatus.EXITED and command.exit_code == 0
         verified = {
             "ok": ok,

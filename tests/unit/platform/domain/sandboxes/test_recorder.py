@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -15,7 +16,7 @@ from sandyard.platform.db.database import Database, DatabaseClosedError
 from sandyard.platform.db.models import Command, Event, Sandbox, User
 from sandyard.platform.domain.sandboxes.model import CommandStatus, utc_now
 from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
-from sandyard.platform.domain.sandboxes.recorder import INLINE_BYTES, Recorder
+from sandyard.platform.domain.sandboxes.recorder import FLUSH_BYTES, FLUSH_S, INLINE_BYTES, Recorder
 from sandyard.platform.domain.sandboxes.rows import new_row
 from sandyard.platform.domain.sandboxes.running import Runner
 
@@ -80,6 +81,30 @@ async def test_output_is_kept_and_told(database: Database, rows: tuple[Sandbox, 
     assert "text" not in large, "more than an event carries is only pointed at"
     assert (large["offset"], large["end"]) == (2, INLINE_BYTES + 3)
     assert {event.sandbox_id for event in told} == {sandbox.id}
+
+
+async def test_what_comes_while_much_is_written_is_kept_soon_after(
+    database: Database, rows: tuple[Sandbox, Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, command = rows
+    files = OutputFiles(tmp_path)
+    recorder = Recorder(database, files, sandbox, command)
+    await recorder.begin()
+    gate, write = asyncio.Event(), files.write
+
+    async def slow(*arguments: Any) -> None:
+        await gate.wait()
+        await write(*arguments)
+
+    monkeypatch.setattr(files, "write", slow)
+    await recorder.add(STDOUT, 0, b"x" * FLUSH_BYTES)
+    await asyncio.sleep(0)
+    await recorder.add(STDOUT, FLUSH_BYTES, b"$ ")
+    await asyncio.sleep(3 * FLUSH_S)  # its timer finds the other still being written
+    gate.set()
+    while (await files.read(command.id, STDOUT, FLUSH_BYTES, 2)) != b"$ ":
+        await asyncio.wait_for(recorder.news(), 10)
+    await recorder.finish(CommandStatus.EXITED, exit_code=0, duration_s=1)
 
 
 async def test_what_a_crash_left_uncounted_is_cut_off(

@@ -6,6 +6,7 @@ distributions. What is in the superblock: https://btrfs.readthedocs.io/en/latest
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import uuid
@@ -35,8 +36,11 @@ def renew_uuid(image: Path) -> None:
         if not blocks or blocks[0][0] != _PLACES[0]:
             raise ValueError("it has no superblock of btrfs")
         # the first one last: it is the one that counts, and until it is written nothing has changed
-        for place, block in reversed(blocks):
-            os.pwrite(fd, _renewed(block, new), place)
+        first = _renewed(blocks[0][1], new)
+        for place, block in reversed(blocks[1:]):
+            with contextlib.suppress(ValueError):  # a damaged copy stays as it is
+                os.pwrite(fd, _renewed(block, new), place)
+        os.pwrite(fd, first, _PLACES[0])
         os.fsync(fd)
     finally:
         os.close(fd)
