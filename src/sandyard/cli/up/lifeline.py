@@ -1,4 +1,4 @@
-"""How a child ends with its supervisor, however that ends: a pipe that nobody writes to, whose end is heard at once.
+"""How a child ends with its supervisor, however that ends: a pipe, whose end is heard at once.
 
 A child also keeps the supervisor's lock open: whoever starts anew on that directory waits until the last one is gone. One that is started
 before its turn, to load its code meanwhile, is told through the pipe when that has come.
