@@ -68,7 +68,7 @@ def _open(path: str) -> sqlite3.Connection:
     return connection
 
 
-def _lower(value: object) -> object:
+def _lower(value: Any) -> Any:
     """For searches: SQLite's own knows the letters of English alone."""
     return value.lower() if isinstance(value, str) else value
 
