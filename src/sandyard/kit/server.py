@@ -13,6 +13,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 SILENT_LIMIT = 64 * 1024
 """How many bytes a client may send without completing a head or a piece of a body."""
 HEADERS_LIMIT = 256
+PIPELINE_LIMIT = 100
+"""How many requests of one connection may wait for the answer to the one before. Each takes tens of kilobytes."""
 HEAD_SECONDS = 20.0
 """How long a client may take to say what it wants, from its connection or the first byte of its request."""
 BODY_SECONDS, BODY_BYTES_PER_SECOND = 60.0, 100
@@ -133,6 +135,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINE_LIMIT:
+            raise ValueError("too many requests wait for their answers")
         super().on_message_begin()
         self._in_head = True
         self._expect_head()
