@@ -1,5 +1,5 @@
-"""Starts `sandyard` in a process of its own, forked from one that has loaded its modules: loading them is most of the time of a start.
-Tests of starting itself (tests/integration/cli) start it as a user does."""
+"""Starts `sandyard` by forking a process that has already imported its modules: the imports take most of the startup time.
+Tests of the startup itself (tests/integration/cli) start it as a user does."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ STORED = "local_storage,indexeddb,websql,service_workers,cache_storage,shared_st
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """Chromium's engine without a window of its own. A whole Chromium runs one more renderer per page, for the window that nobody sees."""
+    """Chromium's headless shell. A full Chromium runs a second renderer per page, for its own window."""
     expect.set_options(timeout=PATIENCE_MS)
     # its own needs a library that a bare machine lacks
     os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(ROOT / ".venv-node/bin/node"))
@@ -48,7 +48,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def whole_chromium(browser: Browser) -> Iterator[Browser]:
-    """For what the other one refuses: notifications."""
+    """A full Chromium, for notifications: the headless shell denies them."""
     with _launched(browser.browser_type, "chromium") as whole:
         yield whole
 

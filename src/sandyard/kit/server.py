@@ -14,7 +14,7 @@ SILENT_LIMIT = 64 * 1024
 """How many bytes a client may send without completing a head or a piece of a body."""
 HEADERS_LIMIT = 256
 PIPELINE_LIMIT = 100
-"""How many requests of one connection may wait for the answer to the one before. Each takes tens of kilobytes."""
+"""Most pipelined requests that may wait on one connection. Each takes tens of kilobytes of memory."""
 HEAD_SECONDS = 20.0
 """How long a client may take to say what it wants, from its connection or the first byte of its request."""
 BODY_SECONDS, BODY_BYTES_PER_SECOND = 60.0, 100
@@ -136,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINE_LIMIT:
-            raise ValueError("too many requests wait for their answers")
+            raise ValueError("too many pipelined requests")
         super().on_message_begin()
         self._in_head = True
         self._expect_head()
@@ -166,7 +166,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, "The request is not valid HTTP/1.1.")
+        if len(self.pipeline) >= PIPELINE_LIMIT:
+            self.refuse(400, f"Too many pipelined requests: wait for answers after {PIPELINE_LIMIT}.")
+        else:
+            self.refuse(400, "The request is not valid HTTP/1.1.")
 
     def refuse(self, status: int, message: str) -> None:
         """Answer what is no request, and hang up."""

@@ -11,8 +11,7 @@ PREFIX = "/api/v1"
 
 
 def api_router(tag: str, *, prefix: str = PREFIX) -> APIRouter:
-    """A router whose routes are complete: the application takes them as they are. `include_router` would build each a second time, in
-    every application anew."""
+    """Create a router whose routes are added to the application as they are: `include_router` would build each of them again."""
     return APIRouter(prefix=prefix, tags=[tag], generate_unique_id_function=_operation_id)
 
 

@@ -231,11 +231,12 @@ async def test_what_follows_an_answer_is_bounded_too() -> None:
     assert client.line.closed and b" 299 " in client.line.said and b" 408 " not in client.line.said
 
 
-async def test_requests_that_wait_for_their_answers_are_bounded() -> None:
+async def test_pipelined_requests_are_bounded() -> None:
     client = Client(never_read)
     for _ in range(3):
         client.send(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n" * server.PIPELINE_LIMIT)
     assert client.line.closed
+    assert b"Too many pipelined requests" in client.line.said
     assert len(client.protocol.pipeline) <= server.PIPELINE_LIMIT
 
 

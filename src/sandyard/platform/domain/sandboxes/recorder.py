@@ -101,7 +101,7 @@ class Recorder:
         except SandyardError as error:
             log.warning("output_not_kept", command=self.command_id, reason=error.message)
             return
-        if any(self._waiting.values()) and self._timer is None:  # it came meanwhile, and nobody has a timer for it
+        if any(self._waiting.values()) and self._timer is None:  # arrived during the flush, and has no timer
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
     async def flush(self, **end: Any) -> None:
