@@ -7,11 +7,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench import git, interpreter, large, measures, output, platform, tasks, templates, web
+from bench import agents, git, interpreter, large, measures, output, platform, tasks, templates, web
 from bench.processes import engine, floor, settle
 from bench.report import Row, machine, median, percentile, table, write
 
-PARTS = ["engine", "e2b", "platform", "git", "large", "output", "tasks", "web"]
+PARTS = ["engine", "e2b", "platform", "git", "large", "output", "tasks", "agents", "web"]
 
 
 def say(text: str) -> None:
@@ -46,6 +46,9 @@ def main() -> int:
     if options.only in (None, "tasks"):
         say("tasks: from a card to the agent's first command, and many at once")
         show("tasks", tasks.measure(rounds), options.out / "tasks.json")
+    if options.only in (None, "agents"):
+        say("agents: from a card to the first command of each")
+        show("agents", agents.measure(rounds), options.out / "agents.json")
     if options.only in (None, "web"):
         say("the web: weight and frames, in a real Chromium")
         show("the web", web.measure(rounds), options.out / "web.json")

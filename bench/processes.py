@@ -44,13 +44,15 @@ def floor() -> Iterator[Endpoint]:
 
 
 @contextlib.contextmanager
-def engine(*options: str) -> Iterator[Endpoint]:
-    """An engine of its own on a fresh data directory; everything is gone afterwards."""
+def engine(*options: str, **settings: str) -> Iterator[Endpoint]:
+    """An engine of its own on a fresh data directory; everything is gone afterwards. `settings`: SANDYARD_<NAME> variables."""
     data = Path(tempfile.mkdtemp(prefix="sandyard-bench-", dir=os.environ.get("SANDYARD_BENCH_DIR", "/var/tmp")))
     port, key = free_port(), secrets.token_hex(16)
     log = (data / "engine.log").open("wb")
     where = ["--host", "127.0.0.1", "--port", str(port), "--data-dir", str(data / "data"), "--api-key", key]
-    child = subprocess.Popen([sys.executable, "-m", "sandyard", "engine", *where, *options], stdout=log, stderr=log)
+    command = [sys.executable, "-m", "sandyard", "engine", *where, *options]
+    variables = {**os.environ, **{f"SANDYARD_{name}": value for name, value in settings.items()}}
+    child = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
     endpoint = Endpoint(f"http://127.0.0.1:{port}", key, child.pid)
     try:
         wait_ready(endpoint, child, data / "engine.log")

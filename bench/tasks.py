@@ -36,12 +36,12 @@ async def _measure(rounds: int) -> list[Row]:
         async with client_of(f"{served.url}/api/v1", served.token) as client:
             body = {"name": "website", "repository": site.url, "token": token, "settings": SETTINGS}
             project = (await client.post("/projects", json=body)).raise_for_status().json()["id"]
-            cold = await _first_command(client, project)  # which prepares
+            cold = await first_command(client, project)  # which prepares
             snapshot = await _snapshot()
             floors = [await _session(client, snapshot) for _ in range(rounds)]
-            firsts = [await _first_command(client, project) for _ in range(rounds)]
+            firsts = [await first_command(client, project) for _ in range(rounds)]
             begun = time.perf_counter()
-            cards = await asyncio.gather(*(_add(client, project, n) for n in range(AT_ONCE)))
+            cards = await asyncio.gather(*(_add(client, project, f"feat: number {n}") for n in range(AT_ONCE)))
             ended = await _rested(client, project, cards)
             seconds = time.perf_counter() - begun
     finished = sum(one["status"] == "in_review" for one in ended)
@@ -55,10 +55,17 @@ async def _measure(rounds: int) -> list[Row]:
     ]
 
 
-async def _first_command(client: httpx.AsyncClient, project: str) -> float:
-    """By the clock in the sandbox, which is this machine's: nobody has to look in time."""
+async def first_command(
+    client: httpx.AsyncClient,
+    project: str,
+    agent: str = "demo",
+    model: str | None = None,
+    title: str = "feat: number 0",
+) -> float:
+    """Seconds from a new card to its agent's first command, which prints the time: by the clock in the sandbox, which is this
+    machine's, so that nobody has to look in time."""
     begun = time.time()
-    card = await _add(client, project, 0)
+    card = await _add(client, project, title, agent, model)
     (ended,) = await _rested(client, project, [card])
     assert ended["status"] == "in_review", ended
     session = ended["sessionId"]
@@ -67,12 +74,16 @@ async def _first_command(client: httpx.AsyncClient, project: str) -> float:
     return next(float(found[1]) for found in said if found) - begun
 
 
-async def _add(client: httpx.AsyncClient, project: str, number: int) -> str:
+async def _add(
+    client: httpx.AsyncClient, project: str, title: str, agent: str = "demo", model: str | None = None
+) -> str:
+    """What the demo agent does is in the description; what other agents do is in their model's script."""
     body = {
         "projectId": project,
-        "title": f"feat: number {number}",
-        "description": f"run: date +%s.%N\ncreate new/{time.time_ns()}.txt: {number}",
-        "agent": "demo",
+        "title": title,
+        "description": f"run: date +%s.%N\ncreate new/{time.time_ns()}.txt: {title}",
+        "agent": agent,
+        "model": model,
         "start": True,
     }
     return str((await client.post("/tasks", json=body)).raise_for_status().json()["id"])

@@ -13,6 +13,7 @@ import httpx._transports.default
 import httpx2
 import httpx2._transports.default
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.databases import database, database_url, empty_database_url, postgres_schema, postgres_schema_url
 from tests.postgres import postgres, postgres_url
@@ -53,8 +54,23 @@ httpx2._transports.default.create_ssl_context = _kept(httpx2.create_ssl_context)
 
 DATABASES = ("database_url", "empty_database_url")
 """Fixtures whose parameter is the kind of a database."""
-LONGEST_FIRST = ("acceptance", "web", "protocol", "conformance", "integration")
+LONGEST_FIRST = (
+    *("tests/acceptance/", "tests/web/", "tests/integration/cli/", "tests/protocol/", "tests/conformance/"),
+    "tests/integration/",
+)
 """Folders of tests by the time that a file of theirs takes, so that no worker is left alone with a long one at the end."""
+TOGETHER = "tests/integration/cli/"
+"""The tests of this folder share one `sandyard up`, which takes longer to start than most of them run. So one worker gets them all,"""
+APART = "tests/integration/cli/up/"
+"""but not these, which start their own."""
+
+
+class Scheduler(LoadFileScheduling):  # type: ignore[misc] # it has no types
+    """Gives the tests of a file to one worker, and those of `TOGETHER` too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        shared = nodeid.startswith(TOGETHER) and not nodeid.startswith(APART)
+        return TOGETHER if shared else super()._split_scope(nodeid)
 
 
 class Failures:
@@ -73,6 +89,10 @@ class Failures:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every test, on every database, as `make test-all` does")
     parser.addoption("--sqlite", action="store_true", help="nothing on PostgreSQL, as `make check` does")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler | None:
+    return Scheduler(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,5 +132,5 @@ def _is_wanted(item: pytest.Item) -> bool:
 
 
 def _rank(item: pytest.Item) -> int:
-    folder = item.nodeid.removeprefix("tests/").partition("/")[0]
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+    ranks = (rank for rank, folder in enumerate(LONGEST_FIRST) if item.nodeid.startswith(folder))
+    return next(ranks, len(LONGEST_FIRST))

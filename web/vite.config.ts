@@ -13,6 +13,12 @@ export default defineConfig({
     target: "es2022",
     assetsInlineLimit: 0, // the page's policy allows nothing inline
     chunkSizeWarningLimit: 800,
+    rolldownOptions: {
+      output: {
+        // otherwise each icon that two pages share is a file, and a page asks for dozens of them
+        codeSplitting: { groups: [{ name: "icons", test: /node_modules[\\/]lucide-react[\\/]/, minShareCount: 2 }] },
+      },
+    },
   },
   server: { proxy: { "/api": { target: platform, ws: true, changeOrigin: true }, "/health": platform } },
 });

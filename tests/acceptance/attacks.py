@@ -12,8 +12,10 @@ import glob
 import json
 import os
 import platform
+import resource
 import signal
 import socket
+import struct
 import sys
 import termios
 import time
@@ -37,6 +39,7 @@ NUMBERS = {  # name: (x86_64, aarch64)
     "open_tree": (428, 428),
     "mount_setattr": (442, 442),
     "io_uring_setup": (425, 425),
+    "io_setup": (206, 0),
 }
 
 
@@ -147,6 +150,11 @@ def init_files():
     return [os.readlink(name) for name in glob.glob("/proc/1/fd/*")] or check(-1)
 
 
+def init_limits():
+    """With so few descriptors it could not serve the sandbox."""
+    resource.prlimit(1, resource.RLIMIT_NOFILE, (64, 64))
+
+
 def init_ptrace():
     check(libc.ptrace(16, 1, None, None))
 
@@ -228,6 +236,11 @@ def fault_handler():
 
 def uring():
     return syscall("io_uring_setup", 8, ctypes.create_string_buffer(120))
+
+
+def asynchronous_io():
+    """Of its contexts the whole machine has one supply."""
+    return syscall("io_setup", 1, ctypes.byref(ctypes.c_ulong(0)))
 
 
 def open_by_handle():
@@ -410,6 +423,37 @@ def hold_everything_counted(place):
         json.dump(held, file)
     os.rename(place + ".part", place)
     signal.pause()
+
+
+def hold_netlink(megabytes):
+    """Answers that nobody reads, each in a buffer of the kernel that no cgroup counts. Held for a minute."""
+    request = struct.pack("IHHII", 32, 18, 5, 1, 0) + struct.pack(
+        "BBHiII", 0, 0, 0, 99999, 0, 0
+    )  # a link that is not there
+    held = []
+    for _ in range(int(megabytes) // 8):  # the kernel doubles what is asked for
+        held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+        held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        held[-1].setblocking(False)
+        try:
+            for _ in range(200):
+                held[-1].send(request * 200)
+        except OSError:
+            continue
+    time.sleep(60)
+    return len(held)
+
+
+def hold_locks(count, folder):
+    """Every second byte of many files, which no cgroup counts either. Held for a minute."""
+    os.makedirs(folder, exist_ok=True)
+    held = []
+    for number in range(int(count) // 1000):
+        held.append(os.open(f"{folder}/{number}", os.O_RDWR | os.O_CREAT))
+        for place in range(1000, 0, -1):
+            fcntl.fcntl(held[-1], fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 2 * place, 1, 0))
+    time.sleep(60)
+    return len(held)
 
 
 def chroot_escape(canary):

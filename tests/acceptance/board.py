@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.acceptance.platform import ok, until
+from tests.acceptance.platform import TASK_PAUSE, ok, until
 from tests.acceptance.workshop import Work
 
 RESTS = ("ready", "in_review", "failed", "cancelled", "merged", "archived")
@@ -43,7 +43,7 @@ class Card:
             found = self.attempts()
             return found if all(one["status"] in RESTS and one["round"] >= round_ for one in found) else []
 
-        found = until(look, patience)
+        found = until(look, patience, TASK_PAUSE)
         for one in found:
             assert not statuses or one["status"] in statuses, (one["status"], one.get("error"), self.get().get("error"))
         return dict(found[0])

@@ -16,6 +16,8 @@ from tests.protocol.engine import Engine
 DISK_MB = 256
 MEMORY_MB = 256
 PIDS = 200
+DOMAIN = "sandyard.test"
+"""Sandboxes reach the engine by names below it, which nobody outside does: there is no such name server."""
 IO_MBPS = 4000  # more than any disk here does: it is looked for, not felt
 
 
@@ -55,8 +57,11 @@ def shared_engine() -> Iterator[Engine]:
         "DEFAULT_MEMORY_MB": MEMORY_MB,
         "DEFAULT_PIDS": PIDS,
         "IO_WRITE_MBPS": IO_MBPS,
+        "KERNEL_MEMORY_GROWTH_MB": 16,  # so that little of the machine's memory is taken for a test
+        "NETLINK_BUFFERS_MB": 16,
+        "FILE_LOCKS": 20_000,
     }
-    with started(POOL_SIZE="2", **{name: str(value) for name, value in limits.items()}) as engine:
+    with started(POOL_SIZE="2", DOMAIN=DOMAIN, **{name: str(value) for name, value in limits.items()}) as engine:
         yield engine
 
 

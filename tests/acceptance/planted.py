@@ -115,6 +115,7 @@ class Watch(threading.Thread):
         self.names: set[str] = set()
         """What was seen running, to know that the right moment was watched."""
         self.hits: set[str] = set()
+        self._seen: dict[tuple[str, str], bytes] = {}
 
     def __enter__(self) -> Watch:
         self.start()
@@ -131,16 +132,19 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         own = os.getpid()
-        while not self._over.wait(0.02):
-            for process in Path("/proc").glob("[0-9]*"):
-                if int(process.name) != own:
+        while not self._over.wait(0.1):
+            for process in os.listdir("/proc"):  # noqa: PTH208 - thousands of times, and a Path takes longer than the reading
+                if process.isdigit() and int(process) != own:
                     self._look(process)
             self.rounds += 1
 
-    def _look(self, process: Path) -> None:
+    def _look(self, process: str) -> None:
         for part in ("cmdline", "environ"):
-            with contextlib.suppress(OSError):
-                data = (process / part).read_bytes()
+            with contextlib.suppress(OSError), open(f"/proc/{process}/{part}", "rb", buffering=0) as file:  # noqa: PTH123 - a Path takes longer than the reading
+                data = file.read()
+                if self._seen.get((process, part)) == data:
+                    continue
+                self._seen[process, part] = data
                 if part == "cmdline":
                     self.names.update(Path(os.fsdecode(word)).name for word in data.split(b"\0")[:2])
                 for name in self._planted.found(data):

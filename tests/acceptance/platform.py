@@ -21,6 +21,9 @@ from tests.protocol.engine import ROOT, SCRATCH, Engine
 
 READY_SECONDS = 300
 PATIENCE = 90.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
+TASK_PAUSE = 0.4
+"""For a task that has been started: none rests sooner."""
 LOGGED = 20_000
 """Characters of its log that are shown when a test fails."""
 
@@ -41,6 +44,7 @@ class Platform:
         self.log = self.folder / "platform.log"
         self.said = self.folder / "said"
         self.process: Program | None = None
+        self._client: httpx.Client | None = None
 
     @property
     def url(self) -> str:
@@ -49,7 +53,9 @@ class Platform:
     @property
     def client(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.token}"}
-        return httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=120)
+        if self._client is None or self._client.headers["Authorization"] != headers["Authorization"]:
+            self._client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=120)
+        return self._client
 
     def start(self) -> None:
         self.launch()
@@ -89,6 +95,8 @@ class Platform:
 
     def stop(self) -> None:
         """Idempotent."""
+        if self._client is not None:
+            self._client.close()
         self._end(signal.SIGTERM)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -112,13 +120,15 @@ def running(engine: Engine, database_url: str | None = None, **settings: str) ->
         platform.stop()
 
 
-def until(what: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Wait until it is true, and give it."""
+def until(what: Callable[[], Any], patience: float = PATIENCE, pause: float = FIRST_PAUSE) -> Any:
+    """Wait until it is true, and give it. Asks less often the longer it takes, and not before `pause` again: to ask costs time on the
+    machine that is waited for."""
     deadline = time.monotonic() + patience
     while not (value := what()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not so within {patience:.0f} s; last seen: {value!r}")
-        time.sleep(0.1)
+        time.sleep(pause)
+        pause = min(pause * 1.3, LONGEST_PAUSE)
     return value
 
 

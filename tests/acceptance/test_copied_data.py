@@ -87,7 +87,7 @@ class Watched:
         new.kill()
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_copy_is_an_instance_of_its_own(original: Engine, copy: Engine, outside: Outside, end: str) -> None:
     watched = Watched(original, outside)
     asleep = Sandbox.create(timeout=600, **options(original))

@@ -18,7 +18,7 @@ from e2b import Sandbox, SandboxQuery
 
 from tests.protocol.engine import Engine
 
-FEW, CRASHES = 3, int(os.environ.get("SANDYARD_CRASHES", "10"))
+FEW, CRASHES = 2, int(os.environ.get("SANDYARD_CRASHES", "10"))
 SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))
 WORKERS = 4
 MOST = 10

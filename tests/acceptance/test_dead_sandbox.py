@@ -75,6 +75,7 @@ def test_a_task_goes_on(engine: Engine, platform: Platform) -> None:
         assert "sandbox was restarted" in card.transcript(session)
 
 
+@pytest.mark.slow
 def test_a_check_is_run_again(engine: Engine, platform: Platform) -> None:
     with forge() as github:
         project = work(platform, github)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,8 @@ import pytest
 from e2b import CommandExitException, NotEnoughSpaceException, NotFoundException, Sandbox, SandboxException
 from e2b.exceptions import TimeoutException
 
-from tests.acceptance.conftest import DISK_MB, IO_MBPS, PIDS
+from tests.acceptance.conftest import DISK_MB, DOMAIN, IO_MBPS, PIDS
+from tests.acceptance.platform import until
 from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the namespace driver's full isolation needs root")
@@ -121,6 +123,74 @@ def test_host_services_are_out_of_reach(sandbox: Sandbox, engine: Engine) -> Non
         assert attack(sandbox, f"abstract_socket:{name}") == {}
 
 
+def curl(sandbox: Sandbox, url: str, *options: str) -> str:
+    """What curl gets in a sandbox: the body and its status, or 000 where there is no answer."""
+    command = ["curl", "-s", "-m", "10", "-w", " %{http_code}", *options, url]
+    return sandbox.commands.run(f"{shlex.join(command)} || true").stdout.strip()
+
+
+def test_public_names_open_nothing_else_of_the_host(new_sandbox: NewSandbox, engine: Engine) -> None:
+    """The engine is reached by its public names, with the usual tokens, and no other port or address with it."""
+    victim, attacker = new_sandbox(), new_sandbox()
+    address = attacker.commands.run(f"getent ahostsv4 api.{DOMAIN} | cut -d' ' -f1 | head -1").stdout.strip()
+    assert curl(attacker, f"https://api.{DOMAIN}/health") == "204", "it is there, or the test shows nothing"
+    with service("0.0.0.0") as port:
+        attempts = [f"connect:{address}:{one}" for one in (port, engine.port, 22, 80, 8443)]
+        attempts += [f"connect:{place.split('/')[0]}:443" for place in host_addresses()]
+        assert attack(attacker, *attempts) == {}
+    # by the engine to services of the host: neither a name nor a header leads anywhere but to ports of sandboxes
+    for name in (
+        f"{engine.port}-127.0.0.1.{DOMAIN}",
+        f"localhost.{DOMAIN}",
+        f"host.{DOMAIN}",
+        f"22-localhost.{DOMAIN}",
+    ):
+        answer = curl(attacker, f"https://{name}/", "-k")
+        assert answer.endswith((" 401", " 404", " 502", "000")), (name, answer)
+    # nothing of another sandbox or of the API without its token, however the request is addressed
+    api = f"https://api.{DOMAIN}"
+    routed = ("-H", f"E2b-Sandbox-Id: {victim.sandbox_id}", "-H", "E2b-Sandbox-Port: 49983")
+    for request in (
+        (f"{api}/v2/sandboxes",),
+        (f"{api}/v2/sandboxes", "-H", "X-API-KEY: e2b_0000000000000000000000000000000000000000"),
+        (f"{api}/sandboxes/{victim.sandbox_id}", "-X", "DELETE"),
+        (f"{api}/files?path=/etc/passwd", *routed),
+        (f"{api}/_sandyard/x", *routed, "-X", "POST"),
+        (f"https://49983-{victim.sandbox_id}.{DOMAIN}/files?path=/etc/passwd",),
+        (f"https://49983-{victim.sandbox_id}.{DOMAIN}/init", "-X", "POST", "-d", "{}"),
+        (f"https://49983-{victim.sandbox_id}.{DOMAIN}/init", "-X", "POST", "-H", "X-Forwarded-For: 127.0.0.1"),
+    ):
+        assert curl(attacker, *request).endswith((" 401", " 403")), request
+    assert victim.commands.run("echo well").stdout == "well\n"
+
+
+def test_a_closed_network_has_no_public_names_but_those_it_allows(new_sandbox: NewSandbox) -> None:
+    victim = new_sandbox()
+    victim.commands.run("echo seen > page; python3 -m http.server 8080", background=True)
+    victim.commands.run("for i in $(seq 100); do curl -s 127.0.0.1:8080 >/dev/null && break; sleep 0.1; done")
+    host, api = f"8080-{victim.sandbox_id}.{DOMAIN}", f"api.{DOMAIN}"
+    closed = new_sandbox(allow_internet_access=False)
+    gateway = socket.inet_ntoa(
+        bytes.fromhex(closed.commands.run("awk '$2 == \"00000000\" {print $3}' /proc/net/route").stdout.strip())[::-1]
+    )
+    for name in (host, api):
+        pinned = ("--resolve", f"{name}:443:{gateway}")
+        assert curl(closed, f"https://{name}/page") == "000"
+        assert curl(closed, f"https://{name}/page", *pinned) == "000", "nor with the address it would have"
+    one = new_sandbox(network={"allow_out": [host], "deny_out": ["0.0.0.0/0"]})
+    assert curl(one, f"https://{host}/page") == "seen\n 200"
+    reached = ("--resolve", f"{api}:443:{gateway}")
+    assert curl(one, f"https://{api}/health") == "000", "its name is not resolved"
+    assert curl(one, f"https://{api}/health", *reached).endswith(" 403"), (
+        "one name does not open another at its address"
+    )
+    assert curl(one, f"https://{host}/health", "-H", f"Host: {api}").endswith(" 403")
+    other = ("-H", "E2b-Sandbox-Id: ianother", "-H", "E2b-Sandbox-Port: 8080")
+    assert curl(one, f"https://{host}/page", *other).endswith(" 403"), "nor does a header"
+    upgrade = ("-H", f"Host: {api}", "-H", "Connection: Upgrade", "-H", "Upgrade: websocket")
+    assert curl(one, f"https://{host}/page", *upgrade).endswith(" 403"), "nor an upgrade"
+
+
 def host_addresses() -> list[str]:
     said = subprocess.run(
         ["ip", "-4", "-o", "addr", "show", "scope", "global"], capture_output=True, text=True, check=True
@@ -193,6 +263,29 @@ def test_what_the_kernel_counts_for_a_user_is_taken_from_nobody_else(new_sandbox
     assert held["terminal"] <= 64
 
 
+@pytest.mark.parametrize(
+    "way", ["hold_netlink:240", "hold_locks:300000:/dev/shm/locks", "hold_locks:300000:/tmp/locks"]
+)
+def test_kernel_memory_that_no_cgroup_counts_is_given_back(new_sandbox: NewSandbox, engine: Engine, way: str) -> None:
+    """Whoever holds too much of it is ended while it still takes more, or a moment later; the sandbox itself lives on."""
+    greedy, neighbour = new_sandbox(), new_sandbox()
+    going_on = neighbour.commands.run("sleep 1000", background=True)
+    greedy.files.write("/tmp/attacks.py", ATTACKS, user="root")
+    with pytest.raises(CommandExitException):
+        greedy.commands.run(f"python3 /tmp/attacks.py {way}", user="root", timeout=120)
+    told = [line for line in engine.log.read_text().splitlines() if "sandbox_kernel_memory_exceeded" in line]
+    assert greedy.sandbox_id in told[-1]
+
+    def is_well() -> bool:
+        try:
+            return greedy.commands.run("echo well").stdout == "well\n"
+        except CommandExitException:  # its processes are ended until none is left: also one that comes meanwhile
+            return False
+
+    until(is_well, 30)
+    assert going_on.pid in {process.pid for process in neighbour.commands.list()}
+
+
 def test_shared_memory_counts_as_memory(new_sandbox: NewSandbox) -> None:
     with pytest.raises(CommandExitException):
         new_sandbox().commands.run("head -c 2G /dev/zero > /dev/shm/fill")
@@ -213,11 +306,13 @@ def test_writing_is_limited_where_the_kernel_can(sandbox: Sandbox, engine: Engin
 
 def test_disk_filling_ends_at_the_limit(new_sandbox: NewSandbox, engine: Engine) -> None:
     filler, neighbour = new_sandbox(), new_sandbox()
-    before = shutil.disk_usage(engine.folder).free
+    # measured in the store, a file system of its own where possible: other programs write to the machine's disk meanwhile
+    store = engine.data / "store"
+    before = shutil.disk_usage(store).free
     with pytest.raises(CommandExitException) as full:
         filler.commands.run("head -c 1G /dev/urandom > fill; r=$?; sync; exit $r", timeout=120)
     assert "quota" in full.value.stderr.lower() or "space" in full.value.stderr.lower()
-    assert before - shutil.disk_usage(engine.folder).free < 2 * DISK_MB << 20
+    assert before - shutil.disk_usage(store).free < 2 * DISK_MB << 20
     with pytest.raises(NotEnoughSpaceException):
         filler.files.write("more", b"x" * (8 << 20))
     assert not filler.files.exists("more"), "nothing half-written stays"

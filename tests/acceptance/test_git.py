@@ -49,7 +49,7 @@ def test_from_an_address_to_a_merged_pull_request(platform: Platform, github: Gi
     seat = project.session("Mend the login")
     checkout = seat.checkout()
     branch = checkout["branch"]
-    assert branch.startswith("task-")
+    assert branch.startswith("session/mend-the-login-")
     assert (checkout["baseBranch"], checkout["baseCommit"]) == ("main", project.repository.head("main"))
     assert seat.execute("git rev-parse --abbrev-ref HEAD; cat README.md").split("\n")[:2] == [branch, "# Website"]
     assert project.token.text not in seat.execute("git config --list; git remote -v; env")
@@ -200,6 +200,7 @@ def test_a_draft_becomes_ready_and_is_closed(one: Platform, github: GitHub) -> N
     assert seat.events("pull_request.reopened")
 
 
+@pytest.mark.slow
 def test_conflicts_are_told_file_by_file(one: Platform, github: GitHub) -> None:
     project = work(one, github)
     seat = project.session()
@@ -309,6 +310,7 @@ def _stranger(platform: Platform) -> httpx.Client:
     return client
 
 
+@pytest.mark.slow
 def test_tags_branches_and_single_files(one: Platform, github: GitHub) -> None:
     project = work(one, github)
     seat = project.session()

@@ -14,7 +14,7 @@ from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(1500)
-COMMITS = 3
+SESSIONS, COMMITS = 20, 3
 SETTINGS = {"CREATES_PER_MINUTE": "10000", "EXECUTES_PER_MINUTE": "10000", "FORGE_POLL_S": "3600"}
 PATIENCE = 600.0
 
@@ -38,8 +38,8 @@ def platform(engine: Engine, postgres_url: str) -> Iterator[Platform]:
         yield platform
 
 
-@pytest.mark.parametrize("sessions", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_many_sessions_at_once(platform: Platform, github: GitHub, sessions: int) -> None:
+@pytest.mark.slow
+def test_many_sessions_at_once(platform: Platform, github: GitHub) -> None:
     project = work(platform, github)
 
     def work_on(number: int) -> tuple[Seat, int]:
@@ -53,8 +53,8 @@ def test_many_sessions_at_once(platform: Platform, github: GitHub, sessions: int
         assert made == 201
         return seat, pull["number"]
 
-    with ThreadPoolExecutor(sessions) as pool:
-        done = list(pool.map(work_on, range(sessions)))
+    with ThreadPoolExecutor(SESSIONS) as pool:
+        done = list(pool.map(work_on, range(SESSIONS)))
     _check(project, github, done)
     for seat, _ in done:
         ok(seat.client.delete(f"/sessions/{seat.id}"))

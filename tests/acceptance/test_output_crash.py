@@ -1,7 +1,9 @@
-"""Commands print numbered lines while the engine is killed, again and again: who connects again misses none of them."""
+"""Commands print numbered lines while the engine is killed, again and again: who connects again misses none of them. And the
+platform keeps every byte of much output when it and the engine are killed."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import secrets
@@ -11,11 +13,15 @@ import time
 import pytest
 from e2b import Sandbox
 
+from tests.acceptance.platform import ok, running, until
 from tests.protocol.engine import Engine
 
 SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))
 COMMANDS = 10
-LINES = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.01; done"
+LINES = """exec python3 -uc 'import itertools, time
+for number in itertools.count():
+    print(number)
+    time.sleep(0.01)'"""
 
 
 class Follower:
@@ -97,3 +103,33 @@ def test_no_line_of_a_command_is_lost_when_the_engine_is_killed(monkeypatch: pyt
 @pytest.mark.timeout(3600)
 def test_no_line_of_a_command_is_lost_in_five_hundred_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     kill_again_and_again(500 // COMMANDS, monkeypatch)
+
+
+# 60 MB that hardly compress, for as long as it takes to kill two processes in the middle of it
+FLOOD = "for i in $(seq 12); do head -c 5000000 /dev/urandom | tee -a /tmp/copy; sleep 0.1; done; exit 7"
+FLOODED = 12 * 5_000_000
+
+
+@pytest.mark.timeout(300)
+def test_no_byte_of_much_output_is_lost_when_the_platform_and_the_engine_are_killed(engine: Engine) -> None:
+    with running(engine) as platform:
+        client = platform.client
+        sandbox = ok(client.post("/sandboxes", json={}))["id"]
+        asked = {"command": FLOOD, "background": True}
+        command = ok(client.post(f"/sandboxes/{sandbox}/execute", json=asked), 202)["id"]
+        until(lambda: ok(client.get(f"/commands/{command}"))["stdoutBytes"] > 8_000_000)
+        platform.kill()
+        engine.kill()
+        engine.start()
+        platform.start()
+        client = platform.client
+        over = until(lambda: (seen := ok(client.get(f"/commands/{command}")))["status"] == "exited" and seen)
+        assert (over["exitCode"], over["stdoutBytes"]) == (7, FLOODED)
+        copied = ok(client.post(f"/sandboxes/{sandbox}/execute", json={"command": "sha256sum < /tmp/copy"}))
+        kept = hashlib.sha256()
+        (file,) = platform.folder.glob(f"data/output/*/{command}/stdout")
+        with file.open("rb") as content:
+            while piece := content.read(1 << 20):
+                kept.update(piece)
+        assert kept.hexdigest() == copied["stdout"].split()[0]
+        ok(client.delete(f"/sandboxes/{sandbox}"))

@@ -40,7 +40,6 @@ def status(client: httpx.Client, sandbox: str) -> str:
     return str(ok(client.get(f"/sandboxes/{sandbox}"))["status"])
 
 
-@pytest.mark.both_databases
 def test_the_life_of_a_session(engine: Engine, platform: Platform) -> None:
     client = platform.client
     session = ok(client.post("/sessions", json={"title": "first"}), 201)

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis import Case
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from tests.acceptance.platform import Platform, ok, running
+from tests.later import Later
 from tests.protocol.engine import Engine
+
+if TYPE_CHECKING:
+    import schemathesis
+    from schemathesis import Case
+    from schemathesis.specs.openapi import checks
+else:
+    schemathesis, checks = Later("schemathesis"), Later("schemathesis.specs.openapi.checks")
 
 pytestmark = pytest.mark.timeout(900)
 STREAMS = {("GET", "/api/v1/events"), ("GET", "/api/v1/commands/{command_id}/stream")}
@@ -75,7 +80,7 @@ def operations(platform: Platform) -> Iterator[Any]:
         yield operation.ok()
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [1, pytest.param(12, marks=pytest.mark.slow)])
 def test_no_answer_is_a_failure_of_ours(platform: Platform, examples: int) -> None:
     things = Things(platform)
     headers = {"Authorization": f"Bearer {platform.token}"}
@@ -114,7 +119,7 @@ def _try(operation: Any, things: Things, headers: dict[str, str], examples: int)
             problem = response.json()
             assert problem["detail"], where
             assert problem["code"], where
-        case.validate_response(response, checks=[content_type_conformance, response_schema_conformance])
+        case.validate_response(response, checks=[checks.content_type_conformance, checks.response_schema_conformance])
 
     each()
     return seen

@@ -19,10 +19,12 @@ from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
 
-FEW, TASKS = 4, int(os.environ.get("SANDYARD_CHAOS_TASKS", "12"))
+FEW, TASKS = 3, int(os.environ.get("SANDYARD_CHAOS_TASKS", "12"))
 SEED = int(os.environ.get("SANDYARD_CHAOS_SEED", "1"))
 PACE = (0.5, 3.0)
 """Between two deaths, as parts of the time that one task takes in peace: on a busy machine everything is slower."""
+SLEEPS = (1.5, 1.0)
+"""Seconds, of each task's agent: before they have passed, none is done, and the first death comes in time."""
 pytestmark = pytest.mark.timeout(600 + 120 * TASKS)
 SETTINGS = {
     "CREATES_PER_MINUTE": "100000",
@@ -76,7 +78,9 @@ class Reaper:
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(self._random.uniform(*self._every)):
+            pause = self._random.uniform(0, SLEEPS[0])
+            while not self._stop.wait(pause):
+                pause = self._random.uniform(*self._every)
                 victim = self._random.choice(("platform", "platform", "engine"))
                 self.deaths[victim] += 1
                 if victim == "platform":
@@ -99,12 +103,12 @@ def words(number: int) -> str:
             f"say: begin {number}",
             f"append log-{number}.txt: one",
             f"commit: feat: first of {number}",
-            "sleep: 1.5",
+            f"sleep: {SLEEPS[0]}",
             f"say: middle {number}",
             f"run: for i in $(seq 200); do echo line $i of {number}; done",
             f"append log-{number}.txt: two",
             f"commit: feat: second of {number}",
-            "sleep: 1",
+            f"sleep: {SLEEPS[1]}",
             f"append log-{number}.txt: three",
             f"say: end {number}",
         ]

@@ -89,6 +89,7 @@ def served(wheel: Path, tmp_path: Path) -> Iterator[str]:
         process.wait(60)
 
 
+@pytest.mark.slow
 def test_the_web_is_served_from_it(served: str) -> None:
     with httpx.Client(base_url=served, headers={"Accept": "text/html", "Accept-Encoding": "gzip"}) as browser:
         page = browser.get("/")

@@ -38,7 +38,7 @@ def workshop(template: Path) -> Iterator[Path]:
     place = Path(tempfile.mkdtemp(prefix="sandyard-rootless-"))
     repository = Path(__file__).parents[2]
     for name in ("src", "tests"):
-        shutil.copytree(repository / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(repository / name, place / name)  # with what Python has compiled of it
     shutil.copy(repository / "pyproject.toml", place)
     shutil.copytree(template, place / "template/rootfs", symlinks=True)
     for path in (place, *place.rglob("*")):
@@ -63,7 +63,7 @@ def _interpreter(packages: str) -> str | None:
 @pytest.mark.parametrize(
     "files",
     [
-        ("test_connect.py", "test_lifecycle.py", "test_limits.py", "test_pause.py"),
+        ("test_connect.py", "test_lifecycle.py"),
         pytest.param((".",), marks=pytest.mark.slow),
     ],
     ids=["some", "all"],

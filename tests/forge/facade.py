@@ -17,6 +17,7 @@ its branches, its pull requests and the deliveries of its webhooks speak of the 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -47,6 +48,14 @@ class App:
     installation_id: int
     private_key: str
     slug: str
+
+
+@functools.cache
+def _private_key() -> str:
+    """The same for all apps: it takes half a second to find."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    encoding, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
+    return key.private_bytes(encoding, serialization.PrivateFormat.TraditionalOpenSSL, no_password).decode()
 
 
 class People(Tokens):
@@ -171,9 +180,7 @@ class GitHub(GitServer):
         permissions: dict[str, str] | None = None,
     ) -> App:
         """A GitHub App, installed on the account (on these repositories of it; None: on all)."""
-        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        encoding, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
-        pem = key.private_bytes(encoding, serialization.PrivateFormat.TraditionalOpenSSL, no_password).decode()
+        pem = _private_key()
         number = 1000 + len(self.apps)
         made = App(number, number * 10, pem, f"sandyard-{number}")
         granted = permissions or {"contents": "write", "pull_requests": "write", "issues": "write", "checks": "read"}

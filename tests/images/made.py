@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
@@ -82,6 +83,11 @@ def rootfs(*more: Entry) -> bytes:
     )
 
 
+@functools.lru_cache(16)
+def _compressed(layer: bytes) -> bytes:
+    return gzip.compress(layer, compresslevel=1, mtime=0)
+
+
 class Layout:
     """An OCI layout directory that grows."""
 
@@ -106,7 +112,7 @@ class Layout:
         **config: Any,
     ) -> dict[str, Any]:
         """A manifest's descriptor. `blobs`: the layers as they lie there, when they are not to be gzip."""
-        described = [self.blob(raw, LAYER) for raw in blobs or [gzip.compress(layer, mtime=0) for layer in layers]]
+        described = [self.blob(raw, LAYER) for raw in blobs or [_compressed(layer) for layer in layers]]
         document = {
             "architecture": architecture,
             "os": "linux",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tests.models.asked import Call
 from tests.models.server import Conversation, ModelServer
-from tests.models.steps import Cut, Edit, Fail, Hang, Read, Say, Shell, Step, Usage, Use, Write
+from tests.models.steps import Cut, Edit, Fail, Hang, Read, Say, Shell, Step, Usage, Use, UseMcp, Write
 
 __all__ = [
     "Call",
@@ -28,5 +28,6 @@ __all__ = [
     "Step",
     "Usage",
     "Use",
+    "UseMcp",
     "Write",
 ]

@@ -113,6 +113,9 @@ class Responses:
         for tool in tools:
             if tool.get("type") == "function":
                 yield Tool(tool["name"], tool.get("parameters") or {})
+            elif tool.get("type") == "namespace":
+                for one in tool["tools"]:
+                    yield Tool(one["name"], one.get("parameters") or {}, namespace=tool["name"])
             elif tool.get("type") == "custom":
                 yield Tool(tool["name"], {}, freeform=True)
 
@@ -162,6 +165,7 @@ class Responses:
         if call := answer.call:
             number = next(_numbers)
             head = {"call_id": f"call_{number}", "name": call.name, "status": "completed"}
+            head |= {"namespace": call.namespace} if call.namespace else {}
             if call.text is not None:
                 yield {"id": f"ctc_{number}", "type": "custom_tool_call", "input": call.text, **head}
             else:

@@ -73,6 +73,15 @@ class Use(Act):
 
 
 @dataclass(frozen=True)
+class UseMcp(Act):
+    """A tool of an MCP server, by whatever name the agent offers it."""
+
+    server: str
+    tool: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Fail(Step):
     """An error in the API's own shape. `times`: how many answers in a row; None: all from here on."""
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
+from tests.later import Later
 from tests.models import Cut, Edit, Fail, Hang, ModelServer, Say, Shell, Step, Usage, Write
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = Later("anthropic"), Later("openai")
 
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 QUESTION = "please mend the login"

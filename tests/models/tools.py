@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.models.steps import Act, Edit, Read, Shell, Use, Write
+from tests.models.steps import Act, Edit, Read, Shell, Use, UseMcp, Write
 
 SHELLS = ("bash", "Bash", "exec_command", "shell_command", "shell", "run_shell_command", "local_shell")
 WRITERS = ("write", "Write", "write_file")
@@ -18,11 +18,16 @@ PATCHER = "apply_patch"
 
 @dataclass(frozen=True)
 class Tool:
-    """As offered. `freeform`: it takes a text and no JSON."""
+    """As offered. `freeform`: it takes a text and no JSON. `namespace`: the group it was offered in."""
 
     name: str
     schema: Mapping[str, Any]
     freeform: bool = False
+    namespace: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}__{self.name}" if self.namespace else self.name
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -40,6 +45,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     text: str | None = None
+    namespace: str | None = None
 
 
 class NoSuchToolError(Exception):
@@ -47,9 +53,16 @@ class NoSuchToolError(Exception):
 
 
 def tool_call(step: Act, offered: Sequence[Tool]) -> ToolCall:
-    tools = {tool.name: tool for tool in offered}
+    tools = {tool.full_name: tool for tool in offered}
     if isinstance(step, Use):
         return ToolCall(step.tool, step.arguments)
+    if isinstance(step, UseMcp):
+        name = next((name for name in tools if step.server in name and name.endswith(step.tool)), None)
+        if name is None:
+            raise NoSuchToolError(
+                f"no {step.tool} of {step.server} is among the tools that were offered: {sorted(tools)}"
+            )
+        return ToolCall(tools[name].name, step.arguments, namespace=tools[name].namespace)
     if isinstance(step, Shell):
         return _shell(tools, step.command)
     if isinstance(step, Write):

@@ -54,6 +54,7 @@ def test_lifecycle_of_create(cli: Cli) -> None:
     assert info.lifecycle == {"on_timeout": "pause", "auto_resume": True}
 
 
+@pytest.mark.slow
 def test_exec(cli: Cli, sandbox: Sandbox) -> None:
     assert cli("sandbox", "exec", sandbox.sandbox_id, "echo out; echo err >&2; id -un") == "out\nuser\nerr\n"
     assert "exit status 7" in cli("sandbox", "exec", sandbox.sandbox_id, "exit 7", code=7)
@@ -94,6 +95,7 @@ def test_create_connects(cli: Cli) -> None:
         assert terminal.ends() == 0
 
 
+@pytest.mark.slow
 def test_logs(cli: Cli, sandbox: Sandbox) -> None:
     assert "The sandbox was created" in cli("sandbox", "logs", sandbox.sandbox_id)
     lines = cli("sandbox", "logs", "--format", "json", "--level", "info", sandbox.sandbox_id).split("\n")
@@ -140,6 +142,7 @@ def test_snapshots(cli: Cli, sandbox: Sandbox, unique: str) -> None:
     assert "No snapshots found" in cli("sandbox", "snapshot", "list", sandbox.sandbox_id)
 
 
+@pytest.mark.slow
 def test_templates(cli: Cli) -> None:
     assert "base" in cli("template", "list", E2B_TEAM_ID="any")
     listed = json.loads(cli("template", "list", "--format", "json"))

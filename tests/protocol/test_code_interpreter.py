@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -23,6 +24,8 @@ from e2b_code_interpreter.charts import (
     ScatterChart,
     SuperChart,
 )
+
+from sandyard.engine.settings import EngineSettings
 
 from .engine import Engine
 
@@ -242,9 +245,7 @@ def test_deno(sandbox: Sandbox) -> None:
     sandbox.remove_code_context(context)
 
 
-def test_r_where_the_template_has_it(sandbox: Sandbox) -> None:
-    if not sandbox.files.exists("/usr/local/share/jupyter/kernels/r/kernel.json"):
-        pytest.skip("the template is without R: sandyard template build code-interpreter --with r")
+def use_r(sandbox: Sandbox) -> None:
     assert sandbox.run_code('print("Hello, World!")', language="r").logs.stdout == ['[1] "Hello, World!"\n']
     assert sandbox.run_code("getwd()", language="r").results[0].text == '[1] "/home/user"'
     for envs, seen in (({}, "at the start"), ({"GIVEN": "once"}, "once"), ({}, "at the start")):
@@ -256,9 +257,7 @@ def test_r_where_the_template_has_it(sandbox: Sandbox) -> None:
     assert sandbox.run_code("1 + 1", language="r", timeout=20).results[0].text == "[1] 2"
 
 
-def test_java_where_the_template_has_it(sandbox: Sandbox) -> None:
-    if not sandbox.files.exists("/usr/local/share/jupyter/kernels/java/kernel.json"):
-        pytest.skip("the template is without Java: sandyard template build code-interpreter --with java")
+def use_java(sandbox: Sandbox) -> None:
     assert (
         sandbox.run_code('System.out.println("Hello, World!")', language="java").logs.stdout[0].strip()
         == "Hello, World!"
@@ -270,6 +269,56 @@ def test_java_where_the_template_has_it(sandbox: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         sandbox.run_code("Thread.sleep(60000);", language="java", timeout=1.5)
     assert sandbox.run_code("1 + 1", language="java", timeout=20).text == "2"
+
+
+@pytest.fixture
+def fresh_templates(tmp_path: Path) -> Path:
+    """A folder of templates with the machine's own `base` and `code-interpreter` in it, to add something to."""
+    machine = EngineSettings.load().templates_dir
+    for name in ("base", "code-interpreter", "interpreter-program"):
+        (tmp_path / name).mkdir()
+        for version in (machine / name).iterdir():
+            (tmp_path / name / version.name).symlink_to(version)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_r_and_java_are_added_when_they_are_first_asked_for(fresh_templates: Path) -> None:
+    """Downloads a gigabyte's worth of packages, or nearly."""
+    engine = Engine({"TEMPLATES_DIR": str(fresh_templates), "POOL_SIZE": "0", "POOL_STARTED_SIZE": "0"})
+    engine.start()
+    place = {"api_key": engine.key, "api_url": engine.url, "sandbox_url": engine.url}
+    made: list[Sandbox] = []
+
+    def new() -> Sandbox:
+        made.append(Sandbox.create(timeout=1800, envs={"GIVEN": "at the start"}, **place))
+        return made[-1]
+
+    try:
+        first = new()
+        with pytest.raises(SandboxException, match=r"R is not installed yet.*--with r"):
+            first.run_code("1 + 1", language="r")
+        with pytest.raises(SandboxException, match="Java is not installed yet"):
+            first.create_code_context(language="java")
+        deadline = time.monotonic() + 1500
+        while "New sandboxes have it" not in (told := _refusal(first, "java")) or "New" not in _refusal(first, "r"):
+            assert "failed" not in told, told
+            assert time.monotonic() < deadline, told
+            time.sleep(5)
+        second = new()
+        use_r(second)
+        use_java(second)
+    finally:
+        for sandbox in made:
+            sandbox.kill()
+        assert not engine.stop()
+
+
+def _refusal(sandbox: Sandbox, language: str) -> str:
+    with pytest.raises(SandboxException) as refusal:
+        sandbox.run_code("1 + 1", language=language)
+    return str(refusal.value)
 
 
 def test_contexts(sandbox: Sandbox) -> None:

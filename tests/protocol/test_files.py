@@ -93,6 +93,39 @@ def test_files_without_a_size_are_read_to_their_end(sandbox: Sandbox) -> None:
     assert "MemTotal:" in sandbox.files.read("/proc/meminfo")
 
 
+DIGITS = b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("asked", "content", "told"),
+    [
+        ("bytes=2-4", b"234", "bytes 2-4/10"),
+        ("bytes=7-", b"789", "bytes 7-9/10"),
+        ("bytes=7-99", b"789", "bytes 7-9/10"),
+        ("bytes=-3", b"789", "bytes 7-9/10"),
+        ("bytes=-99", DIGITS, "bytes 0-9/10"),
+        ("bytes=0-0", b"0", "bytes 0-0/10"),
+    ],
+)
+def test_a_part_of_a_file(sandbox: Sandbox, plane: Plane, asked: str, content: bytes, told: str) -> None:
+    sandbox.files.write("digits", DIGITS)
+    answer = plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": asked})
+    assert (answer.status_code, answer.content) == (206, content)
+    assert (answer.headers["content-range"], answer.headers["content-length"]) == (told, str(len(content)))
+    assert answer.headers["accept-ranges"] == "bytes"
+    assert "content-encoding" not in answer.headers
+
+
+def test_a_part_that_no_file_has(sandbox: Sandbox, plane: Plane) -> None:
+    sandbox.files.write("digits", DIGITS)
+    for asked in ("bytes=10-", "bytes=10-12", f"bytes={'9' * 5000}-"):
+        answer = plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": asked})
+        assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */10"), asked
+    for asked in ("bytes=1-2,4-5", "lines=1-2", "bytes=-", "nonsense"):
+        answer = plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": asked})
+        assert (answer.status_code, answer.content) == (200, DIGITS), asked
+
+
 def test_reading_what_is_not_there(sandbox: Sandbox, plane: Plane) -> None:
     with pytest.raises(FileNotFoundException):
         sandbox.files.read("demo/test.txt")

@@ -493,6 +493,7 @@ async def test_asynchronously(name: str, new_async_sandbox: NewAsyncSandbox) -> 
     assert (await AsyncTemplate.get_build_status(background)).status.value == "ready"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_crash_in_mid_build(name: str) -> None:
     """kill -9: what was ready stays, what was under way says so, and nothing of it is left."""

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import ssl
@@ -248,6 +249,37 @@ def test_previews_over_tls(team: Team, sandbox: Sandbox) -> None:
     assert heard["x-forwarded-host"] == f"8000-{sandbox.sandbox_id}.{DOMAIN}"
 
 
+def inside(sandbox: Sandbox, url: str, *options: str) -> str:
+    """What curl says in a sandbox: the body, and its status."""
+    command = ["curl", "-sS", "-m", "20", "-w", " %{http_code}", *options, url]
+    return sandbox.commands.run(f"{shlex.join(command)} 2>&1 || true").stdout.strip()
+
+
+def test_sandboxes_reach_public_names(team: Team, sandbox: Sandbox) -> None:
+    """Their own preview, that of another sandbox, and the API, as at E2B: with the usual tokens, and no other set-up inside."""
+    serve(team, sandbox, ECHO)
+    host = f"8000-{sandbox.sandbox_id}.{DOMAIN}"
+    other = Sandbox.create(api_key=team.engine.key, api_url=team.engine.url, sandbox_url=team.engine.url)
+    try:
+        for asking in (sandbox, other):
+            assert inside(asking, f"https://{host}/a") == f"GET /a {host} None  200"
+        script = f"import urllib.request as u; print(u.urlopen('https://{host}/python').read().decode())"
+        assert f"GET /python {host}" in sandbox.commands.run(f"python3 -c {shlex.quote(script)}").stdout
+        node = f"fetch('https://{host}/node').then(r => r.text()).then(console.log)"
+        assert f"GET /node {host}" in sandbox.commands.run(f"node -e {shlex.quote(node)}").stdout
+        assert inside(other, f"https://49983-{sandbox.sandbox_id}.{DOMAIN}/files?path=server.py").endswith(" 401")
+        assert inside(other, f"https://api.{DOMAIN}/v2/sandboxes").endswith(" 401")
+        assert sandbox.sandbox_id in inside(
+            other, f"https://api.{DOMAIN}/v2/sandboxes", "-H", f"X-API-KEY: {team.engine.key}"
+        )
+        heard = json.loads(
+            inside(other, f"https://{host}/headers", "-H", "X-Forwarded-For: 1.2.3.4").removesuffix(" 200")
+        )
+        assert "1.2.3.4" not in heard["x-forwarded-for"], "a sandbox is no proxy whose word counts"
+    finally:
+        other.kill()
+
+
 def test_large_bodies_over_tls(team: Team, sandbox: Sandbox, tmp_path: Path) -> None:
     serve(team, sandbox, ECHO)
     body = tmp_path / "body"
@@ -282,6 +314,26 @@ def test_a_sandbox_that_ends_cuts_what_leads_into_it(team: Team, sandbox: Sandbo
         with pytest.raises((OSError, AssertionError)):
             while True:
                 assert line.recv(65536)
+
+
+def test_plain_http_is_redirected(team: Team) -> None:
+    def ask(method: str, host: str) -> httpx.Response:
+        url = f"http://{team.address}/a%2Fb?c=d"
+        return httpx.request(method, url, headers={"Host": host}, content=b"x" * 1000, trust_env=False)
+
+    for host in (f"api.{DOMAIN}", f"8000-iabc.{DOMAIN.upper()}", f"{DOMAIN}:80", DOMAIN, "8000-iabc.localhost"):
+        for method in ("GET", "POST"):
+            answer = ask(method, host)
+            assert answer.status_code == 308
+            assert answer.headers["location"] == f"https://{host.lower().removesuffix(':80')}/a%2Fb?c=d"
+    for host in ("elsewhere.example", f"{DOMAIN}.elsewhere.example", team.address, f"evil/.{DOMAIN}", ""):
+        answer = ask("GET", host)
+        assert answer.status_code in (400, 404), "it leads nobody to somebody else's server"
+        assert "location" not in answer.headers
+    said = team.run(
+        "curl", "-sSL", "-o", "/dev/null", "-w", "%{http_code} %{url_effective}", f"http://api.{DOMAIN}/health"
+    )
+    assert said == f"204 https://api.{DOMAIN}/health"
 
 
 def test_what_is_no_tls_disturbs_nobody(team: Team) -> None:

@@ -145,6 +145,7 @@ async def test_async_mounts(async_volume: AsyncVolume, new_async_sandbox: NewAsy
     assert isinstance(one, AsyncSandbox)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_an_engine_that_is_killed(unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Engine({"POOL_SIZE": "0", "VOLUME_SIZE_MB": "64"})

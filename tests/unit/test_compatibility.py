@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.protocol.clients import table
 from tests.protocol.compatibility import document, verbs
 
 STALE = "docs/e2b-compatibility.md is of another SDK: `make compatibility` makes it anew."
@@ -80,3 +81,8 @@ def test_of_several_tests_the_one_about_the_verb_is_named() -> None:
     few = document.Seen("test_other.py", "test_something", 1)
     named = document.Seen("test_kill.py", "test_twice", 9)
     assert document._distance(kill, named) < document._distance(kill, few)
+
+
+def test_the_document_on_clients_is_of_these_clients() -> None:
+    assert table.TARGET.read_text() == table.write_document(table.read_clients()), "`make clients` writes it anew"
+    assert all(client.script.exists() and client.pinned["e2b"] for client in table.read_clients())

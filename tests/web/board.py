@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,7 @@ def act(page: Page, words: str, item: str) -> None:
 
 def drag(page: Page, words: str, name: str, above: str | None = None) -> None:
     """A card to the end of a column with few cards, or above another card."""
+    card(page, words).scroll_into_view_if_needed()  # and stands still
     start = card(page, words).bounding_box()
     target = (card(page, above) if above else column(page, name)).bounding_box()
     assert start
@@ -90,7 +92,7 @@ def drag(page: Page, words: str, name: str, above: str | None = None) -> None:
 
 def choose(page: Page, box: Locator, choice: str) -> None:
     box.click()
-    page.get_by_role("option", name=choice).click()
+    page.get_by_role("option", name=re.compile(rf"^{re.escape(choice)}")).click()
 
 
 def told(page: Page, *words: str) -> None:

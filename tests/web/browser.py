@@ -17,6 +17,7 @@ from playwright.sync_api import (
     BrowserContext,
     BrowserType,
     ConsoleMessage,
+    Error,
     Page,
     ViewportSize,
     expect,
@@ -30,7 +31,14 @@ DESK: ViewportSize = {"width": 1360, "height": 860}
 PHONE: ViewportSize = {"width": 360, "height": 740}
 PATIENCE_MS = 45_000
 Theme = Literal["light", "dark"]
-IMPACTS = ("serious", "critical")
+IMPACTS = ["serious", "critical"]
+FIND = """async ([context, options, impacts]) => {
+  const lesser = axe._audit.rules.filter(({ impact }) => impact && !impacts.includes(impact));
+  const rules = { ...Object.fromEntries(lesser.map(({ id }) => [id, { enabled: false }])), ...options.rules };
+  const { violations } = await axe.run(context, { ...options, rules });
+  return violations.filter(({ impact }) => impacts.includes(impact));
+}"""
+"""Rules that never find anything of these impacts are not run at all."""
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 COLOURS = "color-contrast"
 STORED = "local_storage,indexeddb,websql,service_workers,cache_storage,shared_storage"
@@ -85,22 +93,35 @@ def browsing(browser: Browser, url: str, *, phone: bool = False, theme: Theme = 
 
 @contextlib.contextmanager
 def fresh_page(context: BrowserContext, url: str, token: str) -> Iterator[Page]:
-    """A page of somebody who has this token. Of the pages before, the browser has kept nothing but the files it got: to load and compile
-    the application anew takes longer than most tests. At its end nothing may have gone wrong in it unseen."""
-    page = context.new_page()
+    """A page of somebody who has this token. Of the tests before, the browser has kept nothing but the files it got and the process that
+    showed them: a new process loads and compiles the application anew, which takes longer than most tests. At its end nothing may have gone
+    wrong in it unseen."""
+    page = _emptied(context, url) or context.new_page()
+    login(context, url, token)
+    with watched(page) as wrong:
+        yield page
+        assert not wrong, "the page complained:\n" + "\n".join(wrong)
+
+
+def _emptied(context: BrowserContext, url: str) -> Page | None:
+    """The first page of the context, as if it were new. None: there is none, or it is somewhere else."""
+    context.clear_cookies()
+    context.clear_permissions()
+    page, *others = context.pages or [None]
+    for other in others:
+        if other is not None:
+            other.close()
+    if page is None or not page.url.startswith(url):
+        return None
+    page.unroute_all(behavior="ignoreErrors")
+    page.goto(f"{url}/favicon.svg")  # where the application is not, which writes to what is emptied now
+    page.evaluate("sessionStorage.clear()")
     devtools = context.new_cdp_session(page)
     devtools.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": STORED})
     devtools.detach()
-    context.clear_cookies()
-    context.clear_permissions()
-    login(context, url, token)
-    wrong = watched(page)
-    try:
-        yield page
-        assert not wrong, "the page complained:\n" + "\n".join(wrong)
-    finally:
-        for one in context.pages:
-            one.close()
+    page.set_viewport_size(DESK)
+    page.emulate_media(color_scheme="light")
+    return page
 
 
 @contextlib.contextmanager
@@ -115,8 +136,9 @@ def login(context: BrowserContext, url: str, token: str) -> None:
     assert answer.ok, answer.text()
 
 
-def watched(page: Page) -> list[str]:
-    """What the page's console complains of from now on. Answers of the platform that refuse something are no complaint of the page's."""
+@contextlib.contextmanager
+def watched(page: Page) -> Iterator[list[str]]:
+    """What the page's console complains of meanwhile. Answers of the platform that refuse something are no complaint of the page's."""
     wrong: list[str] = []
     changed = False
 
@@ -132,9 +154,16 @@ def watched(page: Page) -> list[str]:
         if not loads_again:
             wrong.append(text)
 
+    def fail(error: Error) -> None:
+        complain(str(error))
+
     page.on("console", console)
-    page.on("pageerror", lambda error: complain(str(error)))
-    return wrong
+    page.on("pageerror", fail)
+    try:
+        yield wrong
+    finally:
+        page.remove_listener("console", console)
+        page.remove_listener("pageerror", fail)
 
 
 def there(page: Page, words: str | None = None) -> None:
@@ -143,6 +172,26 @@ def there(page: Page, words: str | None = None) -> None:
     if words:
         expect(page.get_by_text(re.compile(words)).locator("visible=true").first).to_be_visible()
     expect(page.locator("[role=status][aria-label^=Loading]")).to_have_count(0)
+
+
+def follow(page: Page, address: str) -> None:
+    """Go there as a link in the page does. To load the application again costs a second of a processor, and axe again another half."""
+    page.evaluate("address => history.pushState({}, '', address)", address)
+
+
+def visit(page: Page, address: str) -> None:
+    """Go there: as a link does if the application is in the page already, by the address else."""
+    if page.url == "about:blank":
+        page.goto(address)
+    else:
+        follow(page, address)
+
+
+def open_tab(page: Page, tab: str) -> None:
+    """Another tab of the page that is shown."""
+    follow(page, f"?tab={tab}")
+    chosen = f"[role=tab][aria-selected=true][id$='-{tab}'], a[aria-current=page][href$='?tab={tab}']"
+    expect(page.locator(chosen)).to_be_attached()
 
 
 def confirm(page: Page, answer: str) -> None:
@@ -155,19 +204,15 @@ def confirm(page: Page, answer: str) -> None:
 def accessible(page: Page, *, ignore: tuple[str, ...] = (), colours: bool | None = None) -> None:
     """axe finds nothing serious. `ignore`: selectors of what is not ours; `colours`: look at nothing else, or at all else."""
     if not page.evaluate("'axe' in window"):
-        page.evaluate(_axe())
+        page.evaluate(f"{_axe()}; undefined")  # its own value is all of axe, which Playwright would pack and send
     options: dict[str, Any] = {"resultTypes": ["violations"], "runOnly": RULES}
     if colours is True:
         options["runOnly"] = {"type": "rule", "values": [COLOURS]}
     elif colours is False:
         options["rules"] = {COLOURS: {"enabled": False}}
-    found: dict[str, Any] = page.evaluate(
-        "([context, options]) => axe.run(context, options)", [{"exclude": [[one] for one in ignore]}, options]
-    )
+    found: list[dict[str, Any]] = page.evaluate(FIND, [{"exclude": [[one] for one in ignore]}, options, IMPACTS])
     serious = [
-        {"rule": one["id"], "help": one["help"], "where": [_spot(node) for node in one["nodes"][:5]]}
-        for one in found["violations"]
-        if one["impact"] in IMPACTS
+        {"rule": one["id"], "help": one["help"], "where": [_spot(node) for node in one["nodes"][:5]]} for one in found
     ]
     assert not serious, f"{page.url}: {json.dumps(serious, indent=2)}"
 

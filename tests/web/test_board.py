@@ -11,20 +11,27 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Response, expect
 
-from tests.acceptance.platform import Platform, until
+from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
 from tests.web.board import Board, act, card, choose, column, drag, shows, title, told
-from tests.web.browser import accessible, confirm, darken, fits
+from tests.web.browser import DESK, PHONE, accessible, confirm, darken, fits
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
 
 SLOW_MS = 120_000
 LONG = "sleep: 300"
+LONG_REASON = (
+    "Your OpenAI account has no quota left. Add credit with the provider, or choose another key. "
+    "It said: You exceeded your current quota, please check your plan and billing details."
+)
 """Works until it is stopped."""
 
 
+GO = "/tmp/go"
+WAIT = f"run: until rm {GO} 2>/dev/null; do sleep 0.1; done"
+"""Works until it may go on."""
 NewBoard = Callable[..., Board]
 
 
@@ -49,6 +56,11 @@ def new_board(yard: Yard, tmp_path: Path) -> Iterator[NewBoard]:
         for task in yard.get("/tasks", projectId=board.project)["items"]:
             if task["status"] == "in_progress":
                 yard.post(f"/tasks/{task['id']}/stop")
+
+
+def _go_on(board: Board, task: str) -> None:
+    sandbox = until(lambda: board.get(task)["attempts"][0]["sandboxId"])
+    ok(board.yard.client.put(f"/sandboxes/{sandbox}/files", params={"path": GO}, content=b""))
 
 
 @pytest.fixture
@@ -124,12 +136,13 @@ def test_a_task_with_all_that_can_be_said_of_it(page: Page, board: Board) -> Non
 
 def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: Board) -> None:
     """And goes back to the agent with words, to arrive again."""
-    task = board.task("Write it", "create A.md: one", "commit: docs: one", "sleep: 10")
+    task = board.task("Write it", "create A.md: one", "commit: docs: one", WAIT)
     board.open(page)
     drag(page, "Write it", "In progress")
     mine = card(column(page, "In progress"), "Write it")
     expect(mine).to_contain_text("Agent at work", timeout=SLOW_MS)
     expect(mine).to_contain_text("sandbox running")
+    _go_on(board, task)
     review = card(column(page, "In review"), "Write it")
     expect(review).to_contain_text(board.yard.rests(task, "in_review")["branch"], timeout=SLOW_MS)
     expect(review.get_by_title("Elapsed")).to_be_visible()
@@ -138,13 +151,14 @@ def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: 
     dialog = page.get_by_role("dialog", name="Back to the agent")
     dialog.get_by_role("button", name="Send back").click()
     box = dialog.get_by_label("What should be different?")
-    expect(box).to_have_accessible_description(re.compile("Without words"))
+    expect(box).to_have_accessible_description(re.compile("Write what the agent should do"))
     dialog.get_by_role("button", name="Cancel").click()
     shows(page, "In review", "Write it")
     act(page, "Write it", "In progress")
-    box.fill("append A.md: two\ncommit: docs: two\nsleep: 5")
+    box.fill(f"append A.md: two\ncommit: docs: two\n{WAIT}")
     box.press("Control+Enter")
     expect(mine).to_be_visible()
+    _go_on(board, task)
     expect(review).to_be_visible(timeout=SLOW_MS)
     (attempt,) = board.get(task)["attempts"]
     assert (attempt["round"], attempt["status"]) == (2, "in_review")
@@ -331,13 +345,17 @@ def test_a_card_says_that_it_needs_a_person(page: Page, board: Board) -> None:
     choose(page, page.get_by_role("combobox", name="Show"), "Every card")
     expect(card(column(page, "In review"), "Asks")).to_be_visible(timeout=SLOW_MS)
     expect(page.get_by_text("Needs you", exact=True)).to_have_count(0)
+    # a repository without pull requests: its branch leads to the changes
+    card(column(page, "In review"), "Asks").get_by_role("link", name=re.compile("^Branch ")).click()
+    expect(page).to_have_url(re.compile(f"/tasks/{task}\\?tab=changes$"))
+    expect(page.get_by_role("tab", name="Changes")).to_have_attribute("aria-selected", "true")
 
 
 def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board: NewBoard) -> None:
     board = new_board(parallel=1)
     first = board.task("First", LONG, start=True)
     until(lambda: board.get(first)["attempts"][0]["status"] == "running")
-    second = board.task("Second", "fail: it rains", start=True)
+    second = board.task("Second", f"fail: {LONG_REASON}", start=True)
     until(lambda: board.get(second)["attempts"])
     third = board.task("Third", LONG, start=True)
     board.open(page)
@@ -355,9 +373,21 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     expect(page.get_by_role("button", name="Unfold Cancelled 1")).to_be_visible()
     failed = card(column(page, "In progress"), "Second")
     expect(failed).to_contain_text("Failed", timeout=SLOW_MS)
-    expect(failed).to_contain_text("it rains")
+    reason = failed.get_by_text(LONG_REASON)
+    expect(reason).to_be_visible()
+    assert reason.evaluate("shown => shown.scrollHeight <= shown.clientHeight"), "the reason is cut off"
+    expect(column(page, "In progress").get_by_role("heading", name="In progress").locator("..")).to_contain_text(
+        re.compile("In progress *1 *1 failed")  # Third works, Second does not
+    )
     expect(card(page, "Third")).to_contain_text(re.compile("Agent at work"), timeout=SLOW_MS)
     expect(page.get_by_role("button", name="Queue nothing waiting")).to_be_visible()
+    page.set_viewport_size(PHONE)
+    page.goto(f"/tasks/{second}")
+    banner = page.locator("header").get_by_role("alert").locator("div").first
+    expect(banner).to_contain_text(LONG_REASON)
+    assert banner.evaluate("shown => shown.scrollHeight <= shown.clientHeight"), "the banner cuts the reason off"
+    page.set_viewport_size(DESK)
+    board.open(page)
     act(page, "Second", "Retry")
     expect(failed).to_contain_text("In the queue, next")
     page.get_by_role("button", name="Unfold Cancelled 1").click()
@@ -384,6 +414,7 @@ def test_the_pull_request_of_a_card(page: Page, platform: Platform, github: GitH
     expect(badge).to_be_visible(timeout=SLOW_MS)
     assert badge.get_attribute("href") == board.get(task)["pullRequest"]["url"]
     expect(badge).to_have_attribute("rel", "noreferrer noopener")
+    expect(card(column(page, "In review"), "Greet")).to_contain_text(re.compile("\\+1 \u22120.*Created"))
     github.colleague("grace").merge(site.slug, 1)
     done = card(column(page, "Done"), "Greet")
     expect(done.get_by_role("link", name="Pull request #1 merged")).to_be_visible(timeout=SLOW_MS)
@@ -417,7 +448,23 @@ def test_on_a_phone(phone: Page, board: Board) -> None:
     until(lambda: board.get(task)["status"] == "done")
     fits(phone)
 
+    # it opens where something is: at work, or else anywhere
+    phone.reload()
+    expect(title(phone, "From the train")).to_be_in_viewport(ratio=1)
+    title(phone, "From the train").click()
+    steps = phone.get_by_label("Steps")
+    for label in ("Setup", "Sandbox", "Verify", "Pull request"):
+        box = steps.get_by_text(label, exact=True).bounding_box()
+        assert box, label
+        assert box["width"] > 20, f"{label} cannot be read"
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= PHONE["width"], f"{label} is out of sight"
+    fits(phone)
+    board.yard.post(f"/tasks/{phone.url.rpartition('/')[2]}/stop")
+    board.open(phone)
+    expect(title(phone, "Was there")).to_be_in_viewport(ratio=1)
 
+
+@pytest.mark.slow
 def test_everybody_can_read_it(page: Page, board: Board) -> None:
     task = board.task("Reviewed", "create A.md: one", "commit: docs: one", start=True)
     board.task("Blocked", needs=[task])

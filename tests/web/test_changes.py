@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, ViewportSize, expect
+from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 
-from tests.acceptance.platform import Platform, until
+from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub
-from tests.web.browser import accessible
+from tests.web.browser import accessible, fits
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
 
 SLOW_MS = 90_000
+FINGER_PX, LINES_PX = 24, 40
 WIDE: ViewportSize = {"width": 1900, "height": 900}
 PYTHON = "def hello(name):\\n    return 'hello ' + name\\n"
 
@@ -29,7 +31,11 @@ def site(platform: Platform, github: GitHub) -> Work:
 
 @pytest.fixture(scope="module")
 def draft(platform: Platform, github: GitHub) -> Work:
-    return work(platform, github, draft=True)
+    made = work(platform, github, draft=True)
+    settings = ok(platform.client.get(f"/projects/{made.id}"))["settings"]
+    settings["verify"] = {"command": "test -e NEW.md"}
+    ok(platform.client.patch(f"/projects/{made.id}", json={"settings": settings}))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +50,11 @@ def seat(yard: Yard, site: Work) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def reviewed(yard: Yard, site: Work) -> str:
     """A task whose pull request is open."""
-    lines = (f"create src/hello.py: {PYTHON}", "replace src/data.txt: two -> zwei", "commit: feat: say hello")
+    lines = (
+        f"create src/hello.py: {PYTHON}",
+        "replace src/data.txt: two -> zwei",
+        "commit: feat: say hello to everybody who comes by and asks for it",
+    )
     task = yard.task("Say hello", *lines, project=site.id)
     yard.rests(task, "in_review")
     return task
@@ -113,11 +123,15 @@ def test_comments_on_a_task_become_its_next_round(page: Page, yard: Yard, review
     page.goto(f"/tasks/{reviewed}?tab=changes")
     _comment(page, 2, "create src/bye.py: def bye(): ...")
     page.reload()  # they are kept until they are sent
-    page.get_by_role("button", name="Send 1 comment").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_label("In your own words").fill("Please be polite.")
+    page.locator("header").get_by_role("button", name="Send back").click()
+    dialog = page.get_by_role("dialog", name="Send back to the agent")
+    expect(dialog.get_by_role("listitem")).to_contain_text("create src/bye.py")
+    dialog.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Send 1 comment").click()  # opens the same dialog
+    expect(dialog.get_by_role("listitem")).to_contain_text("create src/bye.py")
+    dialog.get_by_label("What should be different?").fill("Please be polite.")
     accessible(page)
-    dialog.get_by_role("button", name="Send to the agent").click()
+    dialog.get_by_role("button", name="Send back").click()
     expect(dialog).to_be_hidden()
     expect(page.get_by_role("button", name="Send 1 comment")).to_be_hidden()
     until(lambda: yard.get(f"/tasks/{reviewed}")["attempts"][0]["round"] == 2, 60)
@@ -129,6 +143,25 @@ def test_comments_on_a_task_become_its_next_round(page: Page, yard: Yard, review
     expect(page.locator("h3", has_text="bye.py")).to_be_visible(timeout=SLOW_MS)  # the diff has followed by itself
 
 
+def test_on_a_phone_a_tap_on_a_line_opens_a_comment(phone: Page, reviewed: str) -> None:
+    phone.goto(f"/tasks/{reviewed}?tab=changes")
+    button = phone.get_by_role("button", name="Comment on line 2", exact=True).first
+    expect(button.locator("svg")).to_be_visible(timeout=SLOW_MS)  # without a mouse over it
+    box = button.bounding_box()
+    assert box
+    assert min(box["width"], box["height"]) >= FINGER_PX, box
+    phone.locator("code", has_text=re.compile("^zwei$")).tap()
+    expect(phone.get_by_role("textbox", name="Comment", exact=True)).to_be_visible()
+    fits(phone)
+    phone.goto(f"/tasks/{reviewed}?tab=pull")
+    number = phone.get_by_role("tabpanel").locator("h2").get_by_text(re.compile(r"^#\d+$"))
+    expect(number).to_be_visible(timeout=SLOW_MS)
+    box = number.bounding_box()
+    assert box
+    assert box["height"] < LINES_PX, "the number is broken into lines"
+    fits(phone)
+
+
 def test_comments_in_a_session_become_its_next_turn(page: Page, yard: Yard, seat: dict[str, Any]) -> None:
     page.goto(f"/sessions/{seat['id']}?tab=changes")
     _comment(page, 1, "say: heard-the-comment")
@@ -138,6 +171,37 @@ def test_comments_in_a_session_become_its_next_turn(page: Page, yard: Yard, seat
         timeout=SLOW_MS
     )
     assert re.search(r"src/(app|lib/new)\.py:1", _prompts(yard, seat["id"]))
+    _comment(page, 1, "say: heard-this-one-too")
+    box = page.get_by_label("Message to the agent")
+    box.fill("Read this:")
+    expect(page.get_by_text("1 comment on the changes will be sent too.")).to_be_visible()
+    box.press("Enter")
+    expect(page.get_by_test_id("conversation").locator("p", has_text="heard-this-one-too")).to_be_visible(
+        timeout=SLOW_MS
+    )
+    assert "Read this:" in _prompts(yard, seat["id"])
+    expect(page.get_by_role("button", name="Send 1 comment")).to_be_hidden()
+
+
+def test_nothing_waits_for_another_before_the_changes_are_read(page: Page, seat: dict[str, Any]) -> None:
+    held: list[Route] = []
+    page.route(f"**/api/v1/git/{seat['sandboxId']}", lambda route: held.append(route))  # noqa: PLW0108
+    with page.expect_response("**/diff?against=base") as diff, page.expect_response("**/status") as status:
+        page.goto(f"/sessions/{seat['id']}?tab=changes")
+    assert (diff.value.status, status.value.status) == (200, 200)
+    for route in held:
+        route.continue_()
+    expect(page.get_by_role("button", name="Comment on line 1", exact=True).first).to_be_visible()
+
+
+def test_a_terminal_opens_in_the_checkout(page: Page, seat: dict[str, Any]) -> None:
+    page.goto(f"/sessions/{seat['id']}?tab=terminal")
+    rows = page.get_by_test_id("terminal").locator(".xterm-rows")
+    expect(rows).to_contain_text("$", timeout=SLOW_MS)
+    page.get_by_test_id("terminal").locator("textarea").focus()
+    page.keyboard.type("test -f src/app.py && echo in-$((40+2))")
+    page.keyboard.press("Enter")
+    expect(rows).to_contain_text("in-42")
 
 
 def test_a_commit_is_made_with_the_message_that_is_suggested(page: Page, yard: Yard, seat: dict[str, Any]) -> None:
@@ -173,6 +237,7 @@ def test_a_checkpoint_is_kept_and_restored_into_a_new_sandbox(page: Page, yard: 
     page.get_by_role("button", name="docs: keep").click()
     sheet = page.get_by_role("dialog")
     expect(sheet.locator("code", has_text="as it was when it was kept")).to_be_visible()
+    expect(page.get_by_role("tooltip")).to_have_count(0)  # of the button that closes it
     sheet.get_by_role("button", name="Close").click()
     expect(sheet).to_be_hidden()
     _edit(yard, sandbox, "LOOSE.md", "not committed\n")
@@ -201,6 +266,11 @@ def test_a_pull_request_from_draft_to_merge(page: Page, yard: Yard, draft: Work,
     panel = page.get_by_role("tabpanel")
     expect(panel.get_by_text("Draft", exact=True)).to_be_visible(timeout=SLOW_MS)
     expect(panel.get_by_role("button", name="Merge", exact=True)).to_be_disabled()
+    expect(panel.get_by_text("Verify: test -e NEW.md")).to_be_visible()
+    expect(panel.get_by_text("passed in the sandbox")).to_be_visible()
+    expect(panel.get_by_text(re.compile("^No checks"))).to_have_count(0)
+    expect(panel.get_by_text(re.compile("· updated (just now|.* ago)"))).to_be_visible()
+    expect(panel.get_by_role("button", name=re.compile("^Push"))).to_have_count(0)
     grace = github.colleague("grace")
     grace.check(draft.slug, pull["headCommit"], "success", name="the-build")
     expect(panel.get_by_text("the-build")).to_be_visible(timeout=SLOW_MS)
@@ -233,6 +303,66 @@ def test_a_plain_remote_has_a_branch_to_compare(page: Page, yard: Yard) -> None:
     expect(panel.locator("code", has_text="for a plain remote")).to_be_visible(timeout=SLOW_MS)
     expect(panel.get_by_text("1 commit", exact=True)).to_be_visible()
     accessible(page)
+    push = panel.get_by_role("button", name="Push new commits")
+    expect(push).to_have_count(0)
+    _edit(yard, session["sandboxId"], "PLAIN.md", "for a plain remote, once more\n")
+    assert yard.client.post("/git/commit", params={"wait": 60}, json=body).is_success
+    push.click()
+    expect(push).to_have_count(0)
+    expect(panel.get_by_text("2 commits", exact=True)).to_be_visible()
+
+
+def test_a_plain_remote_is_merged_here_and_its_steps_say_what_came_of_them(
+    page: Page, yard: Yard, github: GitHub
+) -> None:
+    remote = github.repository("acme/plain", files={"README.md": "# Plain\n"})
+    token = github.tokens.make("sandyard-bot").text
+    settings = {
+        "verify": {"command": "date >log.txt; echo FAIL: test_it; grep -q right it.txt", "fixes": 0},
+        "agent": {"default": "demo"},
+    }
+    body = {"name": "Plain", "repository": remote.url, "token": token, "settings": settings}
+    project = yard.post("/projects", **body, test=True)["id"]
+    task = yard.task("Right it", "create it.txt: wrong", "fix: replace it.txt: wrong -> right", project=project)
+    yard.rests(task, "failed")
+    page.goto(f"/tasks/{task}?tab=pull")
+    failure = page.get_by_role("alert").filter(has_text="fails (exit code 1)")
+    failure.get_by_role("button", name="Tell the agent what to do").click()
+    expect(page.get_by_role("textbox", name=re.compile("to the agent$"))).to_be_focused()
+    failure.get_by_role("button", name="Change the agent").click()
+    expect(page.get_by_role("dialog").get_by_label("Agent")).to_be_visible()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    accessible(page)
+    failure.get_by_role("link", name="Change the check").click()
+    page.get_by_label("Fixes").fill("1")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("Saved", exact=True).first).to_be_visible()
+    page.goto(f"/tasks/{task}?tab=pull")
+    page.get_by_role("button", name="Retry").click()
+    yard.rests(task, "in_review")
+    steps = page.get_by_role("region", name="Steps")
+    expect(steps.get_by_role("listitem").filter(has_text="Verify")).to_contain_text("failed, then fixed by the agent")
+    expect(steps.get_by_role("listitem").filter(has_text="Pull request")).to_contain_text("not applicable")
+    panel = page.get_by_role("tabpanel")
+    expect(panel.get_by_text("Pushed", exact=True)).to_be_visible(timeout=SLOW_MS)
+    link = panel.get_by_role("note").get_by_role("link", name="Git and forge settings")
+    expect(link).to_have_attribute("href", f"/projects/{project}?tab=forge")
+    panel.get_by_role("button", name="Merge", exact=True).click()
+    _dialog(page).get_by_role("button", name="Merge").click()
+    expect(panel.get_by_text("Merged").first).to_be_visible(timeout=SLOW_MS)
+    until(lambda: yard.get(f"/tasks/{task}")["status"] == "done", 60)
+    listing = subprocess.run(
+        ["git", "-C", str(remote.path), "ls-tree", "--name-only", "main"], capture_output=True, check=True
+    )
+    assert b"it.txt" in listing.stdout.split()
+    assert b"log.txt" not in listing.stdout.split(), "what the check wrote is not part of it"
+    accessible(page)
+    page.goto(f"/tasks/{task}?tab=changes")
+    expect(page.get_by_text("The sandbox is gone. This is how its files were kept")).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_text("wakes it")).to_have_count(0)
+    expect(page.get_by_role("button", name="Start over")).to_have_count(0)
+    page.get_by_role("button", name="More for this task").click()
+    expect(page.get_by_role("menuitem", name="Start over")).to_be_visible()
 
 
 def test_of_two_attempts_one_is_picked(page: Page, yard: Yard, site: Work) -> None:

@@ -21,8 +21,12 @@ ROUND = (
     "think: The data is **short**, so it can be read at once.",
     "run: printf 'seen: one\\nseen: two\\n'",
     "create NOTES.md: # Notes",
-    "say: ## It is written\\n\\n- first **point**\\n- second `point`\\n",
+    "say: ## It is written\\n\\n- first **point**\\n- second `point`\\n- in calc/__init__.py\\n",
     "commit: docs: notes",
+    "Look at `calc/__init__.py`:",
+    "```python",
+    "__all__ = ['div']",
+    "```",
 )
 MANY = 90
 OPEN = ("queued", "running", "waiting")
@@ -112,6 +116,11 @@ def test_what_the_agent_did_is_told_in_order(page: Page, reviewed: str) -> None:
     expect(said.get_by_role("heading", name="It is written")).to_be_visible()
     expect(said.locator("li strong", has_text="point")).to_be_visible()
     expect(said.locator("li code", has_text="point")).to_be_visible()
+    expect(said.get_by_role("listitem").filter(has_text="in calc/__init__.py")).to_be_visible()
+    prompt = said.get_by_role("article", name="Prompt: The task")
+    expect(prompt.locator("pre")).to_have_text("__all__ = ['div']\n")
+    expect(prompt.locator("code", has_text="calc/__init__.py")).to_be_visible()
+    expect(prompt).not_to_contain_text("```")
     accessible(page)
 
 
@@ -126,10 +135,54 @@ def test_a_permission_is_given_in_place(page: Page, yard: Yard, talk: str) -> No
     expect(ask).to_have_count(0)
     _over(yard, talk)
     _send(page, "permit: burn the fence", "say: burnt-it")
-    page.get_by_test_id("ask").get_by_role("button", name="Reject", exact=True).click()
+    expect(ask).to_contain_text(re.compile(r"refused automatically in \d+ (min|h)"))
+    expect(ask).to_contain_text("This project asks before everything.")
+    expect(ask.get_by_role("link", name="Change permissions")).to_be_visible()
+    ask.get_by_role("button", name="Reject", exact=True).click()
+    ask.get_by_role("button", name="Refuse without a message").click()
     expect(_told(page, "Refused: ")).to_be_visible()
     _over(yard, talk)
     assert "burnt-it" not in _words(yard, talk, "agent")
+
+
+def test_no_says_what_to_do_instead_and_a_message_continues_a_failed_task(page: Page, yard: Yard, project: str) -> None:
+    task = yard.task("Renew the fence", "permit: burn the fence", project=project)
+    page.goto(f"/tasks/{task}")
+    ask = page.get_by_test_id("ask")
+    ask.get_by_role("button", name="Reject", exact=True).click(timeout=SLOW_MS)
+    ask.get_by_role("button", name="Refuse without a message").click()
+    failed = yard.rests(task, "failed")
+    _box(page).fill("permit: saw the fence")
+    page.get_by_role("button", name="Send and retry").click()
+    ask.get_by_role("button", name="Reject", exact=True).click(timeout=SLOW_MS)
+    ask.get_by_label("What should the agent do instead?").fill("create fence.txt: green\ncommit: feat: paint the fence")
+    ask.get_by_role("button", name="Refuse and send").click()
+    done = yard.rests(task, "in_review")
+    assert (done["id"], done["round"]) == (failed["id"], 2)
+    expect(page.locator("header").get_by_text("In review").first).to_be_visible()
+    assert "create fence.txt" in _words(yard, done["sessionId"], "user")
+
+
+def test_what_the_policy_refused_is_named_and_allowed(page: Page, yard: Yard, project: str) -> None:
+    permissions = {"mode": "allow_all", "deny": ["burn"]}
+    ok(yard.client.patch(f"/projects/{project}", json={"settings": {"agent": {"permissions": permissions}}}))
+    try:
+        task = yard.task("Burn it", "permit: burn the fence", "create ashes.txt: some", project=project)
+        attempt = yard.rests(task, "failed")
+        page.goto(f"/tasks/{task}")
+        failure = page.get_by_role("alert").filter(has_text="refused permission")
+        expect(failure).to_contain_text("burn the fence")
+        failure.get_by_role("button", name="Allow and continue").click()
+        session = attempt["sessionId"]
+        until(lambda: "are allowed to do this now" in _words(yard, session, "user"), 90)
+        yard.rests(task)
+        text = "permit: burn the fence\nsay: burnt-after-all"
+        ok(yard.client.post(f"/sessions/{session}/turns", json={"text": text}), 202)
+        expect(_told(page, "burnt-after-all")).to_be_visible(timeout=SLOW_MS)
+        _over(yard, session)
+    finally:
+        back = {"mode": "ask", "deny": []}
+        ok(yard.client.patch(f"/projects/{project}", json={"settings": {"agent": {"permissions": back}}}))
 
 
 def test_a_question_is_answered_in_place(page: Page, yard: Yard, talk: str) -> None:
@@ -144,6 +197,14 @@ def test_a_question_is_answered_in_place(page: Page, yard: Yard, talk: str) -> N
     answered = _said(page).get_by_role("button", name=re.compile("^Answered"))
     answered.click()
     expect(_said(page).get_by_role("definition")).to_have_text("green")
+    _over(yard, talk)
+    _send(page, "ask: Which size?", "say: it shall be as {answer} as that")
+    box = page.get_by_label("Answer to the agent")
+    expect(box).to_be_visible(timeout=SLOW_MS)
+    box.fill("big")
+    box.press("Enter")
+    expect(_told(page, "it shall be as big as that")).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_label("Message to the agent")).to_have_value("")
     _over(yard, talk)
 
 
@@ -266,7 +327,7 @@ def test_a_session_without_a_task(page: Page, yard: Yard) -> None:
     dialog.get_by_label("Project").click()
     page.get_by_role("option", name="No project").click()
     dialog.get_by_label("Agent").click()
-    page.get_by_role("option", name=re.compile("Demo")).click()
+    page.get_by_role("option", name=re.compile("^Demo")).click()
     dialog.get_by_label("Title").fill("Just talking")
     accessible(page)
     dialog.get_by_role("button", name="Begin").click()

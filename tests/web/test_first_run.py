@@ -6,10 +6,12 @@ import re
 import time
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.acceptance.platform import Platform
+from tests.models import ModelServer
 from tests.web.browser import DESK, PATIENCE_MS, accessible, watched
+from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,25 +27,99 @@ def test_from_the_printed_address_to_the_first_branch_within_two_minutes(browser
     context = browser.new_context(base_url=platform.url, viewport=DESK)
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
-    wrong = watched(page)
-    began = time.monotonic()
-    page.goto(f"/sign-in#token={platform.token}")
-    expect(page).to_have_url(re.compile("/welcome$"))
-    assert platform.token not in page.evaluate(
-        "location.href + JSON.stringify(history.state) + JSON.stringify(localStorage)"
-    )
-    accessible(page)
-    page.get_by_role("button", name="Use the sample repository").click()
-    expect(page.get_by_role("radio", name=re.compile("demo", re.IGNORECASE))).to_be_checked()
-    page.get_by_role("button", name="Continue").click()
-    expect(page.get_by_label("Title")).not_to_have_value("")
-    page.get_by_role("button", name="Start").click()
-    expect(page.get_by_text(re.compile("The work is on the branch task-"))).to_be_visible(timeout=TWO_MINUTES_MS)
-    assert time.monotonic() - began < TWO_MINUTES_MS / 1000
-    page.get_by_role("link", name="Review the changes").click()
-    expect(page).to_have_url(re.compile("/tasks/.*tab=changes"))
+    with watched(page) as wrong:
+        began = time.monotonic()
+        page.goto(f"/sign-in#token={platform.token}")
+        expect(page).to_have_url(re.compile("/welcome$"))
+        assert platform.token not in page.evaluate(
+            "location.href + JSON.stringify(history.state) + JSON.stringify(localStorage)"
+        )
+        accessible(page)
+        page.get_by_role("button", name="Use the sample repository").click()
+        expect(page.get_by_role("radio", name=re.compile("demo", re.IGNORECASE))).to_be_checked()
+        page.get_by_role("button", name="Continue").click()
+        expect(page.get_by_label("Title")).not_to_have_value("")
+        page.get_by_role("button", name="Start").click()
+        expect(page.get_by_text(re.compile("The work is on the branch task/[a-z-]+-[0-9a-z]{4}."))).to_be_visible(
+            timeout=TWO_MINUTES_MS
+        )
+        assert time.monotonic() - began < TWO_MINUTES_MS / 1000
+        page.get_by_role("link", name="Review the changes").click()
+        expect(page).to_have_url(re.compile("/tasks/.*tab=changes"))
     assert not wrong, wrong
     context.close()
+
+
+def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: Yard) -> None:
+    """In the second step of the welcome, and on the page of a task that failed for want of it; pickers say it before."""
+    with ModelServer(keys=["sk-the-real-key"]) as models, watched(page) as wrong:
+        project = yard.post("/projects", name="website")["id"]
+        page.goto("/welcome")
+        page.get_by_role("button", name="website").click()
+        page.get_by_role("radio", name=re.compile("^Claude Code needs a key")).click()
+        expect(page.get_by_role("button", name="Continue")).to_be_disabled()
+        expect(page.get_by_role("heading", name="Claude Code needs an Anthropic key")).to_be_visible()
+        accessible(page)
+        enter_key(page.get_by_role("form"), models.url, "sk-a-wrong-key")
+        expect(page.get_by_role("alert")).to_contain_text("Anthropic refused the API key (401).")
+        steps = page.get_by_role("list", name="Steps")
+        expect(steps.get_by_role("img", name="done")).to_have_count(1)
+        assert yard.get("/model-providers")["items"] == []
+        enter_key(page.get_by_role("form"), models.url, "sk-the-real-key")
+        expect(page.get_by_text("Anthropic key saved")).to_be_visible()
+        expect(page.get_by_label("Title")).to_be_visible()
+        expect(
+            page.get_by_text("Claude Code works on website, on a branch of its own from the default branch.")
+        ).to_be_visible()
+        page.get_by_role("button", name="Add a missing test").click()
+        expect(page.get_by_label("What shall it do?")).to_have_value(re.compile("has no test"))
+        expect(steps.get_by_role("img", name="done")).to_have_count(2)
+        page.get_by_role("button", name="Back").click()
+        expect(page.get_by_role("radio", name=re.compile("^Claude Code ready"))).to_be_checked()
+
+        page.get_by_role("radio", name="Demo").click()
+        expect(page.get_by_text("no model and no network")).to_have_count(1)  # said once
+        page.get_by_role("button", name="Continue").click()  # for the first task alone: it does no real work
+        expect(page.get_by_label("Title")).to_be_visible()
+        page.goto(f"/projects/{project}?tab=agent")
+        expect(page.get_by_label("Default agent")).to_have_text("Claude Code")
+        later = yard.post("/projects", name="added later")["id"]
+        page.goto(f"/projects/{later}?tab=agent")
+        expect(page.get_by_label("Default agent")).to_have_text("The platform's default: OpenCode")
+        page.goto(f"/board?project={project}&new=true")
+        agent = page.get_by_role("dialog").get_by_label("Agent")
+        expect(agent).to_have_text("Project's: Claude Code")
+        agent.click()
+        expect(page.get_by_role("option", name="Gemini CLI · needs a key")).to_be_visible()
+        expect(page.get_by_role("option", name="Claude Code", exact=True)).to_be_visible()
+
+        task = yard.task("Ask Gemini", "Say hello.", agent="gemini")
+        yard.rests(task, "failed")
+        page.goto(f"/tasks/{task}")
+        failure = page.get_by_role("alert").filter(has_text="no Gemini API key is set up")
+        expect(failure).to_be_visible()
+        expect(page.get_by_text("sandyard model")).to_have_count(0)
+        failure.get_by_role("button", name="Add key").click()
+        enter_key(page.get_by_role("dialog"), models.url, "sk-the-real-key")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        expect(failure).to_be_hidden()
+        yard.post(f"/tasks/{task}/stop")
+        yard.rests(task, "cancelled")
+
+        page.get_by_role("button", name="More for this task").click()
+        page.get_by_role("menuitem", name="Edit").click()
+        page.get_by_role("dialog").get_by_label("Agent").click()
+        page.get_by_role("option", name="Project's: Demo agent").click()
+        page.get_by_role("dialog").get_by_role("button", name="Save").click()
+        page.get_by_role("button", name="Retry with Demo agent").click()
+        assert yard.rests(task, "in_review")["agent"] == "demo"
+    assert not wrong, wrong
+
+
+def enter_key(form: Locator, address: str, key: str) -> None:
+    form.get_by_label("Address").fill(address)
+    form.get_by_label("API key").fill(key)
+    form.get_by_role("button", name="Test and save").click()
 
 
 def test_the_door(browser: Browser, platform: Platform) -> None:

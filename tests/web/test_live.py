@@ -31,6 +31,19 @@ def test_a_card_moves_by_itself(page: Page, yard: Yard) -> None:
     yard.rests(task, "in_review")
 
 
+def test_what_a_page_has_read_is_not_read_again_when_its_stream_begins(page: Page, yard: Yard) -> None:
+    read: list[str] = []
+    page.on(
+        "request", lambda request: read.append(request.url.partition("/api/v1")[2]) if "/api/" in request.url else None
+    )
+    page.goto("/board")
+    expect(page.locator("[data-live=live]")).to_be_attached()
+    yard.task("Comes afterwards", start=False)
+    expect(page.get_by_text("Comes afterwards")).to_be_visible()
+    once = [address for address in read if address.startswith(("/me", "/agents", "/asks"))]
+    assert len(once) == len(set(once)) == 3, read
+
+
 def test_the_platform_dies_and_returns(page: Page, yard: Yard, platform: Platform) -> None:
     """The page says that it is cut off, and takes up the thread; a conversation has each word once."""
     session = yard.session("Across a restart", yard.sample)
@@ -80,11 +93,34 @@ def test_two_tabs_share_one_stream(browser: Browser, platform: Platform, yard: Y
 def test_a_person_is_told_that_they_are_needed(page: Page, yard: Yard) -> None:
     page.goto("/usage")
     expect(page.locator("[data-live=live]")).to_be_attached()
-    yard.task("Needs an answer", "ask: Which colour?", "create COLOUR.md: {answer}", "commit: docs: colour")
-    expect(page.get_by_text("An agent needs you")).to_be_visible(timeout=SLOW_MS)
+    task = yard.task("Needs an answer", "ask: Which `colour`?", "create COLOUR.md: {answer}", "commit: docs: colour")
+    toast = page.locator("[data-sonner-toast]", has_text="An agent needs you: Needs an answer")
+    expect(toast).to_be_visible(timeout=SLOW_MS)
     expect(page).to_have_title(re.compile(r"^\(\d+\) "))
     bell = page.get_by_role("button", name=re.compile("^Notifications: [1-9]"))
     bell.click()
-    page.get_by_role("link", name=re.compile("Which colour")).click()
+    page.get_by_role("link", name=re.compile("Needs an answer.*Which colour")).click()
     expect(page).to_have_url(re.compile("/tasks/"))
     expect(page.get_by_role("button", name=re.compile("^Notifications: 0 unread"))).to_be_attached()
+    expect(toast).to_be_hidden()  # it would cover the page it is about
+    yard.post(f"/tasks/{task}/stop")
+
+
+def test_on_a_phone_what_is_told_covers_no_bar_and_an_answer_elsewhere_counts(phone: Page, yard: Yard) -> None:
+    phone.goto("/usage")
+    expect(phone.locator("[data-live=live]")).to_be_attached()
+    task = yard.task("Asks the phone", "ask: Which size?", "sleep: 600")
+    toast = phone.locator("[data-sonner-toast]", has_text="An agent needs you: Asks the phone")
+    expect(toast).to_be_visible(timeout=SLOW_MS)
+    bar = phone.get_by_role("navigation", name="Places").last
+    inbox = bar.get_by_role("button", name=re.compile("^Inbox: 1 unread"))
+    expect(inbox).to_have_text(re.compile("^Inbox"))
+    told, below = toast.bounding_box(), bar.bounding_box()
+    assert told
+    assert below
+    assert told["y"] + told["height"] < below["y"] / 2, "it is above, far from what is pressed"
+    (ask,) = yard.get("/asks", status="pending", taskId=task)["items"]
+    assert yard.client.post(f"/asks/{ask['id']}/answer", json={"content": {"answer": "small"}}).is_success
+    expect(bar.get_by_role("button", name="Inbox: 0 unread, 0 waiting for an answer")).to_be_visible()
+    expect(toast).to_be_hidden()
+    yard.post(f"/tasks/{task}/stop")

@@ -1,17 +1,19 @@
-"""Every page, by its address alone: it is there, says what it is, complains of nothing, and can be used by everybody."""
+"""Every page, by its address, and every tab of it: it is there, says what it is, complains of nothing, and can be used by everybody."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.acceptance.platform import Platform, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
-from tests.web.browser import DESK, PATIENCE_MS, PHONE, accessible, darken, fits, login, there, watched
+from tests.web.browser import DESK, PATIENCE_MS, PHONE, accessible, darken, fits, login, open_tab, there, visit, watched
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,7 +35,7 @@ PAGES = {
     "sessions": ("/sessions", "Look around"),
     "sessions-new": ("/sessions?new=true", "New session"),
     "session": ("/sessions/{session}", "seen it all"),
-    "sandboxes": ("/sandboxes", "{sandbox}"),
+    "sandboxes": ("/sandboxes", "Look around"),
     "sandbox": ("/sandboxes/{sandbox}", "Ports"),
     "projects": ("/projects", "in progress|open"),
     "project-general": ("/projects/{project}?tab=general", "Archive and delete"),
@@ -79,6 +81,14 @@ FOCUS = """() => {
 }"""
 
 
+UNFOCUS = """() => {
+  document.body.tabIndex = -1;
+  document.body.focus();
+  document.body.removeAttribute("tabindex");
+}"""
+"""The next press of Tab begins at the top, as in a page that was just loaded."""
+
+
 @pytest.fixture(scope="module")
 def places(yard: Yard, platform: Platform, github: GitHub) -> dict[str, str]:
     """Something on every page."""
@@ -119,35 +129,53 @@ def test_a_page(name: str, window: Page, places: dict[str, str]) -> None:
     read = words.format(**places) if words else None
     window.set_viewport_size(DESK)
     window.emulate_media(color_scheme="light")
-    wrong = watched(window)
-    window.goto(address.format(**places))
-    there(window, read)
-    assert re.search(r"\w+ · Sandyard$", window.title()), window.title()
-    _reachable(window)
-    accessible(window)
-    darken(window)
-    window.set_viewport_size(PHONE)
-    there(window)
-    fits(window)
-    accessible(window)
+    with watched(window) as wrong:
+        _open(window, address.format(**places))
+        there(window, read)
+        assert re.search(r"\w+ · Sandyard$", window.title()), window.title()
+        _reachable(window)
+        accessible(window)
+        darken(window)
+        window.set_viewport_size(PHONE)
+        there(window)
+        fits(window)
+        accessible(window)
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_an_address(name: str, platform: Platform, places: dict[str, str]) -> None:
+    """The application is what answers at the address of each of its pages, so that a link to it works anywhere."""
+    answer = httpx.get(f"{platform.url}{PAGES[name][0].format(**places)}")
+    assert answer.is_success
+    assert answer.text == httpx.get(platform.url).text
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_the_door(theme: str, browser: Browser, platform: Platform) -> None:
     context = browser.new_context(base_url=platform.url, color_scheme="dark" if theme == "dark" else "light")
     page = context.new_page()
-    wrong = watched(page)
-    page.goto("/sign-in")
-    there(page, "Sign in")
-    expect(page).to_have_title("Sign in · Sandyard")
-    _reachable(page)
-    accessible(page)
-    page.set_viewport_size(PHONE)
-    fits(page)
-    accessible(page)
+    with watched(page) as wrong:
+        page.goto("/sign-in")
+        there(page, "Sign in")
+        expect(page).to_have_title("Sign in · Sandyard")
+        _reachable(page)
+        accessible(page)
+        page.set_viewport_size(PHONE)
+        fits(page)
+        accessible(page)
     assert not wrong, wrong
     context.close()
+
+
+def _open(page: Page, address: str) -> None:
+    """As a link in the page that is shown does."""
+    where, _, tab = address.partition("?tab=")
+    if tab and urlsplit(page.url).path == where:
+        open_tab(page, tab)
+    else:
+        visit(page, address)
+    page.evaluate(UNFOCUS)
 
 
 def _reachable(page: Page) -> None:

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Error, Page, Response, expect
 
 from tests.acceptance.platform import Platform
-from tests.web.browser import there
+from tests.web.browser import open_tab, there
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -28,7 +28,7 @@ SHOWN = {
     "changes": "<script>window.owned='file'</script>",
     "files": "evil.html",
     "history": "<b onmouseover=",
-    "pull": "task-",
+    "pull": "task/evil-img-src-x-onerror-window-owned-1-",
 }
 """What is read on each tab: the very words, for they are only words."""
 
@@ -49,8 +49,10 @@ def test_what_an_agent_writes_does_nothing(page: Page, yard: Yard) -> None:
     page.on("request", lambda request: asked.append(request.url))
     task = yard.task("Evil <img src=x onerror=window.owned=1>", *EVIL)
     yard.rests(task)
+    page.goto(f"/tasks/{task}?tab=conversation")
     for tab, words in SHOWN.items():
-        page.goto(f"/tasks/{task}?tab={tab}")
+        if tab != "conversation":
+            open_tab(page, tab)
         expect(page.get_by_role("heading", name=re.compile("Evil <img"))).to_be_visible()
         there(page, words)
         assert page.evaluate("window.owned") is None

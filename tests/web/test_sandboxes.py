@@ -15,15 +15,20 @@ pytestmark = pytest.mark.timeout(300)
 
 SERVE = (
     "mkdir -p /tmp/site && echo '<h1 id=who>hello from inside</h1>' > /tmp/site/index.html"
+    " && echo '<a href=/more/?page=2>more</a>' > /tmp/site/links.html"
+    " && mkdir /tmp/site/more && echo '<p id=more>more from inside</p>' > /tmp/site/more/index.html"
     " && cd /tmp/site && exec python3 -m http.server 3000"
 )
 
 
 def test_many_at_once(page: Page, yard: Yard) -> None:
-    made = [yard.session(f"Bulk {number}")["sandboxId"] for number in range(2)]
+    made = [yard.session(f"Bulk {number}", yard.sample)["sandboxId"] for number in range(2)]
     page.goto("/sandboxes")
-    for one in made:
-        page.get_by_role("checkbox", name=f"Choose {one}").check()
+    row = page.get_by_role("listitem").filter(has_text="Bulk 0")
+    expect(row).to_contain_text(yard.get(f"/projects/{yard.sample}")["name"])
+    expect(row).not_to_contain_text(made[0])
+    for number in range(2):
+        page.get_by_role("checkbox", name=f"Choose Bulk {number}").check()
     page.get_by_role("button", name="Pause 2").click()
     until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "paused" for one in made))
     page.get_by_role("button", name="Resume 2").click()
@@ -33,7 +38,7 @@ def test_many_at_once(page: Page, yard: Yard) -> None:
     confirm(page, "Destroy")
     until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "destroyed" for one in made))
     page.goto("/sandboxes?status=destroyed")
-    expect(page.get_by_role("link", name=made[0])).to_be_visible()
+    expect(page.get_by_role("link", name="Bulk 0")).to_be_visible()
     accessible(page)
 
 
@@ -71,5 +76,42 @@ def test_a_preview_is_on_another_origin(page: Page, yard: Yard) -> None:
     assert "sandyard_ticket" not in tab.url
     assert "sandyard_session" not in tab.evaluate("document.cookie")
     tab.close()
+
+
+def test_a_preview_beside_the_page(page: Page, yard: Yard) -> None:
+    sandbox = yard.session("Beside")["sandboxId"]
+    yard.post(f"/sandboxes/{sandbox}/execute", command=SERVE, background=True)
+    page.goto(f"/sandboxes/{sandbox}")
     page.get_by_role("button", name="Beside").click()
-    expect(page.frame_locator("iframe").locator("#who")).to_have_text("hello from inside")
+    beside = page.get_by_role("complementary", name="Preview: Port 3000")
+    frame = beside.frame_locator("iframe")
+    address = beside.get_by_label("Address in the preview")
+    expect(frame.locator("#who")).to_have_text("hello from inside")
+    expect(address).to_have_value("/")
+    shown, main = beside.bounding_box(), page.get_by_role("main").bounding_box()
+    assert shown
+    assert main
+    assert main["x"] + main["width"] <= shown["x"], "it covers the page"
+    accessible(page, ignore=("iframe",))
+
+    address.fill("links.html")
+    address.press("Enter")
+    expect(address).to_have_value("/links.html")
+    frame.get_by_role("link", name="more").click()
+    expect(frame.locator("#more")).to_have_text("more from inside")
+    expect(address).to_have_value("/more/?page=2")
+    yard.post(f"/sandboxes/{sandbox}/execute", command="echo '<p id=more>changed</p>' > /tmp/site/more/index.html")
+    beside.get_by_role("button", name="Reload the preview").click()
+    expect(frame.locator("#more")).to_have_text("changed")
+    with page.context.expect_page() as opened:
+        beside.get_by_role("button", name="Open in a new tab").click()
+    expect(opened.value.locator("#more")).to_have_text("changed")
+    opened.value.close()
+    page.get_by_role("link", name="Sandboxes").first.click()
+    expect(page.get_by_role("heading", name="Sandboxes")).to_be_visible()
+    expect(frame.locator("#more"), "it stays while one goes on").to_have_text("changed")
+    page.set_viewport_size({"width": 900, "height": 800})
+    drawer = page.get_by_role("dialog", name="Port 3000")
+    expect(drawer.frame_locator("iframe").locator("#who")).to_have_text("hello from inside")
+    drawer.get_by_role("button", name="Close").click()
+    expect(page.locator("iframe")).to_have_count(0)

@@ -11,13 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from sandyard.platform.domain.agents.profiles.demo import program
+from tests.acceptance.mcp_servers import url_server
 from tests.acceptance.platform import Platform, ok, until
 from tests.forge import GitHub
 from tests.models import ModelServer
-from tests.web.browser import DESK, confirm, signed_in, whole_chromium
+from tests.web.browser import DESK, accessible, confirm, open_tab, signed_in, whole_chromium
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -32,6 +33,7 @@ CHANGES = {
     "policy": ("Deny", "\\bsudo\\b", "commandPolicy.deny", ["\\bsudo\\b"]),
 }
 """On each tab a field, what is written into it, and what is stored then."""
+REFUSED_TOKEN = re.compile("The remote refuses the credential: .* Enter a new one.$")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def platform(own_platform: Platform) -> Platform:
 
 def choose(page: Page, box: Locator, choice: str) -> None:
     box.click()
-    page.get_by_role("option", name=choice).click()
+    page.get_by_role("option", name=re.compile(rf"^{re.escape(choice)}")).click()
 
 
 def repository(folder: Path) -> str:
@@ -58,15 +60,18 @@ def test_a_project_from_a_folder(page: Page, yard: Yard, tmp_path: Path) -> None
     page.goto("/projects")
     page.get_by_role("button", name="Add a project").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Repository").fill(repository(tmp_path / "tools"))
-    dialog.get_by_role("button", name="Add", exact=True).click()
-    dialog.get_by_role("button", name="Test the connection").click()
-    found = dialog.get_by_role("list", name="What was found")
-    expect(found.get_by_role("img", name="works", exact=True).first).to_be_visible()
-    expect(found.get_by_role("img", name="does not work")).to_have_count(0)
-    dialog.get_by_role("link", name="To its board").click()
+    dialog.get_by_label("Repository").fill(str(tmp_path / "tools"))
+    dialog.get_by_role("button", name="Test and add").click()
+    expect(dialog.get_by_role("img", name="does not work")).to_be_visible()
+    assert "tools" not in {one["name"] for one in yard.get("/projects")["items"]}, "nothing is left behind"
+    repository(tmp_path / "tools")
+    dialog.get_by_role("button", name="Test and add").click()
     expect(page).to_have_url(re.compile(r"/board\?project=prj_"))
-    assert "tools" in {one["name"] for one in yard.get("/projects")["items"]}
+    made = next(one for one in yard.get("/projects")["items"] if one["name"] == "tools")
+    (tmp_path / "tools").rename(tmp_path / "moved")
+    assert not yard.post(f"/projects/{made['id']}/test")["ok"]
+    page.goto("/projects")
+    expect(page.get_by_role("listitem").filter(has_text="tools")).to_contain_text("Can't reach the repository")
 
 
 def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, github: GitHub) -> None:
@@ -78,17 +83,22 @@ def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, git
     dialog.get_by_label("Repository").fill(mine.url)
     dialog.get_by_label("Name", exact=True).fill("Private")
     dialog.get_by_label("Token", exact=True).fill("ghp_of_somebody_else")
-    dialog.get_by_role("button", name="Add", exact=True).click()
-    dialog.get_by_role("button", name="Test the connection").click()
+    dialog.get_by_role("button", name="Test and add").click()
     expect(dialog.get_by_role("img", name="does not work").first).to_be_visible()
-    dialog.get_by_role("link", name="Its settings").click()
+    expect(dialog.get_by_label("Token", exact=True)).to_have_accessible_description(REFUSED_TOKEN)
+    assert "Private" not in {one["name"] for one in yard.get("/projects")["items"]}
+    dialog.get_by_role("button", name="Add anyway").click()
     page.get_by_role("button", name="Replace the Token").click()
+    dialog.get_by_label("Token", exact=True).fill("ghp_of_nobody")
+    dialog.get_by_role("button", name="Store", exact=True).click()
+    expect(dialog.get_by_text("Nothing was stored.")).to_be_visible()
     dialog.get_by_label("Token", exact=True).fill(token.text)
-    dialog.get_by_role("button", name="Store").click()
+    dialog.get_by_role("button", name="Store", exact=True).click()
     expect(dialog).to_be_hidden()
     page.get_by_role("button", name="Test the connection").click()
     found = page.get_by_role("list", name="What was found")
     expect(found.get_by_role("img", name="works", exact=True).first).to_be_visible()
+    expect(found.get_by_text("Base branch", exact=True)).to_have_css("text-transform", "none")
     expect(found.get_by_role("img", name="does not work")).to_have_count(0)
     assert token.text not in page.content()
     made = next(one for one in yard.get("/projects")["items"] if one["name"] == "Private")
@@ -98,18 +108,47 @@ def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, git
     expect(page).to_have_url(re.compile("/projects$"))
     assert yard.client.get(f"/projects/{made['id']}").status_code == 404
 
+    page.get_by_role("button", name="Add a project").click()
+    dialog.get_by_label("Repository").fill(mine.url)
+    dialog.get_by_label("Token", exact=True).fill(token.text)
+    dialog.get_by_role("button", name="Test and add").click()
+    expect(page).to_have_url(re.compile(r"/projects/prj_\w+\?tab=forge"))
+    without_pulls = page.get_by_role("note").filter(has_text="branches are pushed there without pull requests")
+    expect(without_pulls).to_be_visible()
+    accessible(page)
+    page.goto("/welcome")
+    page.get_by_label("Repository").fill(mine.url)
+    page.get_by_label("Token").fill("ghp_of_somebody_else")
+    page.get_by_role("button", name="Add and check").click()
+    expect(page.get_by_label("Token")).to_have_accessible_description(REFUSED_TOKEN)
+    expect(page.get_by_label("Repository")).not_to_have_attribute("aria-invalid", "true")
+    page.get_by_label("Token").fill(token.text)
+    page.get_by_role("button", name="Add and check").click()
+    expect(page.get_by_role("radiogroup", name="Agent")).to_be_visible()
+    without_pulls.get_by_role("link", name="Git and forge settings").click()
+    page.get_by_label("API address").fill(github.api_url)
+    page.get_by_role("button", name="Save").press("Enter")
+    expect(without_pulls).to_be_hidden()
+    for one in yard.get("/projects")["items"]:
+        if one["name"] == "private":
+            yard.client.delete(f"/projects/{one['id']}")
+
 
 def test_settings_are_kept_and_nothing_else_is_touched(page: Page, yard: Yard, tmp_path: Path) -> None:
     settings = {"verify": {"command": "make test"}, "forge": {"labels": ["agent"]}, "tasks": {"issueLabel": "do it"}}
     body = {"name": "Settings", "repository": repository(tmp_path / "settings"), "settings": settings}
     before = yard.post("/projects", **body)
     address = f"/projects/{before['id']}"
+    page.goto(address)
     for tab, (label, text, _, _) in CHANGES.items():
-        page.goto(f"{address}?tab={tab}")
+        open_tab(page, tab)
         page.get_by_label(label, exact=True).fill(text)
-        page.get_by_role("button", name="Save").click()
-        expect(page.get_by_text("Saved", exact=True)).to_be_visible()
-        page.reload()
+        page.get_by_role("button", name="Save").press("Enter")  # the note that the one before was saved may lie over it
+        expect(page.get_by_text("Saved", exact=True).first).to_be_visible()
+        expect(page.get_by_role("button", name="Save")).to_have_count(0)
+    page.goto(address)
+    for tab, (label, text, _, _) in CHANGES.items():
+        open_tab(page, tab)
         expect(page.get_by_label(label, exact=True)).to_have_value(text)
         expect(page.get_by_role("button", name="Save")).to_have_count(0)
     after = yard.get(address)
@@ -141,8 +180,15 @@ def test_what_is_wrong_is_said_and_what_is_unsaved_is_not_lost_by_mistake(page: 
 
 def test_members(page: Page, yard: Yard) -> None:
     yard.post("/users", name="ada", role="member")
+    held: list[Route] = []
+    page.route("**/api/v1/users?*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright looks at its signature
     page.goto(f"/projects/{yard.sample}?tab=members")
-    choose(page, page.get_by_label("Add somebody"), "ada")
+    adding = page.get_by_label("Add somebody")
+    expect(adding).to_contain_text("Loading…")
+    for route in held:
+        route.continue_()
+    page.unroute("**/api/v1/users?*")
+    choose(page, adding, "ada")
     page.get_by_role("button", name="Add", exact=True).click()
     row = page.get_by_role("listitem").filter(has_text="ada")
     row.get_by_role("button", name="Remove").click()
@@ -210,6 +256,18 @@ def test_a_person_is_added_signs_in_and_is_disabled(page: Page, browser: Browser
     places = theirs.get_by_role("navigation", name="Places")
     expect(places.get_by_role("link", name="Board")).to_be_visible()
     expect(places.get_by_role("link", name="Audit log")).to_have_count(0)
+    theirs.goto("/settings")
+    theirs.get_by_label("Current password").fill("a wrong password")
+    theirs.get_by_label("New password").fill("a longer password than before")
+    theirs.get_by_label("Confirm password").fill("a longer password than before")
+    theirs.get_by_role("button", name="Change password").click()
+    expect(theirs.get_by_role("alert")).to_contain_text("The current password is wrong.")
+    theirs.get_by_label("Current password").fill("a long enough password")
+    theirs.get_by_role("button", name="Change password").click()
+    expect(theirs.get_by_text("Password changed.")).to_be_visible()
+    login = {"name": "linus", "password": "a longer password than before"}
+    signed_in = httpx.post(f"{platform.url}/api/v1/login", json=login, headers={"X-Sandyard-CSRF": "1"})
+    assert signed_in.status_code == 200
     theirs.goto("/settings?tab=people")
     expect(theirs.get_by_role("heading", name="Settings")).to_be_visible()
     expect(theirs.get_by_role("button", name="Add a person")).to_have_count(0)
@@ -255,20 +313,26 @@ def test_a_model_provider(page: Page, yard: Yard) -> None:
         page.goto("/agents?tab=providers")
         page.get_by_role("button", name="Add a provider").click()
         dialog = page.get_by_role("dialog")
+        choose(page, dialog.get_by_label("Preset"), "OpenRouter")
+        expect(dialog.get_by_label("Address")).to_have_value("https://openrouter.ai/api/v1")
+        expect(dialog.get_by_label("Models")).to_have_value(re.compile("anthropic/claude-"))
+        expect(dialog.get_by_label("Prices")).to_have_value(re.compile("openai/gpt-"))
         dialog.get_by_label("Name").fill("house")
-        choose(page, dialog.get_by_label("Kind"), "OpenAI-compatible")
         dialog.get_by_label("Address").fill(models.url)
         dialog.get_by_label("Key", exact=True).fill("sk-a-wrong-key")
         dialog.get_by_label("Models").fill("scripted")
         dialog.get_by_label("Prices").fill("scripted 1 2")
-        dialog.get_by_role("button", name="Store").click()
+        dialog.get_by_role("button", name="Test and save").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("house refused the API key (401).")
+        assert "house" not in [one["name"] for one in yard.get("/model-providers")["items"]]
+        dialog.get_by_role("button", name="Save without testing").click()
         expect(dialog).to_be_hidden()
         page.get_by_role("button", name="Test house").click()
         row = page.get_by_role("listitem").filter(has_text="house").first
         expect(row.get_by_role("img", name="does not work")).to_be_visible()
         page.get_by_role("button", name="Edit house").click()
         dialog.get_by_label("Key", exact=True).fill("sk-the-real-key")
-        dialog.get_by_role("button", name="Store").click()
+        dialog.get_by_role("button", name="Test and save").click()
         expect(dialog).to_be_hidden()
         page.get_by_role("button", name="Test house").click()
         expect(row.get_by_role("img", name="works", exact=True)).to_be_visible()
@@ -279,6 +343,66 @@ def test_a_model_provider(page: Page, yard: Yard) -> None:
     page.get_by_role("button", name="Delete house").click()
     confirm(page, "Delete")
     expect(page.get_by_role("button", name="Test house")).to_have_count(0)
+
+
+def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
+    project = ok(yard.client.post("/projects", json={"name": "with tools"}), 201)
+    path = f"/projects/{project['id']}/mcp-servers"
+    with url_server("mcp-the-real-key-of-it", "elderberry") as server:
+        page.goto(f"/projects/{project['id']}?tab=agent")
+        page.get_by_role("button", name="Add a server").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Name").fill("issues")
+        dialog.get_by_label("URL").fill(server.url)
+        dialog.get_by_role("button", name="Add a header").click()
+        dialog.get_by_label("Header", exact=True).fill("X-Api-Key")
+        dialog.get_by_label("Value of X-Api-Key").fill("mcp-a-wrong-key")
+        dialog.get_by_role("button", name="Test and save").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("issues rejected the configured headers (401).")
+        assert yard.get(path)["items"] == []
+        dialog.get_by_label("Value of X-Api-Key").fill("mcp-the-real-key-of-it")
+        dialog.get_by_role("button", name="Test and save").click()
+        expect(dialog).to_be_hidden()
+        row = page.get_by_role("list", name="MCP servers").get_by_role("listitem").filter(has_text="issues")
+        expect(row).to_contain_text("X-Api-Key …f-it")
+        page.get_by_role("button", name="Test issues").click()
+        expect(row.get_by_role("img", name="works", exact=True)).to_be_visible()
+        expect(row).to_contain_text("1 tool")
+        expect(row).to_contain_text("outer_word")
+        page.get_by_role("button", name="Edit issues").click()
+        expect(dialog.get_by_label("Value of X-Api-Key")).to_have_attribute("placeholder", "…f-it (unchanged)")
+        dialog.get_by_label("Header", exact=True).fill("X-Other")
+        expect(dialog.get_by_label("Value of X-Other")).to_have_attribute("placeholder", "Bearer …")
+        dialog.get_by_label("Header", exact=True).fill("X-Api-Key")
+        dialog.get_by_role("button", name="Add a header").click()
+        dialog.get_by_label("Header", exact=True).last.fill("x-api-key")
+        expect(dialog.get_by_text("Duplicate header: x-api-key")).to_be_visible()
+        expect(dialog.get_by_role("button", name="Test and save")).to_be_disabled()
+        dialog.get_by_role("button", name="Remove x-api-key", exact=True).click()
+        dialog.get_by_label("Name").fill("tracker")
+        dialog.get_by_role("button", name="Save", exact=True).click()
+        expect(dialog).to_be_hidden()
+        row = page.get_by_role("list", name="MCP servers").get_by_role("listitem").filter(has_text="tracker")
+        expect(row.get_by_role("img", name="works", exact=True)).to_have_count(0)  # what was tested was changed since
+        page.get_by_role("button", name="Test tracker").click()
+        expect(row.get_by_role("img", name="works", exact=True)).to_be_visible()
+        assert "mcp-the-real-key-of-it" not in page.content()
+    page.get_by_role("button", name="Add a server").click()
+    dialog.get_by_label("Name").fill("notes")
+    choose(page, dialog.get_by_label("Type"), "Command")
+    expect(dialog.get_by_text("Not secret: everybody who sees the project sees them")).to_be_visible()
+    dialog.get_by_label("Command").fill("npx")
+    dialog.get_by_label("Arguments").fill("-y\n@example/notes@1.2.3")
+    dialog.get_by_label("Variables").fill("LEVEL=info")
+    dialog.get_by_role("button", name="Save", exact=True).click()
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("button", name="Edit notes")).to_be_visible()
+    expect(page.get_by_role("button", name="Test notes")).to_have_count(0)
+    notes = next(one for one in yard.get(path)["items"] if one["name"] == "notes")
+    assert (notes["command"], notes["args"], notes["env"]) == ("npx", ["-y", "@example/notes@1.2.3"], {"LEVEL": "info"})
+    page.get_by_role("button", name="Remove tracker").click()
+    confirm(page, "Remove")
+    expect(page.get_by_role("button", name="Edit tracker")).to_have_count(0)
 
 
 def test_a_schedule(page: Page, yard: Yard) -> None:
@@ -348,6 +472,7 @@ def test_the_colours_stay_as_they_were_chosen(page: Page) -> None:
     expect(html).to_have_attribute("data-theme", "dark")
 
 
+@pytest.mark.slow
 def test_what_one_is_notified_of(browser: Browser, platform: Platform, yard: Yard) -> None:
     with whole_chromium(browser) as whole, signed_in(whole, platform.url, platform.token) as page:
         page.context.grant_permissions(["notifications"], origin=platform.url)
@@ -371,11 +496,46 @@ def test_the_palette(page: Page, yard: Yard) -> None:
     page.goto("/usage")
     expect(page.get_by_role("heading", name="Usage and cost")).to_be_visible()
     typed = page.get_by_role("dialog").get_by_role("combobox")
+
+    # what is typed at once arrives, although nothing more is loaded, and Enter waits for what was typed
+    asked: list[Route] = []
+    holding = True
+
+    def hold(route: Route) -> None:
+        if holding:
+            asked.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/assets/*.js", hold)
+    page.route("**/api/v1/tasks?*q=needle*", hold)
     page.keyboard.press("Control+k")
-    typed.fill("needle")
-    expect(page.get_by_role("option", name=re.compile("Find the needle"))).to_be_visible()
+    page.keyboard.type("needle")
     page.keyboard.press("Enter")
+    expect(typed).to_have_value("needle")
+    until(lambda: any("q=needle" in one.request.url for one in asked))
+    holding = False
+    for route in asked:
+        route.continue_()
     expect(page).to_have_url(re.compile(f"/tasks/{task}"))
+
+    # the first match of the words in the box is marked, and none of the words before
+    option = page.get_by_role("option")
+    page.keyboard.press("Control+k")
+    expect(option.filter(has_text="Find the needle")).to_be_visible()
+    accessible(page)
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("option", selected=True)).to_have_text("New session")
+    page.keyboard.type("needle")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(page).to_have_url(re.compile(f"/tasks/{task}"))
+    page.keyboard.press("Control+k")
+    page.keyboard.type("se")
+    expect(page.get_by_role("option", selected=True)).to_have_text("New session")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("/sessions$"))
     page.keyboard.press("Control+k")
     typed.fill("audit")
     expect(page.get_by_role("option", name="Audit log")).to_be_visible()

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.acceptance.platform import Platform
-from tests.web.browser import DESK, PATIENCE_MS, accessible, signed_in, watched
+from tests.web.browser import DESK, PATIENCE_MS, accessible, signed_in, visit
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,7 +62,7 @@ def places(yard: Yard) -> dict[str, str]:
 @pytest.mark.parametrize("name", NOTHING)
 def test_nothing_is_there_yet(name: str, newcomer: Page) -> None:
     address, words = NOTHING[name]
-    newcomer.goto(address)
+    visit(newcomer, address)
     expect(newcomer.get_by_text(re.compile(words)).first).to_be_visible()
     accessible(newcomer)
 
@@ -148,7 +148,6 @@ def test_the_first_load_is_small(new_page: Page) -> None:
     page = new_page
     came: list[Request] = []
     page.on("requestfinished", lambda request: came.append(request))  # noqa: PLW0108 - it wants a function written in Python
-    wrong = watched(page)
     page.goto("/board")
     expect(page.get_by_role("heading", name="Board")).to_be_visible()
     expect(page.locator("[data-live=live]")).to_be_attached()
@@ -157,7 +156,6 @@ def test_the_first_load_is_small(new_page: Page) -> None:
     assert any(url.endswith(".js") for url in own)
     assert any(url.endswith(".css") for url in own)
     assert sum(own.values()) < MOST_BYTES, own
-    assert not wrong, wrong
 
 
 def _asks(url: str, wanted: str) -> bool:

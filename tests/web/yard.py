@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.acceptance.platform import Platform, ok, until
+from tests.acceptance.platform import TASK_PAUSE, Platform, ok, until
 
 RESTS = ("ready", "in_review", "failed", "cancelled", "merged", "archived")
 
@@ -44,7 +44,7 @@ class Yard:
             found = self.get(f"/tasks/{task}")["attempts"]
             return dict(found[0]) if found and found[0]["status"] in RESTS else None
 
-        attempt: dict[str, Any] = until(look, patience)
+        attempt: dict[str, Any] = until(look, patience, TASK_PAUSE)
         assert not statuses or attempt["status"] in statuses, attempt
         return attempt
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sandyard.cli.advice import NO_MODEL, advice_for
+from sandyard.cli.agent_doctor import doctor
 from sandyard.cli.completion import agent_names
 from sandyard.cli.connection import connect, segment
-from sandyard.cli.errors import FAILED, CommandError, NoAnswerError
+from sandyard.cli.errors import FAILED, ApiError, CommandError, NoAnswerError
 from sandyard.cli.git.progress import Ticker
 from sandyard.cli.options import env_option, given
-from sandyard.cli.output import output_option, print_json, printable, show_list, show_one, text_option
+from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one, text_option
 from sandyard.cli.sse import follow
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 COLUMNS = {
     "NAME": "name",
     "TITLE": "title",
+    "MODEL": "model",
     "SPEAKS": "apis",
     "OWNER": "ownerId",
 }
@@ -51,6 +54,7 @@ DOING = {
     "agent.starting": "starting the agent",
     "agent.ready": "waiting for its answer",
 }
+NEEDS_KEY = "needs a key"
 GIVE_UP_SECONDS = 120.0
 
 name_argument = click.argument("name", shell_complete=agent_names)
@@ -67,7 +71,22 @@ def list_agents(output: str | None) -> None:
     """Which agents there are."""
     with connect() as client:
         found = client.get("/agents")
-    show_list(found, COLUMNS, output, nothing="There is no agent.")
+    if as_json(output):
+        print_json(found)
+        return
+    rows = [{**one, "model": _readiness(one)} for one in found["items"]]
+    show_list({"items": rows}, COLUMNS, output, nothing="There is no agent.")
+    if any(one["model"] == NEEDS_KEY for one in rows):
+        echo(advice_for(NO_MODEL) or "", err=True)
+
+
+def _readiness(agent: Any) -> str:
+    if not agent["apis"]:
+        return "not needed"
+    if agent["modelReady"]:
+        return "ready"
+    count = len(agent["modelProjects"])
+    return f"ready in {count} project{'' if count == 1 else 's'}" if count else NEEDS_KEY
 
 
 @agent.command()
@@ -92,7 +111,7 @@ def show(name: str, output: str | None) -> None:
 @click.option("--model", "models", multiple=True, help="One it works with. Repeatable.")
 @click.option("--mode", "modes", multiple=True, help="One of its modes. Repeatable.")
 @click.option("--auth-method", help="What it is to be authenticated with.")
-@click.option("--replace", is_flag=True, help="Change the agent of this name.")
+@click.option("--replace", is_flag=True, help="Change the agent of this name if there is one.")
 @click.argument("name")
 @click.argument("argv", nargs=-1, required=True, metavar="COMMAND...")
 @output_option
@@ -120,9 +139,20 @@ def add(
     definition = given(install=install, authMethod=options.pop("auth_method"), **options)
     body = given(title=title, definition=definition)
     with connect() as client:
-        change = ("PUT", f"/agents/{segment(name)}") if replace else ("POST", "/agents")
-        made = client.request(*change, body=body if replace else body | {"name": name})
+        made = _replaced(client, name, body) if replace else None
+        if made is None:
+            made = client.post("/agents", body | {"name": name})
     show_one(made, FIELDS, output)
+
+
+def _replaced(client: Client, name: str, body: dict[str, Any]) -> Any:
+    """None: there is no agent of that name."""
+    try:
+        return client.request("PUT", f"/agents/{segment(name)}", body=body)
+    except ApiError as error:
+        if error.http_status != 404:
+            raise
+        return None
 
 
 @agent.command()
@@ -131,7 +161,7 @@ def remove(name: str) -> None:
     """Remove an agent that somebody has added."""
     with connect() as client:
         client.delete(f"/agents/{segment(name)}")
-    click.echo(f"Removed {name}.", err=True)
+    echo(f"Removed {name}.", err=True)
 
 
 @agent.command()
@@ -148,7 +178,7 @@ def test(name: str, model: str | None, output: str) -> None:
         print_json(result)
     else:
         for line in told(result):
-            click.echo(line)
+            echo(line)
     sys.exit(0 if result["ok"] else FAILED)
 
 
@@ -182,4 +212,8 @@ def told(result: Any) -> list[str]:
         lines.append(f"It works. It said: {printable(result['answer'] or '')}")
     else:
         lines.append(f"It does not work. {printable(result['error'] or '')}")
+        lines += filter(None, [advice_for(result.get("errorCode"))])
     return lines
+
+
+agent.add_command(doctor)

@@ -7,7 +7,7 @@ import click
 from sandyard.cli.completion import token_ids
 from sandyard.cli.connection import connect, segment
 from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import as_json, output_option, print_json, show_list
+from sandyard.cli.output import as_json, echo, output_option, print_json, show_list
 
 COLUMNS = {
     "ID": "id",
@@ -34,8 +34,8 @@ def create(name: str, output: str | None) -> None:
     if as_json(output):
         print_json(made)
         return
-    click.echo(made["value"])
-    click.echo("This token is not shown again.", err=True)
+    echo(made["value"])
+    echo("This token is not shown again.", err=True)
 
 
 @api_key.command("list")
@@ -54,4 +54,4 @@ def revoke(token_id: str) -> None:
     """End a token, named by its id."""
     with connect() as client:
         client.delete(f"/tokens/{segment(token_id)}")
-    click.echo(f"Revoked {token_id}.", err=True)
+    echo(f"Revoked {token_id}.", err=True)

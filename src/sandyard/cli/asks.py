@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sandyard.cli.connection import segment
 from sandyard.cli.errors import ApiError, CommandError
-from sandyard.cli.output import print_json, printable, visible
+from sandyard.cli.output import echo, print_json, printable, visible
 from sandyard.cli.tasks.parts import Line, changes
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ DECISIONS = {
 """What people say for what every agent calls otherwise."""
 TRUE, FALSE = {"yes", "y", "true", "1"}, {"no", "n", "false", "0"}
 COMMAND_LINES = 10
+ABOUT = " - "
+"""Between an answer and what is said about it."""
 
 
 def pending(client: Client, whose: Mapping[str, str]) -> list[Any]:
@@ -48,8 +52,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def answer_options(function: F) -> F:
     for option in (
         click.option("--reject", is_flag=True, help="Refuse, whatever is asked."),
+        click.option("-m", "--message", help="With a refused permission: what the agent should do instead."),
         click.option("--ask", "ask_id", metavar="ASK", help="Which of several questions."),
-        click.argument("answer", required=False),
+        click.argument("answers", nargs=-1, metavar="[ANSWER]..."),
     ):
         function = option(function)
     return function
@@ -61,35 +66,62 @@ def answer_one(
     name: str,
     *,
     ask_id: str | None,
-    answer: str | None,
+    answers: Sequence[str],
     reject: bool,
+    message: str | None = None,
     as_json: bool,
 ) -> None:
-    """Show what is asked, or answer it. `name`: of the task or session; `ask_id`: which of several."""
-    if reject and answer is not None:
+    """Show what is asked, or answer it. `name`: of the task or session; `ask_id`: which of several; `message`: what a refused agent
+    should do instead."""
+    if message and not answers and not reject:
+        raise click.UsageError("--message goes with --reject, or with an ANSWER that refuses.")
+    if reject and answers:
         raise click.UsageError("Either ANSWER or --reject, not both.")
     asks = [ask for ask in pending(client, whose) if ask_id in {None, ask["id"]}]
     if not asks:
         raise ApiError(f"{name} asks nothing{f' by the id of {printable(ask_id)}' if ask_id else ''}.", 404)
-    if answer is None and not reject:
+    if not answers and not reject:
         if as_json:
             print_json({"items": asks, "nextCursor": None})
             return
         for ask in asks:
             for line in described(ask):
-                click.echo(line.text)
+                echo(line.text)
             which = f" --ask {ask['id']}" if len(asks) > 1 else ""
             what = "session" if "sessionId" in whose else "task"
-            click.echo(f"  To answer: sandyard {what} answer {name} ANSWER{which}", err=True)
+            echo(f"  To answer: sandyard {what} answer {name} {answer_hint(ask)}{which}", err=True)
         return
     if len(asks) > 1:
         raise CommandError(f"{name} asks several things: name one with --ask, of {', '.join(a['id'] for a in asks)}.")
-    body = body_of(asks[0], answer) if answer is not None else {"decision": "reject"}
-    done = client.post(f"/asks/{segment(asks[0]['id'])}/answer", body)
+    body = body_of(asks[0], *answers) if answers else {"decision": "reject"}
+    done = client.post(f"/asks/{segment(asks[0]['id'])}/answer", {**body, **({"message": message} if message else {})})
     if as_json:
         print_json(done)
     else:
-        click.echo("Answered.", err=True)
+        echo("Answered.", err=True)
+
+
+def allow_refused(client: Client, whose: Mapping[str, str], name: str, *, as_json: bool) -> None:
+    """Allow what the project's policy refused in the newest turn in which it did, for the rest of the session, and go on."""
+    answered = client.pages("/asks", 200, status="answered", **whose)["items"]
+    refused = [ask for ask in answered if is_refused_by_policy(ask)]
+    if not refused:
+        raise CommandError(f"The project's policy has refused nothing in {name}.")
+    newest = [ask for ask in refused if ask.get("turnId") == refused[0].get("turnId")]
+    by_pattern = {ask["detail"]["pattern"]: ask for ask in newest}
+    done = []
+    for number, (pattern, ask) in enumerate(by_pattern.items(), 1):
+        body = {"resume": number == len(by_pattern)}
+        done.append(client.post(f"/asks/{segment(ask['id'])}/allow", body))
+        if not as_json:
+            echo(f"Allowed for this session: what matches {printable(pattern)!r}.", err=True)
+    if as_json:
+        print_json({"items": done, "nextCursor": None})
+
+
+def is_refused_by_policy(ask: Any) -> bool:
+    """By a pattern, which the project's owner can allow."""
+    return ask.get("decidedBy") == "policy" and "pattern" in (ask.get("detail") or {})
 
 
 def options_of(ask: Any) -> list[Any]:
@@ -104,6 +136,47 @@ def fields_of(ask: Any) -> dict[str, dict[str, Any]]:
     return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One thing that a form asks for. `custom`: the field for an answer that is none of its choices."""
+
+    name: str
+    field: Mapping[str, Any]
+    required: bool
+    custom: str | None = None
+
+    @property
+    def label(self) -> str:
+        return printable(str(self.field.get("title") or self.name))
+
+    @property
+    def key(self) -> str:
+        """How an answer names it: KEY=ANSWER."""
+        return self.label if re.fullmatch(r"[\w.-]+", self.label) else printable(self.name)
+
+
+def questions_of(ask: Any) -> list[Question]:
+    """What a form asks for. Claude Code has a field `x_custom` beside a choice `x`: both are one question."""
+    fields, form = fields_of(ask), (ask.get("detail") or {}).get("form") or {}
+    required: list[Any] = form["required"] if isinstance(form.get("required"), list) else []
+    customs = {
+        name: custom
+        for name, field in fields.items()
+        if choices_of(field) and (custom := f"{name}_custom") in fields and not choices_of(fields[custom])
+    }
+    return [
+        Question(name, field, name in required, customs.get(name))
+        for name, field in fields.items()
+        if name not in customs.values()
+    ]
+
+
+def answer_hint(ask: Any) -> str:
+    """What to type after `answer`."""
+    questions = [] if options_of(ask) else questions_of(ask)
+    return " ".join(f"{one.key}=ANSWER" for one in questions) if len(questions) > 1 else "ANSWER"
+
+
 def described(ask: Any) -> Iterator[Line]:
     """The question, what it is about, and the answers there are."""
     who = "Sandyard" if (ask.get("detail") or {}).get("by") else "The agent"
@@ -114,15 +187,27 @@ def described(ask: Any) -> Iterator[Line]:
     yield from _about(ask)
     for number, option in enumerate(options_of(ask), 1):
         yield Line(f"  {number}  {printable(str(option.get('name') or option.get('optionId')))}")
-    for name, one in fields_of(ask).items():
-        choices = choices_of(one)
-        if choices:
-            yield from (Line(f"  {number}  {printable(label)}") for number, (_, label) in enumerate(choices, 1))
-        elif len(fields_of(ask)) > 1:
-            yield Line(f"  {printable(str(one.get('title') or name))}: {printable(str(one.get('description') or ''))}")
+    questions = questions_of(ask)
+    for one in questions:
+        indent = "  "
+        if len(questions) > 1:
+            about = printable(str(one.field.get("description") or ""))
+            optional = "" if one.required else " (optional)"
+            yield Line(f"  {one.label}{optional}{f': {about}' if about else ''}")
+            indent = "    "
+        for number, (_, label) in enumerate(choices_of(one.field), 1):
+            yield Line(f"{indent}{number}  {printable(label)}")
+        if more := _more_answers(one):
+            yield Line(f"{indent}{more}", {"dim": True})
     if ask.get("expiresAt"):
         when = str(ask["expiresAt"])[:16].replace("T", " ")
         yield Line(f"  Without an answer it is refused on {printable(when)} UTC.", {"dim": True})
+
+
+def _more_answers(question: Question) -> str:
+    several = "Several are possible: 1,2." if question.field.get("type") == "array" else ""
+    own = "Or answer in your own words." if question.custom else ""
+    return f"{several} {own}".strip()
 
 
 def _about(ask: Any) -> Iterator[Line]:
@@ -147,23 +232,69 @@ def _about(ask: Any) -> Iterator[Line]:
             yield from changes(content)
 
 
-def body_of(ask: Any, answer: str) -> dict[str, Any]:
-    """The request that gives this answer. CommandError names those there are when it is none of them."""
+def body_of(ask: Any, *answers: str) -> dict[str, Any]:
+    """The request that gives this answer: words, or of a form with several questions KEY=ANSWER for each, one answer for each in
+    their order, or JSON. CommandError names the answers there are when it is none of them."""
+    answer = " ".join(answers)
     if options := options_of(ask):
         return _chosen(options, answer)
-    fields = fields_of(ask)
-    if len(fields) > 1:
-        try:
-            content = json.loads(answer)
-        except ValueError:
-            content = None
-        if not isinstance(content, dict):
-            raise CommandError(f"It asks for several things: answer with JSON, of {', '.join(fields)}.")
+    questions = questions_of(ask)
+    if (content := _as_json(ask, answer)) is not None:
         return {"content": content}
-    if (decision := DECISIONS.get(answer.strip().lower())) and not fields:
+    if len(questions) > 1:
+        return {"content": _filled(questions, answers)}
+    if (decision := DECISIONS.get(answer.strip().lower())) and not questions:
         return {"decision": decision}
-    name, field = next(iter(fields.items()), ("answer", {}))
-    return {"content": {name: value_of(field, answer)}}
+    return {"content": content_of(questions[0] if questions else Question("answer", {}, required=True), answer)}
+
+
+def _as_json(ask: Any, answer: str) -> dict[str, Any] | None:
+    """A form that was filled in as JSON."""
+    if not answer.lstrip().startswith("{"):
+        return None
+    try:
+        content = json.loads(answer)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) and content.keys() <= fields_of(ask).keys() else None
+
+
+def _filled(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, Any]:
+    named = [
+        (key.strip().lower(), text) for key, separator, text in (one.partition("=") for one in answers) if separator
+    ]
+    keys = {name.lower(): one for one in questions for name in (one.name, one.label)}
+    content: dict[str, Any] = {}
+    if len(named) == len(answers) and all(key in keys for key, _ in named):
+        for key, text in named:
+            content |= content_of(keys[key], text)
+        return content
+    needed = [one for one in questions if one.required]
+    for asked in (questions, needed):
+        if len(asked) == len(answers):
+            for one, text in zip(asked, answers, strict=True):
+                content |= content_of(one, text)
+            return content
+    hint = " ".join(f"{one.key}=ANSWER" for one in questions)
+    raise CommandError(f"It asks for {len(questions)} things. Answer with {hint}, or with one answer for each.")
+
+
+def content_of(question: Question, text: str) -> dict[str, Any]:
+    """What somebody typed, as fields of the form."""
+    try:
+        return {question.name: value_of(question.field, text)}
+    except CommandError:
+        if question.custom is None or not text.strip():
+            raise
+    picked, own = [], []
+    if question.field.get("type") == "array":
+        for word in text.split(","):
+            try:
+                picked.append(_choice(choices_of(question.field), word.strip()))
+            except CommandError:
+                own.append(word.strip())
+        return {**({question.name: picked} if picked else {}), question.custom: ", ".join(own)}
+    return {question.custom: text.strip()}
 
 
 def _chosen(options: list[Any], answer: str) -> dict[str, Any]:
@@ -181,23 +312,29 @@ def _chosen(options: list[Any], answer: str) -> dict[str, Any]:
 
 
 def choices_of(field: Mapping[str, Any]) -> list[tuple[Any, str]]:
-    """Value and label of each answer that a field may have; none: any."""
+    """Value and label of each answer that a field, or each item of a list, may have; none: any."""
+    if field.get("type") == "array":
+        return choices_of(field["items"]) if isinstance(field.get("items"), dict) else []
     if isinstance(field.get("enum"), list):
         names = field.get("enumNames")
         labels = names if isinstance(names, list) and len(names) == len(field["enum"]) else field["enum"]
         return [(value, str(label)) for value, label in zip(field["enum"], labels, strict=True)]
     found = field.get("oneOf") or field.get("anyOf")
     if isinstance(found, list):
-        return [(one["const"], str(one.get("title") or one["const"])) for one in found if "const" in one]
+        return [(one["const"], _label(one)) for one in found if isinstance(one, dict) and "const" in one]
     return []
+
+
+def _label(choice: Mapping[str, Any]) -> str:
+    label, about = str(choice.get("title") or choice["const"]), choice.get("description")
+    return f"{label}{ABOUT}{about}" if isinstance(about, str) and about else label
 
 
 def value_of(field: Mapping[str, Any], text: str) -> Any:
     """What somebody typed, as the form wants it."""
-    word = text.strip()
-    if choices := choices_of(field):
+    word, kind = text.strip(), field.get("type")
+    if kind != "array" and (choices := choices_of(field)):
         return _choice(choices, word)
-    kind = field.get("type")
     if kind in {"integer", "number"}:
         try:
             return int(word) if kind == "integer" else float(word)
@@ -217,9 +354,11 @@ def _choice(choices: list[tuple[Any, str]], word: str) -> Any:
     if word.isascii() and word.isdecimal() and 1 <= int(word) <= len(choices):
         return choices[int(word) - 1][0]
     for value, label in choices:
-        if word.lower() in {str(value).lower(), label.lower()}:
+        if word.lower() in {str(value).lower(), label.lower(), label.partition(ABOUT)[0].lower()}:
             return value
-    raise CommandError(f"{printable(word)!r} is none of the answers: {', '.join(label for _, label in choices)}.")
+    raise CommandError(
+        f"{printable(word)!r} is none of the answers: {', '.join(label.partition(ABOUT)[0] for _, label in choices)}."
+    )
 
 
 class Answering:
@@ -233,7 +372,8 @@ class Answering:
         self._typing = typing
         self._shown: set[str] = set()
         self._ask: Any = None
-        self._fields: list[str] = []
+        self._questions: list[Question] = []
+        self._several = False
         self._content: dict[str, Any] = {}
 
     @property
@@ -254,10 +394,11 @@ class Answering:
                 self._screen.note(line.text, **line.style)
             if self._typing:
                 self._ask, self._content = ask, {}
-                self._fields = list(fields_of(ask)) if not options_of(ask) else []
+                self._questions = [] if options_of(ask) else questions_of(ask)
+                self._several = len(self._questions) > 1
                 self._invite()
             else:
-                self._screen.note(f"  Answer with: sandyard {self._command} ANSWER --ask {ask['id']}")
+                self._screen.note(f"  Answer with: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
 
     def typed(self) -> None:
         """Take the line that was typed, if one was."""
@@ -268,7 +409,7 @@ class Answering:
             self._typing = False
             ask = self._ask
             self._close()
-            self._screen.note(f"  Answer with: sandyard {self._command} ANSWER --ask {ask['id']}")
+            self._screen.note(f"  Answer with: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
             return
         try:
             self._take(text.strip("\r\n"))
@@ -279,11 +420,12 @@ class Answering:
 
     def _take(self, text: str) -> None:
         ask = self._ask
-        if len(fields_of(ask)) > 1 and self._fields:
-            name = self._fields[0]
-            self._content[name] = value_of(fields_of(ask)[name], text)
-            del self._fields[0]
-            if self._fields:
+        if self._several:
+            question = self._questions[0]
+            if text.strip() or question.required:
+                self._content |= content_of(question, text)
+            del self._questions[0]
+            if self._questions:
                 self._invite()
                 return
             body: dict[str, Any] = {"content": self._content}
@@ -300,8 +442,7 @@ class Answering:
 
     def _invite(self) -> None:
         self._screen.held = True
-        several = len(fields_of(self._ask)) > 1 and self._fields
-        what = f"{printable(self._fields[0])}: " if several else "> "
+        what = f"{self._questions[0].label}: " if self._several else "> "
         sys.stderr.write(what)
         sys.stderr.flush()
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
+from sandyard.cli.output import echo
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.datadir import DataDir
-from sandyard.kit.errors import NotFoundError
+from sandyard.kit.errors import ConflictError
 
 TRUST = """\
 {certificate}
@@ -31,8 +32,10 @@ The key beside it is the engine's alone: copy ca.pem to other machines, never ke
 
 
 @click.command()
-@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="The engine's data directory.")
-@click.option("--domain", help="The engine's --domain.  [default: localhost]")
+@click.option(
+    "--data-dir", type=click.Path(file_okay=False, path_type=Path), help="The data directory of the engine or of `up`."
+)
+@click.option("--domain", help="The engine's --domain.  [default: the one it has an authority for, else localhost]")
 @click.option("--pem", is_flag=True, help="Print the certificate itself, and nothing else.")
 def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
     """Show the engine's own certificate authority, and how to trust it. It is made if there is none yet."""
@@ -42,11 +45,23 @@ def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
     data = DataDir(settings.data_dir)
     inside = data.path / "engine"
     if inside.is_dir() and not data.database.exists():  # of `sandyard up`
-        raise NotFoundError(f"There is no engine's data in {data.path}. It is in {inside}: name that with --data-dir.")
+        data = DataDir(inside)
     data.prepare()
-    bare = serving.bare(settings.domain)
-    authority = serving.authority(data.tls, bare)
+    name = serving.bare(settings.domain) if settings.domain is not None else _find_domain(data.tls)
+    authority = serving.authority(data.tls, name)
     if pem:
-        click.echo(authority.pem, nl=False)
+        echo(authority.pem.decode(), nl=False)
         return
-    click.echo(TRUST.format(certificate=authority.certificate, domain=bare, name=f"sandyard-{bare}"), nl=False)
+    echo(TRUST.format(certificate=authority.certificate, domain=name, name=f"sandyard-{name}"), nl=False)
+
+
+def _find_domain(folder: Path) -> str:
+    """Return the domain whose authority is in the folder. Raises ConflictError where there are several."""
+    from sandyard.engine.certificates import serving  # noqa: PLC0415 - what --help need not wait for
+
+    found = serving.domains_with_authority(folder)
+    if len(found) > 1:
+        raise ConflictError(
+            f"The engine has certificate authorities for several domains. Choose one with --domain: {', '.join(found)}."
+        )
+    return found[0] if found else serving.LOCAL

@@ -7,6 +7,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from sandyard.cli.output import echo
+
 PATIENCE_SECONDS = 1.5
 WHERE = {
     "bash": '# in ~/.bashrc:  eval "$(sandyard completion bash)"',
@@ -26,7 +28,7 @@ def completion(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(context.find_root().command, {}, "sandyard", "_SANDYARD_COMPLETE").source()
-    click.echo(f"{WHERE[shell]}\n{script}")
+    echo(f"{WHERE[shell]}\n{script}")
 
 
 def sandbox_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -70,6 +72,10 @@ def provider_names(context: click.Context, parameter: click.Parameter, incomplet
     """Of providers of models; their names, until somebody types `prv`."""
     field = "id" if incomplete.startswith("prv") else "name"
     return _ids("/model-providers", incomplete, lambda item: item.get("kind") or "", field=field)
+
+
+def preset_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _ids("/model-presets", incomplete, lambda item: item.get("title") or "", field="name")
 
 
 def pull_requests(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

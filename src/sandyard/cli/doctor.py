@@ -7,13 +7,14 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
 from sandyard.cli.doctor_platform import platform as _platform
 from sandyard.cli.findings import Finding
+from sandyard.cli.output import echo
 from sandyard.kit.errors import SandyardError
 
 
@@ -24,24 +25,28 @@ def doctor() -> None:
     A driver is opened for a moment on an empty directory, and closed again: what it then says it can do, it has tried.
     The exit code is 1 when sandboxes cannot run here, or the platform could not start as it is configured.
     """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - help does not need it
+
     healthy = _tell("Machine", _machine())
-    healthy = _tell("Sandboxes", _sandboxes()) and healthy
-    _tell("Templates", _templates())
-    configured = _tell("Platform", _platform())
+    with ThreadPoolExecutor(1) as pool:
+        platform_findings = pool.submit(lambda: list(_platform()))  # waits for others, while the driver is tried
+        healthy = _tell("Sandboxes", _sandboxes()) and healthy
+        _tell("Templates", _templates())
+        configured = _tell("Platform", platform_findings.result())
     if not configured:
-        click.echo("The platform cannot start yet.")
-    click.echo("Sandboxes can run here." if healthy else "Sandboxes cannot run here yet.")
+        echo("The platform cannot start yet.")
+    echo("Sandboxes can run here." if healthy else "Sandboxes cannot run here yet.")
     sys.exit(0 if healthy and configured else 1)
 
 
-def _tell(title: str, findings: Iterator[Finding]) -> bool:
+def _tell(title: str, findings: Iterable[Finding]) -> bool:
     """Say it; True when nothing vital is missing."""
     healthy = True
-    click.echo(title)
+    echo(title)
     for finding in findings:
         healthy = healthy and (finding.ok or not finding.vital)
         mark = click.style("ok     ", fg="green") if finding.ok else click.style("missing", fg="yellow")
-        click.echo(f"  {mark}  {finding.name}: {finding.detail}")
+        echo(f"  {mark}  {finding.name}: {finding.detail}")
     return healthy
 
 
@@ -61,8 +66,8 @@ def _machine() -> Iterator[Finding]:
 
 
 def _sandboxes() -> Iterator[Finding]:
-    from sandyard.engine.app import open_briefly  # noqa: PLC0415 - loads the whole engine
     from sandyard.engine.drivers.namespace.net import probe  # noqa: PLC0415
+    from sandyard.engine.drivers.trial import open_briefly  # noqa: PLC0415 - slow to load
 
     with tempfile.TemporaryDirectory(prefix="sandyard-doctor-") as folder:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from sandyard.kit.errors import SandyardError
 if TYPE_CHECKING:
     from sandyard.platform.settings import PlatformSettings
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 2.0
 CLOUD_DOMAIN = "e2b.app"
 
 
@@ -28,9 +29,12 @@ def platform() -> Iterator[Finding]:
     except SandyardError as error:
         yield Finding("settings", False, error.message, vital=True)
         return
-    yield from _engine(settings)
-    yield _database(settings)
-    yield _git()
+    with ThreadPoolExecutor(3) as pool:  # whoever does not answer delays nobody
+        engine = pool.submit(lambda: list(_engine(settings)))
+        database, git = pool.submit(_database, settings), pool.submit(_git)
+        yield from engine.result()
+        yield database.result()
+        yield git.result()
 
 
 def _git() -> Finding:
@@ -78,11 +82,17 @@ def _reached(url: str, key: str) -> Finding:
 
 
 def _database(settings: PlatformSettings) -> Finding:
+    scheme, _, path = settings.database.partition(":///")
+    plain = scheme == "sqlite" and path.startswith("/") and "?" not in path
+    return _file(Path(path), settings.database) if plain else _answering(settings.database)
+
+
+def _answering(url: str) -> Finding:
     from sandyard.platform.db.database import Database  # noqa: PLC0415 - slow to load
 
     name = "database"
     try:
-        database = Database(settings.database)
+        database = Database(url)
     except SandyardError as error:
         return Finding(name, False, error.message, vital=True)
     shown = database.url.render_as_string(hide_password=True).replace("+aiosqlite", "").replace("+asyncpg", "")

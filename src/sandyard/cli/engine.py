@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard import __version__
+from sandyard.cli.output import echo
 from sandyard.cli.up import lifeline
 from sandyard.engine.settings import EngineSettings
 
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--tls-key", type=click.Path(dir_okay=False, path_type=Path), help="Its key.  [default: in the same file]"
+)
+@click.option(
+    "--redirect-port",
+    type=click.IntRange(0, 65535),
+    help="Redirect plain HTTP on this port to HTTPS; 0: don't.  [default: 80, if --tls-port is 443]",
 )
 @click.option("--max-sandboxes", type=click.IntRange(1), help="How many may run at the same time.")
 @click.option("--pool-size", type=click.IntRange(0), help="Sandboxes kept ready per template; 0 keeps none.")
@@ -77,12 +83,14 @@ def announce(ready: Ready, settings: EngineSettings) -> None:
     if ready.secure_domain is not None:
         lines.append(f"Over TLS, where api.{ready.secure_domain.partition(':')[0]} and the names beside it lead here:")
         lines.append(f"  export E2B_DOMAIN={ready.secure_domain}   (with the key, and without the three addresses)")
+    if ready.redirect_port is not None:
+        lines.append(f"Plain HTTP on port {ready.redirect_port} is redirected to HTTPS.")
     if ready.authority is not None:
-        authority = f"sandyard ca --data-dir {shlex.quote(str(settings.data_dir))}"
-        lines.append(f"Its certificates come from {ready.authority}: `{authority}` says how to trust it.")
-    click.echo("\n".join(lines))
+        command = f"sandyard ca --data-dir {shlex.quote(str(settings.data_dir))} --domain {ready.authority.parent.name}"
+        lines.append(f"Its certificates come from {ready.authority}: `{command}` says how to trust it.")
+    echo("\n".join(lines))
     if ready.exposed:
-        click.echo(
+        echo(
             f"Warning: {settings.host} is reachable from other machines, and keys cross the network unencrypted. "
             "Listen on 127.0.0.1, with --tls-port and --tls-host for others, or with a proxy in front.",
             err=True,

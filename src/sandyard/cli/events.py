@@ -10,7 +10,7 @@ import click
 from sandyard.cli.completion import project_ids, sandbox_ids, session_ids
 from sandyard.cli.connection import connect, project_of
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import as_json, output_option, print_json, printable
+from sandyard.cli.output import as_json, echo, is_terminal, output_option, print_json, printable
 from sandyard.cli.sse import follow
 
 TRIMMED = "events.trimmed"
@@ -37,7 +37,7 @@ def events(
     limit: int,
     output: str | None,
 ) -> None:
-    """Show events, oldest first, or follow them live.
+    """Show the newest events, the last one at the end, or follow them live. With --after, the first ones after that number.
 
     --follow starts now, or after --after; it survives dropped connections and restarts of the server without missing or
     repeating an event. As JSON, it prints one event a line.
@@ -53,32 +53,38 @@ def events(
         print_json(page)
         return
     for event in page["items"]:
-        click.echo(line(event))
+        echo(line(event))
 
 
 def _follow(client: Any, params: dict[str, str | None], after: int | None, json_lines: bool) -> None:
     start = None if after is None else str(after)
-    seen = follow(client, "/events", params, after=start, dropped=lambda reason: click.echo(f"… {reason}", err=True))
+    seen = follow(client, "/events", params, after=start, dropped=lambda reason: echo(f"… {reason}", err=True))
     try:
         for message in seen:
             event = json.loads(message.data)
             if message.kind == TRIMMED:
-                click.echo(f"… events up to number {event['upTo']} are no longer kept.", err=True)
+                echo(f"… events up to number {event['upTo']} are no longer kept.", err=True)
             elif "seq" in event:
-                print_json(event, compact=True) if json_lines else click.echo(line(event))
+                print_json(event, compact=True) if json_lines else echo(line(event))
     except KeyboardInterrupt:
         return
 
 
 def _history(client: Any, params: dict[str, str | None], after: int | None, limit: int) -> Any:
-    """Pages of up to 200, joined to one answer."""
+    """The newest events, or the first ones after a number: pages of up to 200, joined to one answer."""
     items: list[Any] = []
+    cursor = None
     while True:
-        page = client.get("/events/history", after=after, limit=min(200, limit - len(items)), **params)
-        items += page["items"]
-        if len(items) >= limit or not page.get("nextCursor") or not page["items"]:
+        size = min(200, limit - len(items))
+        if after is None:
+            page = client.get("/events/history", newest=True, cursor=cursor, limit=size, **params)
+            items = page["items"] + items
+        else:
+            page = client.get("/events/history", after=after, cursor=cursor, limit=size, **params)
+            items += page["items"]
+        cursor = page.get("nextCursor")
+        if len(items) >= limit or not cursor or not page["items"]:
             return {**page, "items": items}
-        after = page["items"][-1]["seq"]
 
 
 def line(event: dict[str, Any]) -> str:
@@ -95,4 +101,4 @@ def line(event: dict[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return text if len(text) <= 60 or not is_terminal() else f"{text[:59]}…"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from sandyard.cli.output import echo
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.engine.store.datadir import DataDir
@@ -33,7 +34,7 @@ def create(data: DataDir, label: str) -> None:
         data.prepare()
     with _opened(data) as stored:
         _, secret = stored.create(label)
-    click.echo(secret.reveal())
+    echo(secret.reveal())
 
 
 @keys.command("list")
@@ -43,7 +44,7 @@ def list_keys(data: DataDir) -> None:
     with _opened(data) as stored:
         for key in stored.list():
             made = datetime.fromtimestamp(key.created_at).astimezone().isoformat(" ", "seconds")
-            click.echo(f"{key.id}  {key.hint:10}  {made}  {key.label}")
+            echo(f"{key.id}  {key.hint:10}  {made}  {key.label}")
 
 
 @keys.command()
@@ -53,7 +54,7 @@ def revoke(data: DataDir, key: str) -> None:
     """End a key, named by its id or label. Clients that use it are refused within a second."""
     with _opened(data) as stored:
         ended = stored.revoke(key)
-    click.echo(f"Revoked {ended.id} ({ended.label}).")
+    echo(f"Revoked {ended.id} ({ended.label}).")
 
 
 @contextlib.contextmanager

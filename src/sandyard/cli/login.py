@@ -13,7 +13,7 @@ import click
 from sandyard.cli import config
 from sandyard.cli.connection import connect, segment
 from sandyard.cli.errors import ApiError, CommandError, NotLoggedInError
-from sandyard.cli.output import printable
+from sandyard.cli.output import echo, printable
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.secret import Secret
 
@@ -34,14 +34,14 @@ def login(url: str | None, token: str | None, name: str | None) -> None:
         raise click.UsageError("Either --token or --name, not both.")
     where = config.Login(config.checked_url(url) if url else config.load().url)
     if where.bare:
-        click.echo(f"Warning: the token will cross the network unencrypted to {where.url}. Use https.", err=True)
+        echo(f"Warning: the token will cross the network unencrypted to {where.url}. Use https.", err=True)
     made = _by_password(where, name) if name is not None else _by_token(where, token)
     with connect(made) as client:
         me = _me(client.get("/me"))
     file = config.save(made)
-    click.echo(f"Logged in at {made.url} as {printable(me)}; stored in {file}.")
+    echo(f"Logged in at {made.url} as {printable(me)}; stored in {file}.")
     if os.environ.get("SANDYARD_TOKEN") or os.environ.get("SANDYARD_URL"):
-        click.echo("SANDYARD_URL or SANDYARD_TOKEN is set, and wins over what was stored just now.", err=True)
+        echo("SANDYARD_URL or SANDYARD_TOKEN is set, and wins over what was stored just now.", err=True)
 
 
 @click.command()
@@ -49,7 +49,7 @@ def logout() -> None:
     """Forget the login. A token that `login --name` had made is ended; others stay valid."""
     stored = config.forget()
     if stored.token is None:
-        click.echo("Nobody was logged in.")
+        echo("Nobody was logged in.")
         return
     if stored.token_id is not None:
         try:
@@ -60,7 +60,27 @@ def logout() -> None:
                 _still_valid(stored, error)
         except SandyardError as error:
             _still_valid(stored, error)
-    click.echo(f"Logged out of {stored.url}.")
+    echo(f"Logged out of {stored.url}.")
+
+
+@click.command()
+@click.option(
+    "--stdin", "from_stdin", is_flag=True, help="Read the current and the new one from standard input, a line each."
+)
+def password(from_stdin: bool) -> None:
+    """Change your own password. All your logins in browsers end; API tokens stay valid.
+
+    The first line of --stdin is empty while no password is set.
+    """
+    with connect() as client:
+        has_one = client.get("/me")["hasPassword"]
+        if from_stdin:
+            current, new = (sys.stdin.readline().rstrip("\r\n") for _ in range(2))
+        else:
+            current = click.prompt("Current password", hide_input=True, err=True) if has_one else ""
+            new = click.prompt("New password", hide_input=True, confirmation_prompt="Confirm password", err=True)
+        client.request("PUT", "/me/password", body={"currentPassword": current or None, "password": new})
+    echo("Password changed.", err=True)
 
 
 def _by_token(where: config.Login, token: str | None) -> config.Login:
@@ -105,4 +125,4 @@ def _me(answer: Any) -> str:
 
 
 def _still_valid(stored: config.Login, error: SandyardError) -> None:
-    click.echo(f"The token {stored.token_id} could not be ended and stays valid: {error.message}", err=True)
+    echo(f"The token {stored.token_id} could not be ended and stays valid: {error.message}", err=True)

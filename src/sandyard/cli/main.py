@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard import __version__
+from sandyard.cli.advice import advice_for
+from sandyard.cli.output import echo
 from sandyard.kit.errors import SandyardError
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ COMMANDS = {
     "doctor": ("sandyard.cli.doctor", "doctor"),
     "login": ("sandyard.cli.login", "login"),
     "logout": ("sandyard.cli.login", "logout"),
+    "password": ("sandyard.cli.login", "password"),
     "run": ("sandyard.cli.run", "run"),
     "task": ("sandyard.cli.tasks.group", "task"),
     "schedule": ("sandyard.cli.tasks.schedules", "schedule"),
@@ -48,6 +51,7 @@ HELP = {
     "doctor": "Say what this machine can do, and what is missing for more.",
     "login": "Log in to a server, and remember it.",
     "logout": "Forget the login, and end its token if `login` made it.",
+    "password": "Change your own password.",
     "run": "Have an agent do something to a repository: a first try, without any set-up.",
     "task": "Tasks: what agents are to do, from a card to a pull request.",
     "schedule": "Schedules: tasks that are made again and again.",
@@ -103,10 +107,12 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except SandyardError as error:
-            click.echo(f"sandyard: {error.message}", err=True)
+            echo(f"sandyard: {error.message}", err=True)
+            if (advice := advice_for(getattr(error, "problem_code", None))) is not None:
+                echo(advice, err=True)
             sys.exit(getattr(error, "exit_code", 1))
         except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            click.echo(f"sandyard: {error.strerror}: {error.filename}", err=True)
+            echo(f"sandyard: {error.strerror}: {error.filename}", err=True)
             sys.exit(1)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import project_ids, provider_names, session_ids, task_ids
+from sandyard.cli.completion import preset_names, project_ids, provider_names, session_ids, task_ids
 from sandyard.cli.connection import MANY, connect, project_of, segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import as_json, output_option, print_json, printable, show_list, show_one
+from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
+from sandyard.cli.projects.checking import TEST_FAILED
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -57,6 +60,15 @@ BY_MODEL = {
 BASE = "/model-providers"
 LONGEST_KEY = 4000
 
+PRESETS = {
+    "NAME": "name",
+    "TITLE": "title",
+    "ADDRESS": "baseUrl",
+    "KEY": "key",
+    "MODELS": "models",
+    "AGENTS": "agents",
+}
+
 provider_argument = click.argument("provider", metavar="PROVIDER", shell_complete=provider_names)
 project_option = click.option("--project", shell_complete=project_ids, help="Whose provider it is, by name or id.")
 
@@ -93,12 +105,26 @@ def _prices(context: click.Context, parameter: click.Parameter, values: tuple[st
     return prices
 
 
+@model.command("presets")
+@output_option
+def list_presets(output: str | None) -> None:
+    """Well-known providers, with their addresses, models and prices: names for `sandyard model add`."""
+    with connect() as client:
+        found = client.get("/model-presets")
+    if as_json(output):
+        print_json(found)
+        return
+    rows = [{**one, "key": "required" if one["keyRequired"] else "not needed"} for one in found["items"]]
+    rows = [{**one, "models": one["models"] or "those of the server"} for one in rows]
+    show_list({"items": rows}, PRESETS, output, nothing="There are no presets.")
+    echo(f"Prices as of {found['pricesTaken']}. `-o json` shows them.", err=True)
+
+
 @model.command()
-@click.argument("name")
-@click.option(
-    "--kind", type=click.Choice(KINDS), help="How it is spoken to.  [default: NAME, where that is one of these]"
-)
-@click.option("--base-url", help="Where it is.  [default: the provider's own address]")
+@click.argument("name", shell_complete=preset_names)
+@click.option("--preset", shell_complete=preset_names, help="[default: NAME, where that is one of them]")
+@click.option("--kind", type=click.Choice(KINDS), help="The type of its API.  [default: the preset's]")
+@click.option("--url", "--base-url", "base_url", help="Its address.  [default: the preset's]")
 @click.option("--project", shell_complete=project_ids, help="For this project only.  [default: for everybody]")
 @click.option("--model", "models", multiple=True, help="A model it has; the first is the default. Repeatable.")
 @click.option(
@@ -111,11 +137,12 @@ def _prices(context: click.Context, parameter: click.Parameter, values: tuple[st
 )
 @click.option("--key-stdin", is_flag=True, help="Read the key from standard input.")
 @click.option("--no-key", is_flag=True, help="It needs none.")
-@click.option("--test/--no-test", default=True, show_default=True, help="Try right away whether it works.")
+@click.option("--test/--no-test", default=True, show_default=True, help="Add it only if it works.")
 @output_option
 def add(
     *,
     name: str,
+    preset: str | None,
     kind: str | None,
     base_url: str | None,
     project: str | None,
@@ -130,37 +157,56 @@ def add(
 
     \b
     sandyard model add anthropic
-    sandyard model add local --kind openai_chat --base-url http://127.0.0.1:11434/v1 --model qwen3-coder --no-key
+    sandyard model add openrouter --project website
+    sandyard model add ollama --url http://192.168.1.20:11434/v1
+    sandyard model add local --kind openai_chat --url http://127.0.0.1:9000/v1 --model qwen3-coder --no-key
 
-    The key is asked for, or read from standard input with --key-stdin; it never is an argument, which others on this machine could
-    see. The exit code is 1 when the provider was added but does not work yet.
+    `sandyard model presets` lists the providers whose address, models and prices are known. The key is asked for, or read from standard
+    input with --key-stdin; it never is an argument, which others on this machine could see. The provider is
+    tried first, and not added if it does not work: --no-test adds it anyway.
     """
     if no_key and key_stdin:
         raise click.UsageError("Either --key-stdin or --no-key, not both.")
-    if kind is None and name not in KINDS:
-        raise click.UsageError(f"Say how {name} is spoken to: --kind with one of {', '.join(KINDS)}.")
-    key = None if no_key else _key(name, from_stdin=key_stdin)
     with connect() as client:
+        known = _preset(client, name, preset, kind)
+        if known is None and kind is None:
+            raise click.UsageError(f"{name} is no preset: give its API type, --kind with one of {', '.join(KINDS)}.")
+        if known is not None and not known["keyRequired"] and not key_stdin:
+            no_key = True
+        key = None if no_key else _key(name, from_stdin=key_stdin)
         project_id = project_of(client, project) if project else None
         body = given(
             name=name,
-            kind=kind or name,
+            preset=known and known["name"],
+            kind=kind,
             baseUrl=base_url,
             projectId=project_id,
             models=list(models) or None,
-            prices=prices,
+            prices=prices or None,
             key=key,
         )
-        made = client.post(BASE, body)
-        verdict = _try(client, made["id"]) if test else None
+        with refusing(f"{name} was not added. To add it anyway: --no-test"):
+            made = client.post(BASE, {**body, "test": test})
     show_one(made, FIELDS, output)
-    if verdict is not None:
-        _tell(verdict, err=True)
-        if not verdict["ok"]:
-            click.echo(
-                f"{name} was added, but does not work yet. To look again: sandyard model test {made['id']}", err=True
-            )
-            sys.exit(FAILED)
+    if test:
+        echo(f"{click.style('✓', fg='green')} {printable(name)} works.", err=True)
+
+
+@model.command("set-key")
+@provider_argument
+@project_option
+@click.option("--key-stdin", is_flag=True, help="Read the key from standard input.")
+@click.option("--test/--no-test", default=True, show_default=True, help="Store it only if it works.")
+def set_key(provider: str, project: str | None, *, key_stdin: bool, test: bool) -> None:
+    """Give a provider another key. It is asked for, or read from standard input."""
+    with connect() as client:
+        path = f"{BASE}/{segment(find(client, provider, project))}"
+        key = _key(provider, from_stdin=key_stdin)
+        if key is None:
+            raise CommandError("No key was given, and nothing was changed.")
+        with refusing("The key was not stored. To store it anyway: --no-test"):
+            client.request("PATCH", path, body={"key": key, "test": test})
+    echo("Stored: the key works." if test else "Stored.", err=True)
 
 
 @model.command()
@@ -170,7 +216,7 @@ def remove(provider: str, project: str | None) -> None:
     """Remove a provider and its key. What was spent there stays known."""
     with connect() as client:
         client.delete(f"{BASE}/{segment(find(client, provider, project))}")
-    click.echo(f"{provider} is removed.", err=True)
+    echo(f"{provider} is removed.", err=True)
 
 
 @model.command()
@@ -211,7 +257,7 @@ def usage(project: str | None, task: str | None, session: str | None, since: str
         found = client.get("/usage", projectId=project_id, taskId=task, sessionId=session, since=since)
     show_one(found, SPENT, output)
     if not as_json(output) and found["models"]:
-        click.echo()
+        echo()
         show_list({"items": found["models"]}, BY_MODEL, "table", nothing="")
 
 
@@ -231,6 +277,17 @@ def find(client: Client, name: str, project: str | None) -> str:
     return str(found[0]["id"])
 
 
+def _preset(client: Client, name: str, preset: str | None, kind: str | None) -> Any:
+    """Return the preset to use, or None: no preset has this name, or --kind was given instead."""
+    if preset is None and kind is not None:
+        return None
+    found = client.get("/model-presets")["items"]
+    known = next((one for one in found if one["name"] == (preset or name)), None)
+    if known is None and preset is not None:
+        raise click.UsageError(f"There is no preset {preset!r}. There are: {', '.join(one['name'] for one in found)}.")
+    return known
+
+
 def _key(name: str, *, from_stdin: bool) -> str | None:
     if from_stdin:
         value = sys.stdin.readline(LONGEST_KEY + 2).strip()
@@ -243,10 +300,24 @@ def _key(name: str, *, from_stdin: bool) -> str | None:
     return str(typed).strip() or None
 
 
+@contextmanager
+def refusing(advice: str) -> Iterator[None]:
+    """Show what a failed connection test found, and this advice."""
+    try:
+        yield
+    except ApiError as error:
+        if error.problem_code != TEST_FAILED:
+            raise
+        found: Any = error.details.get("findings") or []
+        for one in found:
+            echo(f"{click.style('✗', fg='red')} {printable(str(one['detail']))}", err=True)
+        raise CommandError(advice) from None
+
+
 def _try(client: Client, provider_id: str) -> Any:
     return client.post(f"{BASE}/{segment(provider_id)}/test")
 
 
 def _tell(verdict: Any, *, err: bool) -> None:
     mark = click.style("✓", fg="green") if verdict["ok"] else click.style("✗", fg="red")
-    click.echo(f"{mark} {printable(verdict['detail'])} ({verdict['durationMs']} ms)", err=err)
+    echo(f"{mark} {printable(verdict['detail'])} ({verdict['durationMs']} ms)", err=err)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,11 +13,15 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
 Json = Any
 
-GAP, WIDEST = 2, 1000
+GAP, WIDEST, UNBOUNDED = 2, 1000, 1_000_000
+COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+OWN_COLOURS = {f"\x1b[{number}m" for number in (0, 1, 2, *range(30, 38), *range(90, 98))}
+"""Reset, bold, dim and the colours that click.style sets: none of them hides text."""
 STATUS_STYLES = {
     "running": "green",
     "provisioning": "cyan",
@@ -60,10 +65,26 @@ def as_json(output: str | None) -> bool:
     return output == "json" or (output is None and not sys.stdout.isatty())
 
 
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text from any source. Control sequences are made visible, except for the colours that our own commands use."""
+    if not text.isprintable():
+        text = "".join(
+            part if part in OWN_COLOURS else "\n".join(visible(line) for line in part.split("\n"))
+            for part in COLOURS.split(text)
+        )
+    click.echo(text, err=err, nl=nl)
+
+
 def print_json(data: Json, *, compact: bool = False) -> None:
     import json  # noqa: PLC0415 - help does not need it
 
-    click.echo(json.dumps(data, ensure_ascii=False, indent=None if compact else 2))
+    text = json.dumps(data, ensure_ascii=False, indent=None if compact else 2)
+    if not text.isprintable():  # json escapes the control characters of ASCII only
+        text = "".join(
+            letter if letter.isprintable() or letter in "\n\u00a0\u3000" else json.dumps(letter)[1:-1]
+            for letter in text
+        )
+    click.echo(text)
 
 
 def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, nothing: str) -> None:
@@ -76,7 +97,7 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, not
         return
     items: Sequence[Json] = page["items"]
     if not items:
-        click.echo(nothing, err=True)
+        echo(nothing, err=True)
         return
     from rich.table import Table  # noqa: PLC0415 - slow to load
 
@@ -93,12 +114,9 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, not
         )  # what is cut off cannot be copied
     for item in items:
         table.add_row(*(_cell(field, _value(item, field)) for field in shown.values()))
-    screen = console()
-    needed = screen.measure(table, options=screen.options.update(max_width=WIDEST)).minimum
-    screen.width = max(screen.width, needed + GAP * len(shown))
-    screen.print(table)
+    _print_table(table, len(shown))
     if page.get("nextCursor"):
-        click.echo("There are more: --limit shows them.", err=True)
+        echo("There are more: --limit shows them.", err=True)
 
 
 def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
@@ -114,7 +132,22 @@ def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
     for heading, field in fields.items():
         if (value := _value(item, field)) not in (None, [], {}):
             table.add_row(heading, _cell(field, value))
-    console().print(table)
+    _print_table(table)
+
+
+def _print_table(table: Table, columns: int = 0) -> None:
+    """`columns`: how many must keep their least width, even on a terminal that is narrower. In a pipe nothing is cut or wrapped."""
+    screen = console()
+    if not is_terminal():
+        screen.width = UNBOUNDED
+        with screen.capture() as capture:
+            screen.print(table)
+        echo("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+        return
+    if columns:
+        needed = screen.measure(table, options=screen.options.update(max_width=WIDEST)).minimum
+        screen.width = max(screen.width, needed + GAP * columns)
+    screen.print(table)
 
 
 def console(*, err: bool = False) -> Console:
@@ -145,6 +178,11 @@ def _spelled(letter: str) -> str:
     return f"<U+{code:04X}>"
 
 
+def is_terminal() -> bool:
+    """Whether standard output is read by a person: only then text is cut to what fits."""
+    return sys.stdout.isatty()
+
+
 def in_colour() -> bool:
     """On a terminal whose owner has not asked for less (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -155,7 +193,7 @@ def ago(stamp: str, now: datetime | None = None) -> str:
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:
-        return stamp
+        return printable(stamp)
     seconds = int(((now or datetime.now(UTC)) - then.astimezone(UTC)).total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

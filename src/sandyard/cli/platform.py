@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sandyard.cli.output import echo
 from sandyard.cli.up import lifeline
 
 if TYPE_CHECKING:
@@ -28,19 +29,17 @@ def platform() -> None:
 
 
 def stand_by(reason: str) -> None:
-    click.echo(f"{lifeline.STANDBY} {reason}")
+    echo(f"{lifeline.STANDBY} {reason}")
     sys.stdout.flush()
 
 
 def announce(ready: Ready) -> None:
     """On standard output, and read by `sandyard up`: what a person must be told."""
     if ready.admin_token is not None:
-        click.echo(f"admin token: {ready.admin_token.reveal()}")
-        click.echo("It was made just now and is not shown again; `sandyard api-key create` makes more.")
+        echo(f"admin token: {ready.admin_token.reveal()}")
+        echo("It was made just now and is not shown again; `sandyard api-key create` makes more.")
     for warning in ready.warnings:
-        click.echo(f"Warning: {warning}")
+        echo(f"Warning: {warning}")
     if ready.exposed:
-        click.echo(
-            f"Warning: {ready.url} may be reached from other machines, and tokens cross the network unencrypted."
-        )
+        echo(f"Warning: {ready.url} may be reached from other machines, and tokens cross the network unencrypted.")
     sys.stdout.flush()

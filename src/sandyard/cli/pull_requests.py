@@ -16,7 +16,17 @@ from sandyard.cli.git.failures import fail
 from sandyard.cli.git.progress import Ticker
 from sandyard.cli.git.workplace import session_of
 from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import as_json, output_option, print_json, printable, show_list, show_one, text_option, visible
+from sandyard.cli.output import (
+    as_json,
+    echo,
+    output_option,
+    print_json,
+    printable,
+    show_list,
+    show_one,
+    text_option,
+    visible,
+)
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -104,9 +114,9 @@ def open_pull(
         print_json(made)
         return
     for warning in (made.get("detail") or {}).get("warnings") or []:
-        click.echo(f"Note: {printable(str(warning))}", err=True)
-    click.echo(summary(made), err=True)
-    click.echo(printable(made["url"]))
+        echo(f"Note: {printable(str(warning))}", err=True)
+    echo(summary(made), err=True)
+    echo(printable(made["url"]))
 
 
 @pull_request.command("list")
@@ -142,7 +152,7 @@ def show(pull: str, project: str | None, refresh: bool, output: str | None) -> N
 @click.option("--method", type=click.Choice(["squash", "merge", "rebase"]), help="[default: as the project says]")
 @output_option
 def merge(pull: str, project: str | None, method: str | None, output: str | None) -> None:
-    """Merge a pull request."""
+    """Merge a pull request, or a branch that was pushed to a remote without pull requests."""
     with connect() as client:
         done = _act(client, find(client, pull, project), "merge", method=method)
     _say(done, output)
@@ -189,21 +199,24 @@ def summary(pull: Any) -> str:
 
 def _act(client: Client, pull: Any, verb: str, **body: object) -> Any:
     if pull.get("number") is None:
-        raise CommandError(
-            f"The branch {pull['headBranch']} lies on a plain remote, which has no pull requests: compare and merge it there."
-        )
+        if verb not in {"merge", "refresh"}:
+            raise CommandError(
+                f"The branch {pull['headBranch']} is on a plain remote, which has no pull requests. "
+                f"To merge it: sandyard pr merge {pull.get('taskId') or pull.get('sessionId')}"
+            )
+        return client.post(f"/pull-requests/{segment(pull['id'])}/{verb}", given(**body))
     return client.post(f"{BASE}/{pull['number']}/{verb}", given(projectId=pull["projectId"], **body))
 
 
 def _say(pull: Any, output: str | None) -> None:
-    print_json(pull) if as_json(output) else click.echo(summary(pull))
+    print_json(pull) if as_json(output) else echo(summary(pull))
 
 
 def _show(pull: Any, output: str | None) -> None:
     show_one(pull, FIELDS, output)
     if not as_json(output):
         for line in described(pull.get("detail") or {}):
-            click.echo(line)
+            echo(line)
 
 
 def described(detail: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from sandyard.cli.git.checkout import until_checked_out
 from sandyard.cli.options import env_option, given, limit_option
 from sandyard.cli.output import output_option, show_list, show_one
 from sandyard.cli.sandboxes.waiting import until_settled
-from sandyard.cli.turns import answer, cancel, prompt, transcript
+from sandyard.cli.turns import allow, answer, cancel, prompt, transcript
 
 COLUMNS = {
     "ID": "id",
@@ -126,7 +126,7 @@ def _verb(name: str, help_text: str) -> None:
             show_one(client.get(path), FIELDS, output)  # pause and resume answer with the sandbox
 
 
-for command in (prompt, transcript, cancel, answer):
+for command in (prompt, transcript, cancel, answer, allow):
     session.add_command(command)
 
 _verb("archive", "Put a session away; its sandbox is paused.")

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.asks import Answering, answer_one, answer_options
+from sandyard.cli.advice import advice_for
+from sandyard.cli.asks import Answering, allow_refused, answer_one, answer_options
 from sandyard.cli.completion import session_ids
 from sandyard.cli.connection import connect, segment
 from sandyard.cli.errors import FAILED, CommandError
 from sandyard.cli.options import given
-from sandyard.cli.output import as_json, output_option, print_json, printable, text_option
+from sandyard.cli.output import as_json, echo, output_option, print_json, printable, text_option
 from sandyard.cli.tasks.feed import News
 from sandyard.cli.tasks.screen import Screen
 from sandyard.cli.tasks.staying import INTERRUPTED, stay
@@ -48,8 +49,8 @@ def prompt(*, session_id: str, text: str, model: str | None, mode: str | None, f
             if output == "json":
                 print_json(turn)
             else:
-                click.echo(turn["id"])
-                click.echo(f"To see what comes of it: sandyard session transcript {session_id} --follow", err=True)
+                echo(turn["id"])
+                echo(f"To see what comes of it: sandyard session transcript {session_id} --follow", err=True)
             return
         _stay(client, session_id, turn, as_json=output == "json")
 
@@ -82,7 +83,7 @@ def cancel(session_id: str, output: str | None) -> None:
     if as_json(output):
         print_json({"items": done, "nextCursor": None})
     else:
-        click.echo("Cancelled." if done else "Nothing was under way.")
+        echo("Cancelled." if done else "Nothing was under way.")
 
 
 @click.command()
@@ -93,9 +94,19 @@ def answer(session_id: str, output: str, **given: Any) -> None:
     """Answer what the agent asks; without ANSWER, show it.
 
     ANSWER is an option's number or name, or allow or reject; for a question it is your words.
+    Several questions at once are answered by NAME=ANSWER for each, or by one answer for each in their order.
     """
     with connect() as client:
         answer_one(client, {"sessionId": session_id}, session_id, as_json=output == "json", **given)
+
+
+@click.command()
+@session_argument
+@text_option
+def allow(session_id: str, output: str) -> None:
+    """Allow what the project's policy refused the agent, for this session, and continue."""
+    with connect() as client:
+        allow_refused(client, {"sessionId": session_id}, session_id, as_json=output == "json")
 
 
 def _turns(client: Client, session_id: str) -> list[Any]:
@@ -109,9 +120,9 @@ def _stay(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
             turns = _follow(client, session_id, turn, screen, as_json=as_json)
         except KeyboardInterrupt:
             screen.clear()
-            click.echo("\nThis goes on without you.", err=True)
-            click.echo(f"To look at it again: sandyard session transcript {session_id} --follow", err=True)
-            click.echo(f"To end it:           sandyard session cancel {session_id}", err=True)
+            echo("\nThis goes on without you.", err=True)
+            echo(f"To look at it again: sandyard session transcript {session_id} --follow", err=True)
+            echo(f"To end it:           sandyard session cancel {session_id}", err=True)
             sys.exit(INTERRUPTED)
         if not turns or turns[0]["status"] == "completed":
             return
@@ -119,6 +130,8 @@ def _stay(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
             words = ENDINGS.get(turns[0]["status"], "has failed")
             reason = f": {turns[0]['error']}" if turns[0].get("error") else "."
             screen.note(printable(f"The turn {words}{reason}"))
+            if (advice := advice_for(turns[0].get("errorCode"))) is not None:
+                screen.note(advice)
     sys.exit(FAILED)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import httpx
 
+from sandyard.cli.output import echo
 from sandyard.kit.errors import NotFoundError, SandyardError, UnreachableError
 
 PATIENCE_S = 30.0
@@ -40,7 +41,7 @@ def list_volumes(engine: _Engine) -> None:
     """Show which volumes there are, oldest first."""
     with _client(engine) as client:
         for one in _asked(client, "GET", "/volumes"):
-            click.echo(f"{one['volumeID']}  {one['name']}")
+            echo(f"{one['volumeID']}  {one['name']}")
 
 
 @volume.command("rm")
@@ -55,7 +56,7 @@ def remove(engine: _Engine, names: tuple[str, ...]) -> None:
             raise NotFoundError(f"There is no volume {missing[0]!r}. Nothing was deleted.")
         for name in names:
             _asked(client, "DELETE", f"/volumes/{known.get(name, name)}")
-            click.echo(f"Deleted {name}.")
+            echo(f"Deleted {name}.")
 
 
 @contextlib.contextmanager

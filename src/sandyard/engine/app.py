@@ -22,12 +22,15 @@ from sandyard.engine.building.repository import BuildRepository
 from sandyard.engine.building.service import Builds
 from sandyard.engine.certificates import serving as tls
 from sandyard.engine.certificates.authority import Authority
-from sandyard.engine.contract import Capabilities, Driver
+from sandyard.engine.contract import Driver, PublicNames
 from sandyard.engine.drivers import load
 from sandyard.engine.e2b.control import api
 from sandyard.engine.e2b.control.context import Context
+from sandyard.engine.e2b.dataplane.asgi import App
 from sandyard.engine.e2b.dataplane.gateway import Gateway
+from sandyard.engine.e2b.dataplane.hairpin import HairpinGateway
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel
+from sandyard.engine.e2b.redirect import HTTP, Redirect
 from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.engine.images.service import Images
 from sandyard.engine.images.service import Options as ImageOptions
@@ -42,11 +45,12 @@ from sandyard.engine.store.keys import ApiKeys
 from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.connections import CONNECTIONS
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
-from sandyard.kit.server import Server, local_url
+from sandyard.kit.server import BoundedProtocol, Server, local_url
 
 log = get_logger(__name__)
 
@@ -70,6 +74,7 @@ class Ready:
     driver: str
     secure_domain: str | None = None  # what E2B_DOMAIN has to be, where there is TLS
     authority: Path | None = None  # whose certificate clients have to trust, where it is the engine's own
+    redirect_port: int | None = None  # where plain HTTP is redirected to HTTPS
 
 
 def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log: bool = False) -> None:
@@ -79,6 +84,7 @@ def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log:
     for chatty in ("httpx", "httpcore"):  # their lines have addresses in them that are as good as passwords
         logging.getLogger(chatty).setLevel(logging.WARNING)
     raise_file_limit()
+    CONNECTIONS.configure(settings.max_connections, settings.max_connections_per_address)
     sys.setswitchinterval(SWITCH_SECONDS)
     data = DataDir(settings.data_dir)
     with contextlib.ExitStack() as stack:
@@ -86,17 +92,42 @@ def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log:
         secure = None
         if settings.tls_port is not None:
             secure = stack.enter_context(listen(settings.tls_host or settings.host, settings.tls_port, "tls-"))
+        if (redirect := _listen_for_redirect(settings)) is not None:
+            stack.enter_context(redirect)
         stack.callback(data.unlock)
         data.lock()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, data, listener, secure, ready, access_log=access_log))
+            listeners = _Listeners(listener, secure, redirect)
+            runner.run(_serve(settings, data, listeners, ready, access_log=access_log))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """The engine's sockets: plain HTTP, and where there is TLS, HTTPS and what leads to it."""
+
+    plain: socket.socket
+    secure: socket.socket | None
+    redirect: socket.socket | None
+
+
+def _listen_for_redirect(settings: EngineSettings) -> socket.socket | None:
+    """Open the port whose requests are redirected to HTTPS. By default that is only tried: another server may have port 80."""
+    port = settings.redirect_port
+    if settings.tls_port is None or port == 0 or (port is None and settings.tls_port != tls.HTTPS):
+        return None
+    try:
+        return listen(settings.tls_host or settings.host, HTTP if port is None else port, "redirect-")
+    except SandyardError as error:
+        if port is not None:
+            raise
+        log.warning("redirect_unavailable", port=HTTP, reason=error.message)
+        return None
 
 
 async def _serve(
     settings: EngineSettings,
     data: DataDir,
-    listener: socket.socket,
-    secure: socket.socket | None,
+    listeners: _Listeners,
     ready: Callable[[Ready], None],
     *,
     access_log: bool,
@@ -105,14 +136,25 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    host, port = listener.getsockname()[:2]
+    secure = listeners.secure
+    host, port = listeners.plain.getsockname()[:2]
     secure_port = secure.getsockname()[1] if secure is not None else None
     shown = tls.shown(settings, data.tls) if secure is not None else None
     domain = tls.domain_told(settings, port, secure_port)
-    async with _opened(settings, data, domain) as engine:
-        servers = [(_server(engine.gateway, access_log), listener)]
+    inner = tls.shown_to_sandboxes(settings, data.tls, shown)
+    names = _public_names(domain) if inner is not None else None
+    async with _opened(settings, data, domain, names, inner) as engine:
+        servers = [(_server(engine.gateway, access_log), listeners.plain)]
+        redirect_port = None
         if secure is not None and shown is not None:
             servers.append((_server(engine.gateway, access_log, shown.context), secure))
+            if listeners.redirect is not None and domain is not None:
+                servers.append((_redirect_server(domain, access_log), listeners.redirect))
+                redirect_port = listeners.redirect.getsockname()[1]
+        hairpin = engine.driver.hairpin
+        if hairpin is not None and names is not None and inner is not None:
+            inside = HairpinGateway(engine.gateway, hairpin, names)
+            servers.append((_server(inside, access_log, inner.context), hairpin.listener))
         gc.collect()
         gc.freeze()  # what is there by now stays: no collection has to look at it again
         serving = [asyncio.create_task(server.serve([door])) for server, door in servers]
@@ -124,6 +166,7 @@ async def _serve(
                 engine.driver.name,
                 domain if shown else None,
                 shown.authority if shown else None,
+                redirect_port,
             )
         )
         log.info(
@@ -153,9 +196,19 @@ class _Engine:
     new_key: Secret | None
 
 
+def _public_names(domain: str | None) -> PublicNames | None:
+    if domain is None:
+        return None
+    name, _, port = domain.partition(":")
+    return PublicNames(name, int(port) if port else tls.HTTPS)
+
+
 @contextlib.asynccontextmanager
-async def _opened(settings: EngineSettings, data: DataDir, domain: str | None) -> AsyncIterator[_Engine]:
+async def _opened(
+    settings: EngineSettings, data: DataDir, domain: str | None, names: PublicNames | None, inner: tls.Shown | None
+) -> AsyncIterator[_Engine]:
     """Everything behind the socket, opened in order and closed in the opposite one."""
+    authority_pem = inner.authority.read_bytes() if inner is not None and inner.authority is not None else None
     async with contextlib.AsyncExitStack() as stack:
         database = Database(data.database)
         database.open()
@@ -165,15 +218,21 @@ async def _opened(settings: EngineSettings, data: DataDir, domain: str | None) -
         catalogue = (
             None
             if settings.driver == "fake"
-            else Catalogue(settings.templates_dir, carry_host_trust=settings.carry_host_trust)
+            else Catalogue(
+                settings.templates_dir,
+                carry_host_trust=settings.carry_host_trust,
+                build_desktop=settings.build_desktop,
+                authority=authority_pem,
+                own=data.trust,
+            )
         )
         if catalogue is not None:
             await asyncio.to_thread(catalogue.open)
         templates = catalogue or BareTemplates()
         secrets = Secrets(database, data.secrets_key)
         authority = await asyncio.to_thread(Authority.load, data.egress)
-        driver = load(settings, data.path, SecretsOutbound(secrets, authority))
-        images = Images(data.images, ImageOptions.of(settings))
+        driver = load(settings, data.path, SecretsOutbound(secrets, authority), names)
+        images = Images(data.images, ImageOptions.of(settings, authority_pem))
         await asyncio.to_thread(images.prepare)
         repository = BuildRepository(database)
         built = BuiltTemplates(repository, SystemClock())
@@ -186,6 +245,7 @@ async def _opened(settings: EngineSettings, data: DataDir, domain: str | None) -
             disks=(data.path,),
             egress_authority=authority.pem,
             lacking=built.lacking,
+            make_ready=templates.make_ready,
         )
         builds = Builds(
             repository=repository,
@@ -209,7 +269,8 @@ async def _opened(settings: EngineSettings, data: DataDir, domain: str | None) -
             await catalogue.start()
             stack.push_async_callback(catalogue.close)
         context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes)
-        gateway = Gateway(sandboxes, api.build(context, keys))
+        languages = catalogue.add_language if catalogue is not None and settings.add_languages else None
+        gateway = Gateway(sandboxes, api.build(context, keys), *((languages,) if languages is not None else ()))
         stack.callback(gateway.close)
         yield _Engine(driver, gateway, new_key)
 
@@ -225,22 +286,29 @@ class BareTemplates:
     def list(self) -> Sequence[Template]:
         return [self._only]
 
-
-async def open_briefly(folder: Path) -> Capabilities:
-    """What the driver of this machine can do, found out by opening it on an empty directory. Raises SandyardError."""
-    from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
-
-    driver = load(EngineSettings(driver="namespace", data_dir=folder), folder)
-    await driver.open((), ())
-    able = await driver.all_capabilities() if isinstance(driver, NamespaceDriver) else driver.capabilities
-    await driver.close()
-    return able
+    def make_ready(self, template: Template) -> str:
+        return "is not ready."
 
 
-def _server(gateway: Gateway, access_log: bool, context: ssl.SSLContext | None = None) -> Server:
-    config = uvicorn.Config(
-        gateway,
-        http=EngineProtocol,
+def _server(gateway: Gateway | HairpinGateway, access_log: bool, context: ssl.SSLContext | None = None) -> Server:
+    config = _config(gateway, EngineProtocol, access_log)
+    config.ws = Tunnel.factory(gateway)  # type: ignore[assignment]  # uvicorn only calls it
+    config.load()
+    config.ssl = context  # uvicorn's own cannot change its certificate
+    return Server(config)
+
+
+def _redirect_server(domain: str, access_log: bool) -> Server:
+    config = _config(Redirect(domain), BoundedProtocol, access_log)
+    config.ws = "none"
+    config.load()
+    return Server(config)
+
+
+def _config(app: App, protocol: type[BoundedProtocol], access_log: bool) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol,
         interface="asgi3",
         lifespan="off",
         log_config=None,
@@ -251,7 +319,3 @@ def _server(gateway: Gateway, access_log: bool, context: ssl.SSLContext | None =
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=FAREWELL_SECONDS,
     )
-    config.ws = Tunnel.factory(gateway)  # type: ignore[assignment]  # uvicorn only calls it
-    config.load()
-    config.ssl = context  # uvicorn's own cannot change its certificate
-    return Server(config)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import socket
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,8 +48,8 @@ class HostRule:
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
     """`allow_out` wins over `deny_out`; entries are addresses, CIDRs or (allow only) domain names, `*.example.com` too.
-    The host, other sandboxes and link-local addresses stay out of reach whatever is listed. `rules` open nothing: a
-    driver that cannot apply them raises UnsupportedError."""
+    The host, other sandboxes and link-local addresses stay out of reach whatever is listed, except for the engine's public
+    names (`Hairpin`). `rules` open nothing: a driver that cannot apply them raises UnsupportedError."""
 
     allow_internet: bool = True
     allow_out: tuple[str, ...] = ()
@@ -101,6 +101,27 @@ class Outbound(Protocol):
     def context(self, host: str) -> ssl.SSLContext:
         """For a server that sandboxes take for this host."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublicNames:
+    """The names clients are told for the engine and for ports of sandboxes: `domain` and all below it, over HTTPS at `port`."""
+
+    domain: str
+    port: int
+
+    def include(self, name: str) -> bool:
+        """`name` in lower case, without the final dot."""
+        return name == self.domain or name.endswith(f".{self.domain}")
+
+
+@dataclass(frozen=True, slots=True)
+class Hairpin:
+    """Where connections of sandboxes to the engine's public names arrive, each with the sandbox's own source address.
+    `is_allowed(address, name)` says whether the network policy of the sandbox at that address allows the name, as of now."""
+
+    listener: socket.socket
+    is_allowed: Callable[[str, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +188,11 @@ class Capabilities:
 class Driver(Protocol):
     name: str
     capabilities: Capabilities  # known after `open`; a driver that tries `suspend` out first replaces it a little later
+
+    @property
+    def hairpin(self) -> Hairpin | None:
+        """Known after `open`; None where sandboxes cannot reach the engine by its public names."""
+        ...
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         """Take over the host: adopt the sandboxes in `keep`, remove everything else this driver ever made in its data

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from sandyard.engine.contract import Limits
+from sandyard.kit.connections import MOST
 from sandyard.kit.secret import Secret
 from sandyard.kit.settings import Settings, home, known_level
 
@@ -83,12 +84,17 @@ class EngineSettings(Settings):
     tls_host: str | None = None  # where HTTPS listens; None: as `host`
     tls_cert: Path | None = None  # with its chain; None: the engine's own authority issues one
     tls_key: Path | None = None  # None: it is in the same file
+    redirect_port: int | None = Field(
+        default=None, ge=0, le=65535
+    )  # plain HTTP that leads to HTTPS; 0: none; None: 80, if tls_port is 443
     driver: str = "auto"  # auto, namespace or fake
     api_keys: tuple[Secret, ...] = ()  # valid besides the stored ones
 
     # what a sandbox gets when its template does not say
     default_template: str = "base"
     carry_host_trust: bool = True  # the machine's own certificate authorities and package clients' settings go in
+    add_languages: bool = True  # R and Java: into the code interpreter's template, when they are first asked for
+    build_desktop: bool = True  # the template `desktop`, when it is first asked for
     default_memory_mb: int = Field(default=512, ge=16)
     default_cpu_count: int = Field(default=2, ge=1)
     default_disk_mb: int = Field(default=10240, ge=16)
@@ -96,6 +102,11 @@ class EngineSettings(Settings):
     io_weight: int = Field(default=50, ge=10, le=1000)  # of all sandboxes' disk use, against 100 of everything else's
     io_read_mbps: int = Field(default=0, ge=0)  # of each sandbox, megabytes per second; 0: no limit
     io_write_mbps: int = Field(default=0, ge=0)
+    # kernel memory that no cgroup counts: when the machine's has grown by so much (0: 2 % of its memory, at least 256 MB), sandboxes
+    # that hold more than their share have their processes ended
+    kernel_memory_growth_mb: int = Field(default=0, ge=0)
+    netlink_buffers_mb: int = Field(default=64, ge=1)
+    file_locks: int = Field(default=100_000, ge=1000)
 
     # what a sandbox may reach
     lan: Literal["deny", "allow"] = "deny"  # private ranges and the host's neighbours
@@ -114,6 +125,8 @@ class EngineSettings(Settings):
     images_keep_s: float = Field(default=7 * 24 * 3600, ge=0)  # layers that nothing needs go after this
 
     # how much fits
+    max_connections: int = Field(default=MOST, ge=1)  # of clients; at most a third of the files the engine may open
+    max_connections_per_address: int = Field(default=0, ge=0)  # 0: a quarter of all; loopback: three quarters
     max_sandboxes: int = Field(default=1000, ge=1)  # running at the same time
     memory_reserve_mb: int = Field(default=512, ge=0)  # of the machine's memory, kept free
     disk_reserve_mb: int = Field(default=2048, ge=0)  # of the data directory's disk, kept free
@@ -153,10 +166,10 @@ class EngineSettings(Settings):
     log_level: Annotated[str, AfterValidator(known_level)] = "info"
     log_json: bool = False
 
-    @field_validator("tls_host", "tls_cert", "tls_key")
+    @field_validator("tls_host", "tls_cert", "tls_key", "redirect_port")
     @classmethod
     def _fitting(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is not None and info.data.get("tls_port") is None:
+        if value not in (None, 0) and info.data.get("tls_port") is None:
             raise ValueError("needs a tls_port")
         if value is not None and info.field_name == "tls_key" and info.data.get("tls_cert") is None:
             raise ValueError("is the key of a certificate: name that as tls_cert")

@@ -18,6 +18,8 @@ from sandyard.kit.errors import ForbiddenError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 RESOLVE_S = 10.0
 _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+_NEVER_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "::/96", "::ffff:0:0:0/96")))
+"""What Python's `is_global` of some versions takes for public: protocol assignments, former site-local and IPv4-compatible addresses."""
 
 
 class PrivateAddressError(ForbiddenError):
@@ -84,7 +86,10 @@ async def resolve(host: str, port: int) -> list[Address]:
 
 def is_public(address: Address) -> bool:
     """Whether it, and every address of IPv4 within it to which a gateway would translate it, is on the public internet."""
-    return all(one.is_global and not one.is_multicast for one in _meant(address))
+    return all(
+        one.is_global and not one.is_multicast and not any(one in network for network in _NEVER_PUBLIC)
+        for one in _meant(address)
+    )
 
 
 def is_proxied(scheme: str, host: str) -> bool:
@@ -104,6 +109,5 @@ def _meant(address: Address) -> list[Address]:
 
 def _refused(host: str) -> PrivateAddressError:
     return PrivateAddressError(
-        f"{host[:200]} is in a private network, which a project reaches only if its owner is an administrator or an administrator has "
-        "listed the host (SANDYARD_PRIVATE_HOSTS)."
+        f"{host[:200]} is in a private network, which is for administrators only, unless the host is in SANDYARD_PRIVATE_HOSTS."
     )

@@ -5,22 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from sandyard.kit import connections
 
 SILENT_LIMIT = 64 * 1024
 """How many bytes a client may send without completing a head or a piece of a body."""
 HEADERS_LIMIT = 256
 PIPELINE_LIMIT = 100
 """Most pipelined requests that may wait on one connection. Each takes tens of kilobytes of memory."""
+PIPELINE_BYTES = 256 * 1024
+"""Most bytes that they may have together."""
 HEAD_SECONDS = 20.0
 """How long a client may take to say what it wants, from its connection or the first byte of its request."""
 BODY_SECONDS, BODY_BYTES_PER_SECOND = 60.0, 100
 """How often it is looked whether the rest of a body arrives at that rate. Time in which the application does not read is not counted."""
 STREAM_SILENCE_SECONDS = 600.0
 """How long a body may pause whose sender may take its time (`allow_slow_body`)."""
+STRANGER_SECONDS = 15
+"""How long an idle connection is kept on which nobody has authenticated. After that, as long as the server says."""
+RETRY_SECONDS = 5
+"""When to come again, for clients that find no room."""
+AUTHENTICATED = "sandyard.authenticated"
+"""Name of the scope extension whose `mark` says that the client has shown a valid credential. Missing once it was said."""
+
+
+def mark_authenticated(scope: MutableMapping[str, Any]) -> None:
+    """Tell the server that this request's client has shown a valid credential: its connection is kept longer."""
+    extension = scope.get("extensions", {}).get(AUTHENTICATED)
+    if extension is not None:
+        extension["mark"]()
 
 
 class Server(uvicorn.Server):
@@ -39,8 +58,13 @@ def local_url(host: str, port: int) -> str:
 
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's own, with bounds: a client whose head, trailer or chunk extension grows without end, or never comes to an
-    end, is sent away before it costs anything; so is one whose body arrives more slowly than anybody's line is."""
+    end, is sent away before it costs anything; so is one whose body arrives more slowly than anybody's line is, one that reads
+    nothing of its answers, and one too many (`connections`)."""
 
+    authenticated = False
+    _unread: connections.UnreadWatch
+    _running: RequestResponseCycle | None = None  # the one that is answered; `cycle` is the one that arrives
+    _waiting_bytes = 0  # of pipelined requests
     _silent = 0
     _progress = False
     _in_head = False
@@ -53,12 +77,52 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._expect_head()
+        self._unread = connections.UnreadWatch(transport, self.loop)
+        self._waiting: deque[int] = deque()  # bytes of each request in `pipeline`, oldest first
+        self.timeout_keep_alive = min(STRANGER_SECONDS, self.config.timeout_keep_alive)
+        if connections.CONNECTIONS.enter(self):
+            self._expect_head()
+        else:
+            self.refuse(503, "The server has no connection left. Try again in a few seconds.")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
         self._head_is_there()
         self._body_is_there()
+        self._disconnect()
         super().connection_lost(exc)
+
+    def _leave(self) -> None:
+        connections.CONNECTIONS.leave(self)
+        self._unread.end()
+
+    def _disconnect(self) -> None:
+        """The application learns at once that its client is gone, and what it still says is not sent."""
+        self.pipeline.clear()
+        for cycle in (self._running, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def can_be_dropped(self) -> bool:
+        return not (self.authenticated and self._in_head) and not self.transport.get_write_buffer_size()
+
+    def drop(self) -> None:
+        self.transport.abort()
+
+    def close(self) -> None:
+        """End the connection after what was sent so far, if the client reads it."""
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._unread.begin()
+
+    def _mark_authenticated(self) -> None:
+        self.authenticated = True
+        self.timeout_keep_alive = self.config.timeout_keep_alive
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.begin()
 
     def _expect_head(self) -> None:
         self._head_is_there()
@@ -105,8 +169,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         self.refuse(408, late)
-        cycle.disconnected = True  # the application learns it at once, and what it still says is not sent
-        cycle.message_event.set()
 
     def _body_is_there(self) -> None:
         self._in_body = False
@@ -133,11 +195,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._body_is_there()
         super().handle_websocket_upgrade()
+        # the connection counts until it is lost, which its next protocol is told
+        handed: asyncio.BaseProtocol = self.transport.get_protocol()
+        lost = handed.connection_lost
+
+        def connection_lost(exc: Exception | None) -> None:
+            self._leave()
+            lost(exc)
+
+        handed.connection_lost = connection_lost  # type: ignore[method-assign]
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= PIPELINE_LIMIT:
+        if self._pipeline_is_full():
             raise ValueError("too many pipelined requests")
         super().on_message_begin()
+        self.scope["extensions"] = {} if self.authenticated else {AUTHENTICATED: {"mark": self._mark_authenticated}}
         self._in_head = True
         self._expect_head()
 
@@ -152,12 +224,42 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._progress = self._in_body = True
         self._head_is_there()
+        connections.CONNECTIONS.busy(self)
+        waiting = len(self.pipeline)
         super().on_headers_complete()
+        if len(self.pipeline) > waiting:
+            self._waiting.append(0)
+            self._count_waiting(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
+
+    def _count_waiting(self, size: int) -> None:
+        self._waiting[-1] += size
+        self._waiting_bytes += size
+        if self._pipeline_is_full():
+            raise ValueError("too many pipelined requests")
+
+    def _pipeline_is_full(self) -> bool:
+        return len(self.pipeline) >= PIPELINE_LIMIT or self._waiting_bytes > PIPELINE_BYTES
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        if self._waiting:
+            self._waiting_bytes -= self._waiting.popleft()
+        done = not self.pipeline
+        super().on_response_complete()
+        if done:
+            connections.CONNECTIONS.idle(self)
+        if self.transport.get_write_buffer_size():
+            self._unread.begin()  # it may be the last that is written
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
         self._body_bytes += len(body)
         super().on_body(body)
+        if self.cycle is not self._running and self._waiting:
+            self._count_waiting(len(body))
         self._body_held_up = self._body_held_up or self.flow.read_paused
 
     def on_message_complete(self) -> None:
@@ -166,18 +268,27 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        if len(self.pipeline) >= PIPELINE_LIMIT:
-            self.refuse(400, f"Too many pipelined requests: wait for answers after {PIPELINE_LIMIT}.")
+        if self._pipeline_is_full():
+            most = f"{PIPELINE_LIMIT} requests or {PIPELINE_BYTES // 1024} KiB"
+            self.refuse(400, f"Too many pipelined requests: wait for answers after {most}.")
         else:
             self.refuse(400, "The request is not valid HTTP/1.1.")
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer what is no request, and hang up."""
+        """Answer what is no request, and hang up. Within another answer there is nothing to say."""
+        running = self._running
+        answering = running is not None and running.response_started and not running.response_complete
+        self._disconnect()
+        if answering:
+            self.close()
+            return
         kind, content = self.problem(status, message)
         body = json.dumps(content).encode()
-        head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (kind, len(body))
-        self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n" % (kind, len(body))
+        if status == 503:
+            head += b"retry-after: %d\r\n" % RETRY_SECONDS
+        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+        self.close()
 
     def problem(self, status: int, message: str) -> tuple[bytes, dict[str, object]]:
         """The content type and JSON of an error."""

@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from sandyard.kit.connections import CONNECTIONS
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.folder import OwnedFolder
 from sandyard.kit.listen import inherited, is_loopback, listen, raise_file_limit
@@ -31,6 +32,7 @@ from sandyard.platform.api import events as events_api
 from sandyard.platform.api import files as files_api
 from sandyard.platform.api import git as git_api
 from sandyard.platform.api import git_reading as git_reading_api
+from sandyard.platform.api import mcp_servers as mcp_servers_api
 from sandyard.platform.api import models as models_api
 from sandyard.platform.api import preparations as preparations_api
 from sandyard.platform.api import previews as previews_api
@@ -73,6 +75,7 @@ ROUTERS = (
     preparations_api.router,
     credentials_api.router,
     models_api.router,
+    mcp_servers_api.router,
     webhooks_api.router,
     events_api.router,
 )
@@ -95,7 +98,8 @@ class Ready:
 
 class PlatformProtocol(BoundedProtocol):
     def problem(self, status: int, message: str) -> tuple[bytes, dict[str, object]]:
-        return b"application/problem+json", {"status": status, "code": "bad_request", "detail": message}
+        code = "unavailable" if status == 503 else "bad_request"
+        return b"application/problem+json", {"status": status, "code": code, "detail": message}
 
 
 class TakenOverError(SandyardError):
@@ -116,6 +120,7 @@ def run(
     for chatty in ("httpx", "httpcore", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     raise_file_limit()
+    CONNECTIONS.configure(settings.max_connections, settings.max_connections_per_address)
     os.umask(0o077)  # what it writes is nobody else's
     sys.setswitchinterval(SWITCH_SECONDS)
     listener = inherited() or listen(settings.host, settings.port)

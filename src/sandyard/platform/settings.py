@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
+from sandyard.kit.connections import MOST
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.kit.settings import Settings, home, known_level
@@ -27,6 +28,8 @@ class PlatformSettings(Settings):
     host: str = "127.0.0.1"
     port: int = Field(default=8700, ge=0, le=65535)
     data_dir: Path = Field(default_factory=lambda: home() / "platform")
+    max_connections: int = Field(default=MOST, ge=1)  # of clients; at most a third of the files the platform may open
+    max_connections_per_address: int = Field(default=0, ge=0)  # 0: a quarter of all; loopback: three quarters
     database_url: str | None = None  # None: SQLite in the data directory
     public_url: str | None = None  # as browsers see it; makes cookies secure when it is https
     preview_domain: str | None = (
@@ -75,7 +78,7 @@ class PlatformSettings(Settings):
     forge_poll_s: float = Field(default=60, gt=0)  # open pull requests of which no webhook tells
 
     # agents and tasks
-    default_agent: str = "demo"
+    default_agent: str | None = None  # None: the first with a model that it can use, else the demo
     parallel_attempts: int = Field(default=8, ge=1)  # on this machine
     parallel_attempts_per_user: int = Field(default=8, ge=1)
     npm_registry: str | None = None  # where agents are installed from; None: as npm in the sandbox is set up

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from sandyard.kit.clock import SystemClock
 from sandyard.kit.destinations import Destinations
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.ids import random_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.vault import Vault
@@ -33,6 +33,10 @@ from sandyard.platform.domain.git.ground import Ground
 from sandyard.platform.domain.git.host import Git
 from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.mcp_servers.connections import Connections
+from sandyard.platform.domain.mcp_servers.gateway import McpGateway
+from sandyard.platform.domain.mcp_servers.service import McpServers
+from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.preparing.service import Preparing
 from sandyard.platform.domain.previews.service import Previews
@@ -126,7 +130,9 @@ def _made(
         max_timeout_s=settings.max_command_timeout_s,
         output_kept=settings.output_kept,
     )
-    models = Models(database, lifecycle, projects, vault, settings=settings, clock=clock)
+    connections = Connections(destinations, timeout_s=settings.model_timeout_s)
+    mcp = McpGateway(McpServers(database, projects, vault, clock, connections), Capabilities(vault))
+    models = Models(database, lifecycle, projects, vault, settings=settings, clock=clock, mcp=mcp)
     stack.push_async_callback(models.close)
     credentials = Credentials(database, projects, vault, clock)
     host_git = Git(
@@ -164,10 +170,18 @@ def _made(
         put_files=put_files,
     )
     stack.push_async_callback(turns.close)
-    models.over_budget.append(turns.over_budget)
+    _hear_of_turns(turns, models, mcp)
     sessions = Sessions(database, lifecycle, commands, projects=projects, git=git, settings=settings)
     sessions.before_delete.append(turns.purge)
-    trials = Trials(database, feed, agents, sessions, turns)
+
+    async def find_agent_snapshot(owner_id: str, agent: str, template: str) -> str:
+        try:
+            return await preparing.agent_snapshots.find(owner_id, await agents.profile(owner_id, agent), template)
+        except InvalidInputError:  # an agent that is gone; the session's first turn says so
+            return template
+
+    sessions.find_agent_snapshot = find_agent_snapshot
+    trials = Trials(database, feed, agents, sessions, turns, models=models)
     stack.push_async_callback(trials.close)
     attempts = Attempts(database, projects, lifecycle, turns, settings)
     stack.push_async_callback(attempts.close)
@@ -213,11 +227,19 @@ def _made(
         remotes=Remotes(database, lifecycle, sessions),
         credentials=credentials,
         models=models,
+        mcp_servers=mcp.servers,
         access=access,
         git=git,
         pull_requests=pull_requests,
         webhooks=webhooks,
     )
+
+
+def _hear_of_turns(turns: Turns, models: Models, mcp: McpGateway) -> None:
+    """What goes wrong with what an agent uses is said in its turn."""
+    models.over_budget.append(turns.over_budget)
+    models.refused.append(turns.fail)
+    mcp.note_failure.append(turns.note)
 
 
 async def _started(services: Services, instance: str, stack: contextlib.AsyncExitStack) -> None:

@@ -45,7 +45,7 @@ class Yard:
         self.folder = Path(tempfile.mkdtemp(prefix="sandyard-cli-", dir=SCRATCH))
         self.data = self.folder / "data"
         self.options = options
-        self.settings = {"SANDYARD_POOL_SIZE": "1", **(settings or {}), **bytecode(self.folder)}
+        self.settings = {"SANDYARD_POOL_SIZE": "1", **(settings or {})}
         self.token = ""
         self.url = ""
         self.start()
@@ -68,7 +68,7 @@ class Yard:
     @property
     def environment(self) -> dict[str, str]:
         config = {"XDG_CONFIG_HOME": str(self.folder / "config"), "COLUMNS": "200"}
-        return {**os.environ, **config, **bytecode(self.folder), "SANDYARD_URL": self.url, "SANDYARD_TOKEN": self.token}
+        return {**os.environ, **config, "SANDYARD_URL": self.url, "SANDYARD_TOKEN": self.token}
 
     def pids(self, name: str) -> list[int]:
         """Of the process `sandyard engine` or `sandyard platform`."""
@@ -126,11 +126,6 @@ class Yard:
 def read(yard: Yard, *arguments: str) -> Any:
     """The JSON that a command prints."""
     return json.loads(yard.ok(*arguments, "-o", "json"))
-
-
-def bytecode(folder: Path) -> dict[str, str]:
-    """A process that is started again and again need not compile again and again."""
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
 
 
 class Terminal:

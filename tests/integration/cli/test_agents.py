@@ -74,6 +74,10 @@ def test_one_is_added_replaced_and_removed(server: Server, tmp_path: Path) -> No
     }
     assert agent("add", "--replace", "mine", "--", "other").exit_code == 0
     assert server.asked[-1].json() == {"definition": {"argv": ["other"]}}
+    missing = {"status": 404, "code": "not_found", "detail": "There is no agent 'new'."}
+    server.on("PUT", "/agents/new", Reply(404, missing))
+    assert agent("add", "--replace", "new", "--", "other").exit_code == 0
+    assert server.asked[-1].json() == {"name": "new", "definition": {"argv": ["other"]}}
     assert agent("remove", "mine").exit_code == 0
     assert agent("add", "--check", "true", "mine", "x").exit_code == 2
 

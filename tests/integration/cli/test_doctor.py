@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from sandyard.cli import doctor_platform
+from sandyard.cli.doctor_platform import PATIENCE_SECONDS
+from sandyard.cli.findings import Finding
 from sandyard.cli.main import cli
-from sandyard.engine import app
 from sandyard.engine.contract import Capabilities
+from sandyard.engine.drivers import trial
 from sandyard.kit.errors import ForbiddenError
-from tests.unit.cli.server import Reply, serving
+from tests.unit.cli.server import Reply, Request, serving
 
 LIMITS = frozenset(("memory", "cpu", "pids", "disk"))
 
@@ -23,7 +30,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, able: Capabilities | Exception) -> 
             raise able
         return able
 
-    monkeypatch.setattr(app, "open_briefly", open_briefly)
+    monkeypatch.setattr(trial, "open_briefly", open_briefly)
     result = CliRunner().invoke(cli, ["doctor"])
     return result.exit_code, result.output
 
@@ -86,6 +93,42 @@ def test_an_engine_elsewhere(status: int, words: str, monkeypatch: pytest.Monkey
     assert code == 0
     assert words in section(said)
     assert "e2b_secret" not in said
+
+
+def test_nobody_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine answers only when the database was asked, and the driver is open only when both were."""
+    asked = {"database": threading.Event(), "engine": threading.Event()}
+
+    def answer(request: Request) -> Reply:
+        asked["engine"].set()
+        return Reply(200 if asked["database"].wait(PATIENCE_SECONDS) else 500, b"[]")
+
+    async def open_briefly(folder: Path) -> Capabilities:
+        for one in asked.values():
+            assert await asyncio.to_thread(one.wait, PATIENCE_SECONDS)
+        return ABLE
+
+    monkeypatch.setattr(trial, "open_briefly", open_briefly)
+    monkeypatch.setattr(
+        doctor_platform, "_database", lambda settings: asked["database"].set() or Finding("d", True, "")
+    )
+    with serving() as engine:
+        engine.reply = answer  # type: ignore[method-assign]
+        monkeypatch.setenv("E2B_API_URL", engine.url)
+        monkeypatch.setenv("E2B_API_KEY", "e2b_secret")
+        result = CliRunner().invoke(cli, ["doctor"])
+    assert "answers and takes the key" in section(result.output), result.output
+
+
+def test_little_is_loaded_to_look() -> None:
+    """What takes long is importing: the whole engine and SQLAlchemy, for questions that need neither."""
+    program = (
+        "import sys; from sandyard.cli import doctor, doctor_platform; import sandyard.engine.drivers.trial\n"
+        "findings = list(doctor_platform.platform())\n"
+        "print([name for name in ('sqlalchemy', 'fastapi', 'uvicorn') if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.strip() == "[]"
 
 
 def test_what_is_configured_wrongly_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

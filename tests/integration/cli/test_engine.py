@@ -19,11 +19,10 @@ from sandyard.engine.store.datadir import DataDir
 from sandyard.kit.secret import Secret
 
 
-def failed(*arguments: str, user: int | None = None) -> str:
+def failed(*arguments: str) -> str:
     """Start an engine that can't start; what it says, on one line."""
-    command = [sys.executable, "-m", "sandyard", "engine", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, user=user)
-    assert done.returncode == 1, done.stderr
+    done = CliRunner().invoke(cli, ["engine", *arguments])
+    assert done.exit_code == 1, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("sandyard: ")
     assert done.stderr.count("\n") == 1, done.stderr
@@ -120,9 +119,10 @@ def test_it_warns_when_others_can_reach_it(capsys: pytest.CaptureFixture[str]) -
 
 def test_it_says_how_it_is_reached_over_tls(capsys: pytest.CaptureFixture[str]) -> None:
     ready = Ready(URL, False, None, "fake", "example.com", Path("/data/tls/example.com/ca.pem"))
-    announce(ready, EngineSettings(tls_port=443, domain="example.com"))
+    announce(ready, EngineSettings(tls_port=443, domain="example.com", data_dir=Path("/data")))
     said = capsys.readouterr().out
     assert "export E2B_DOMAIN=example.com " in said
+    assert "`sandyard ca --data-dir /data --domain example.com`" in said
     assert "/data/tls/example.com/ca.pem" in said
     announce(Ready(URL, False, None, "fake", "example.com"), EngineSettings(tls_port=443, domain="example.com"))
     assert "sandyard ca" not in capsys.readouterr().out, "with a certificate of others there is nothing to trust"
@@ -133,6 +133,13 @@ def test_a_tls_port_in_use(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         said = failed("--port", "0", "--tls-port", str(port), "--data-dir", str(tmp_path / "data"))
     assert "--tls-port" in said
+
+
+def test_a_redirect_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        options = ("--port", "0", "--tls-port", "0", "--redirect-port", str(port))
+        assert "--redirect-port" in failed(*options, "--data-dir", str(tmp_path / "data"))
 
 
 def test_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:

@@ -24,3 +24,7 @@ def test_events_are_followed_across_a_restart(yard: Yard, box: str) -> None:
     assert numbers == stored[: len(numbers)]
     table = yard.ok("events", "--session", first["id"], "-o", "table")
     assert "session.created" in table
+    everything = read(yard, "events", "--limit", "1000")["items"]
+    assert [event["seq"] for event in read(yard, "events", "--limit", "3")["items"]] == [
+        e["seq"] for e in everything[-3:]
+    ]

@@ -24,6 +24,8 @@ def test_from_a_token_to_a_merge(yard: Yard, github: GitHub) -> None:
     wrong = yard.run("project", "add", "website", *place, stdin=b"ghp_wrong\n")
     assert wrong.returncode == 1
     assert "✗ " in wrong.stderr.decode()
+    assert read(yard, "project", "list")["items"] == [], "nothing is left behind"
+    yard.ok("project", "add", "website", *place, "--no-test", stdin=b"ghp_wrong\n")
     mended = yard.run("project", "token", "website", "--token-stdin", stdin=f"{token.text}\n".encode())
     assert mended.returncode == 0, mended.stderr
     shown = yard.ok("project", "show", "website", "-o", "table")

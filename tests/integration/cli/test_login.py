@@ -51,6 +51,13 @@ def test_login_by_name(yard: Yard) -> None:
     assert b"as ada (member)" in done.stdout
     stored = json.loads((yard.folder / "config" / "sandyard" / "config.json").read_text())
     assert json.loads(run("sandbox", "list").stdout) == {"items": [], "nextCursor": None}
+    refused = yard.run("password", "--stdin", stdin=b"wrong\nanother horse battery\n", SANDYARD_TOKEN=None)
+    assert (refused.returncode, b"current password is wrong" in refused.stderr) == (4, True)
+    new = b"correct horse battery\nanother horse battery\n"
+    assert yard.run("password", "--stdin", stdin=new, SANDYARD_TOKEN=None).returncode == 0
+    assert run("logout").returncode == 0
+    assert run("login", yard.url, "--name", "ada", password="correct horse battery").returncode == 4
+    assert run("login", yard.url, "--name", "ada", password="another horse battery").returncode == 0
     assert run("logout").returncode == 0
     used = httpx.get(f"{yard.url}/api/v1/me", headers={"Authorization": f"Bearer {stored['token']}"})
     assert used.status_code == 401

@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
 from sandyard.cli.up.health import reserve
-from tests.integration.cli.real import bytecode
 from tests.protocol.engine import Engine
 from tests.unit.cli.server import Reply, Server
 from tests.unit.cli.tasks.answers import PULL, TASK, Story, attempt, page, task
@@ -24,7 +23,7 @@ from tests.unit.cli.tasks.answers import PULL, TASK, Story, attempt, page, task
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "website"
-    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    subprocess.run(["git", "init", "-q", "-b", "main", str(folder)], check=True)
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run(["git", "-C", str(folder), *who, "commit", "-q", "--allow-empty", "-m", "begin"], check=True)
     return folder
@@ -59,15 +58,19 @@ def rests(story: Story, status: str, **more: Any) -> None:
 def test_to_a_pull_request(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     rests(story, "in_review", pullRequest=PULL)
     monkeypatch.setenv("MY_TOKEN", "ghp_secret")
-    story.server.on("PUT", "/projects/prj_1/credentials", Reply(200, {}))
     url = "https://example.org/o/website.git"
     result = run("Mend it\nall", "--repo", url, "--token-from", "MY_TOKEN", "--verify", "make test", "--base", "dev")
     assert (result.exit_code, result.stdout) == (0, f"{PULL['url']}\n"), result.stderr
     settings = {"verify": {"command": "make test"}}
-    assert body(story, "/projects") == {"name": "website", "repository": url, "settings": settings}
+    assert body(story, "/projects") == {
+        "name": "website",
+        "repository": url,
+        "settings": settings,
+        "token": "ghp_secret",
+        "test": True,
+    }
     made = {"title": "Mend it", "description": "all", "baseBranch": "dev", "projectId": "prj_1", "start": True}
     assert body(story, "/tasks") == made
-    assert next(one.json() for one in story.server.asked if one.method == "PUT") == {"token": "ghp_secret"}
     assert "demo (no model) is no real agent" in result.stderr
     assert "ghp_secret" not in result.output
 
@@ -79,6 +82,12 @@ def test_to_a_branch_where_there_are_no_pull_requests(story: Story, repository: 
     result = run("Mend it", "--repo", f"{repository}/")
     assert (result.exit_code, result.stdout) == (0, "sandyard/login\n"), result.stderr
     assert f"git -C {repository} diff main...sandyard/login" in result.stderr
+    # where main is checked out, git does it, and the platform is told
+    by_hand = f"To merge it: git -C {repository} merge sandyard/login && sandyard pr refresh {TASK}\n"
+    assert by_hand in result.stderr
+    subprocess.run(["git", "-C", str(repository), "checkout", "-q", "--orphan", "elsewhere"], check=True)
+    rests(story, "in_review", pullRequest={**PULL, "number": None, "state": "pushed"})
+    assert f"To merge it: sandyard pr merge {TASK}\n" in run("Mend it", "--repo", f"{repository}/").stderr
     assert not [one for one in story.server.asked if one.method == "POST" and one.path == "/api/v1/projects"]
 
 
@@ -100,7 +109,8 @@ def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
     assert not story.server.asked, "what is on this machine is looked at first"
     findings = [{"what": "push", "ok": False, "detail": "The token may not push."}]
-    story.server.on("POST", "/projects/prj_1/test", Reply(200, {"ok": False, "findings": findings}))
+    refused = {"detail": "The connection test failed.", "code": "connection_test_failed", "findings": findings}
+    story.server.on("POST", "/projects", Reply(409, refused, "application/problem+json"))
     result = run("Mend it", "--repo", "https://example.org/o/website.git")
     assert result.exit_code == 1
     assert "The repository cannot be used: The token may not push." in result.stderr
@@ -157,7 +167,6 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
         "SANDYARD_URL": f"http://127.0.0.1:{reserve('127.0.0.1', 0, '--port')}",
         "SANDYARD_DATA_DIR": str(engine.folder / "up"),
         "SANDYARD_POOL_SIZE": "0",
-        **bytecode(engine.folder),
     }
     command = [str(Path(sys.executable).with_name("sandyard")), "run", "-", "--repo", ".", "--agent", "demo"]
     try:
@@ -180,8 +189,9 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
         engine.stop()
     assert done.returncode == 0, done.stderr
     assert "attempt 1: demo (no model)\n" in done.stderr
-    for name in ("setup", "provision", "checkout", "agent", "verify", "commit", "push", "pull request"):
+    for name in ("setup", "provision", "checkout", "agent", "verify", "commit", "push"):
         assert f"✓ {name}" in done.stderr
+    assert "- pull request  not applicable: the remote has no pull requests\n" in done.stderr
     assert "✓ edit  Replace in a.txt\n    a.txt  +1 -1\n    -old\n    +new\n" in done.stdout
     assert not ran.exists(), f"it ran here: {ran.read_text()}"
     assert platform_user == pwd.getpwnam("sandyard").pw_uid

@@ -142,7 +142,9 @@ def test_a_wrong_key(engine: Engine) -> None:
         Sandbox.create(**{**engine.options, "api_key": "e2b_" + "0" * 40})
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_sandboxes_and_commands_outlive_the_engine(engine: Engine, sandbox: Sandbox, number: int) -> None:
     command = sandbox.commands.run("sleep 600", background=True, timeout=0)
     began = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sandyard.cli.asks import body_of, described
+from sandyard.cli.asks import answer_hint, body_of, described
 from sandyard.cli.errors import CommandError
 from sandyard.cli.main import cli
 from tests.unit.cli.server import Reply, Server
@@ -60,11 +60,58 @@ def test_questions(field: dict[str, Any], answer: str, value: Any) -> None:
 def test_forms() -> None:
     form = question(name={"type": "string", "title": "Name"}, size={"type": "integer"})
     assert body_of(form, '{"name": "a", "size": 2}') == {"content": {"name": "a", "size": 2}}
-    with pytest.raises(CommandError, match="name, size"):
+    for answers in (("name=a", "size=2"), ("Size=2", "Name=a"), ("a", "2")):
+        assert body_of(form, *answers) == {"content": {"name": "a", "size": 2}}
+    with pytest.raises(CommandError, match="Name=ANSWER size=ANSWER"):
         body_of(form, "a")
+    form["detail"]["form"]["required"] = ["size"]
+    assert body_of(form, "2") == {"content": {"size": 2}}, "what is needed"
     for wrong, kind in (("x", "integer"), ("x", "boolean")):
         with pytest.raises(CommandError):
             body_of(question(it={"type": kind}), wrong)
+
+
+def claudes(*, several: bool = False, **more: Any) -> dict[str, Any]:
+    """A question as Claude Code asks it: nothing is required, and each choice has a field for one's own words beside it."""
+    options = [{"const": "Red", "title": "Red"}, {"const": "Blue", "title": "Blue", "description": "as the sky"}]
+    choice = {"type": "array", "items": {"anyOf": options}} if several else {"type": "string", "oneOf": options}
+    other = {"type": "string", "title": "Other", "description": "Type your own answer."}
+    return question(question_0={"title": "Colour", **choice}, question_0_custom=other, **more)
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        ("Blue", {"question_0": "Blue"}),
+        ("blue", {"question_0": "Blue"}),
+        ("2", {"question_0": "Blue"}),
+        ('{"question_0":"Blue"}', {"question_0": "Blue"}),
+        ("something between them", {"question_0_custom": "something between them"}),
+    ],
+)
+def test_a_question_of_claude_code(answer: str, content: dict[str, Any]) -> None:
+    assert body_of(claudes(), answer) == {"content": content}
+    assert body_of(claudes(), *answer.split()) == {"content": content}, "without quotes"
+
+
+def test_several_choices_and_several_questions_of_claude_code() -> None:
+    assert body_of(claudes(several=True), "1, Blue") == {"content": {"question_0": ["Red", "Blue"]}}
+    own = {"question_0": ["Red"], "question_0_custom": "a bit of green"}
+    assert body_of(claudes(several=True), "red, a bit of green") == {"content": own}
+    both = claudes(question_1={"type": "string", "oneOf": [{"const": "S"}, {"const": "L"}]})
+    assert body_of(both, "Colour=2", "question_1=L") == {"content": {"question_0": "Blue", "question_1": "L"}}
+    assert body_of(both, "Colour=2") == {"content": {"question_0": "Blue"}}
+    assert [line.text for line in described(both)] == [
+        "? The agent asks: Which?",
+        "  Colour (optional)",
+        "    1  Red",
+        "    2  Blue - as the sky",
+        "    Or answer in your own words.",
+        "  question_1 (optional)",
+        "    1  S",
+        "    2  L",
+    ]
+    assert answer_hint(both) == "Colour=ANSWER question_1=ANSWER"
 
 
 def test_how_a_choice_is_shown() -> None:
@@ -93,6 +140,9 @@ def test_answering(ready: Server, words: list[str]) -> None:
     assert json.loads(CliRunner().invoke(cli, [*words, "1", "-o", "json"]).stdout)["status"] == "answered"
     assert CliRunner().invoke(cli, [*words, "--reject"]).exit_code == 0
     assert ready.asked[-1].json() == {"decision": "reject"}
+    assert CliRunner().invoke(cli, [*words, "--reject", "--message", "Paint it"]).exit_code == 0
+    assert ready.asked[-1].json() == {"decision": "reject", "message": "Paint it"}
+    assert CliRunner().invoke(cli, [*words, "--message", "Paint it"]).exit_code == 2
 
 
 def test_none_and_several(ready: Server) -> None:
@@ -102,3 +152,21 @@ def test_none_and_several(ready: Server) -> None:
     assert CliRunner().invoke(cli, ["task", "answer", TASK, "1", "--ask", "ask_1"]).exit_code == 0
     ready.on("GET", "/asks", page([]))
     assert CliRunner().invoke(cli, ["task", "answer", TASK]).exit_code == 3
+
+
+@pytest.mark.parametrize("words", [["task", "allow", TASK], ["session", "allow", "ses_1"]])
+def test_what_the_policy_refused_is_allowed(ready: Server, words: list[str]) -> None:
+    refused = {**ASK, "status": "answered", "decidedBy": "policy", "turnId": "trn_2", "detail": {"pattern": "rm"}}
+    others = [{**refused, "id": "ask_0", "turnId": "trn_1"}, {**refused, "id": "ask_2", "detail": {"pattern": "dd"}}]
+    ready.on("GET", "/asks", page([refused, *others]))
+    for one in ("ask_1", "ask_2"):
+        ready.on("POST", f"/asks/{one}/allow", Reply(200, {**refused, "decidedBy": "overruled"}))
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    assert [(one.path.rsplit("/", 2)[-2], one.json()["resume"]) for one in ready.asked[-2:]] == [
+        ("ask_1", False),
+        ("ask_2", True),
+    ]
+    assert "matches 'rm'" in done.stderr
+    ready.on("GET", "/asks", page([ASK]))
+    assert CliRunner().invoke(cli, words).exit_code == 1

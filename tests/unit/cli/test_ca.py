@@ -35,9 +35,22 @@ def test_the_certificate_alone(tmp_path: Path) -> None:
     assert x509.DNSName("example.com") in (found.value.permitted_subtrees or [])
 
 
-def test_the_data_of_up_is_one_folder_deeper(tmp_path: Path) -> None:
+def test_the_authority_that_exists_is_found(tmp_path: Path) -> None:
+    """Another one, for localhost, would be of no use to anybody."""
+    made = run("--data-dir", str(tmp_path), "--domain", "example.com", "--pem")
+    assert run("--data-dir", str(tmp_path), "--pem") == made
+    assert not (tmp_path / "tls/localhost").exists()
+    run("--data-dir", str(tmp_path), "--domain", "example.org")
+    said = run("--data-dir", str(tmp_path), code=1)
+    assert "--domain" in said
+    assert "example.com, example.org" in said
+
+
+def test_the_data_directory_of_up(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
-    assert str(tmp_path / "engine") in run("--data-dir", str(tmp_path), code=1)
+    made = run("--data-dir", str(tmp_path / "engine"), "--domain", "example.com", "--pem")
+    assert run("--data-dir", str(tmp_path), "--pem") == made
+    assert not (tmp_path / "tls").exists()
 
 
 def test_what_is_no_domain(tmp_path: Path) -> None:

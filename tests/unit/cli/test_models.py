@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
+from sandyard.cli.tasks.ending import ended
 from tests.unit.cli.server import Reply, Server
 
 PROVIDER: dict[str, Any] = {
@@ -23,13 +24,37 @@ PROVIDER: dict[str, Any] = {
     "createdAt": "2026-01-31T10:00:00.000Z",
     "updatedAt": "2026-01-31T10:00:00.000Z",
 }
+PRESETS = {
+    "pricesTaken": "2026-11-17",
+    "items": [
+        {
+            "name": name,
+            "title": name.title(),
+            "kind": "openai_chat",
+            "baseUrl": f"https://{name}.example.org",
+            "keyRequired": name != "ollama",
+            "keyUrl": None,
+            "models": ["big"] if name != "ollama" else [],
+            "prices": {},
+            "agents": ["opencode"],
+        }
+        for name in ("gemini", "openrouter", "ollama")
+    ],
+}
 GOOD = {"ok": True, "detail": "The model sonnet answered.", "model": "sonnet", "durationMs": 12}
-BAD = {"ok": False, "detail": "The provider does not accept the key (401).", "model": "sonnet", "durationMs": 12}
+WRONG = "Anthropic refused the API key (401)."
+REFUSED = {
+    "code": "connection_test_failed",
+    "detail": f"{WRONG} Nothing was saved.",
+    "cause": "key",
+    "findings": [{"what": "key", "ok": False, "detail": WRONG}],
+}
 
 
 @pytest.fixture
 def ready(server: Server) -> Server:
     server.on("GET", "/model-providers", Reply(200, {"items": [PROVIDER], "nextCursor": None}))
+    server.on("GET", "/model-presets", Reply(200, PRESETS))
     server.on("POST", "/model-providers", Reply(201, PROVIDER))
     server.on("POST", "/model-providers/prv_1/test", Reply(200, GOOD))
     server.on("DELETE", "/model-providers/prv_1", Reply(204))
@@ -45,6 +70,7 @@ def test_a_provider_is_added(ready: Server) -> None:
     result = run(*words, "--key-stdin", stdin="sk-secret\n")
     assert result.exit_code == 0, result.output
     assert ready.asked[0].json() == {
+        "test": True,
         "name": "claude",
         "kind": "anthropic",
         "models": ["sonnet"],
@@ -52,20 +78,70 @@ def test_a_provider_is_added(ready: Server) -> None:
         "key": "sk-secret",
     }
     assert "sk-secret" not in result.output
-    assert "answered" in result.stderr
-    ready.on("POST", "/model-providers/prv_1/test", Reply(200, BAD))
-    assert run(*words, "--no-key").exit_code == 1
-    assert "key" not in ready.asked[-2].json()
+    assert "claude works" in result.stderr
+    ready.on("POST", "/model-providers", Reply(409, REFUSED))
+    refused = run(*words, "--no-key")
+    assert (refused.exit_code, "✗ Anthropic refused the API key (401)." in refused.stderr) == (1, True)
+    assert "--no-test" in refused.stderr
+    assert "key" not in ready.asked[-1].json()
     assert run(*words).exit_code == 1  # nobody to ask
     assert run("model", "add", "x", "--kind", "openai", "--no-key", "--price", "a=1").exit_code == 2
 
 
-def test_a_name_that_says_how_it_is_spoken_to(ready: Server) -> None:
-    assert run("model", "add", "gemini", "--no-key", "--no-test").exit_code == 0
-    assert ready.asked[-1].json()["kind"] == "gemini"
+def test_a_provider_from_a_preset(ready: Server) -> None:
+    assert run("model", "add", "openrouter", "--key-stdin", "--no-test", stdin="sk-1\n").exit_code == 0
+    assert ready.asked[-1].json() == {"name": "openrouter", "preset": "openrouter", "key": "sk-1", "test": False}
+    url = "http://10.0.0.9:11434/v1"
+    assert run("model", "add", "ollama", "--url", url, "--no-test").exit_code == 0  # it needs no key
+    assert ready.asked[-1].json() == {"name": "ollama", "preset": "ollama", "baseUrl": url, "test": False}
+    assert run("model", "add", "den", "--preset", "ollama", "--no-test").exit_code == 0
+    assert ready.asked[-1].json() == {"name": "den", "preset": "ollama", "test": False}
+    shown = run("model", "presets", "-o", "table")
+    assert "those of the server" in shown.stdout
+    assert "2026-11-17" in shown.stderr
     result = run("model", "add", "mine", "--no-key")
     assert (result.exit_code, "--kind" in result.stderr) == (2, True)
+    assert run("model", "add", "mine", "--preset", "nobody").exit_code == 2
     assert run("usage", "--since", "yesterday").exit_code == 2
+
+
+def test_another_key(ready: Server) -> None:
+    ready.on("PATCH", "/model-providers/prv_1", Reply(200, PROVIDER), Reply(409, REFUSED))
+    assert run("model", "set-key", "claude", "--key-stdin", stdin="sk-2\n").exit_code == 0
+    assert ready.asked[-1].json() == {"key": "sk-2", "test": True}
+    refused = run("model", "set-key", "claude", "--key-stdin", stdin="sk-3\n")
+    assert (refused.exit_code, WRONG in refused.stderr) == (1, True)
+
+
+def test_agents_without_a_key_are_marked(ready: Server) -> None:
+    def agent(name: str, *apis: str, everywhere: bool = False, projects: int = 0) -> dict[str, Any]:
+        ids = [f"prj_{number}" for number in range(projects)]
+        return {"name": name, "title": name, "apis": apis, "modelReady": everywhere, "modelProjects": ids}
+
+    items = [agent("demo", everywhere=True), agent("codex", "openai", projects=2), agent("claude", "anthropic")]
+    ready.on("GET", "/agents", Reply(200, {"items": items}))
+    shown = run("agent", "list", "-o", "table")
+    lines = {line.split()[0]: line for line in shown.stdout.splitlines()}
+    assert "not needed" in lines["demo"]
+    assert "ready in 2 projects" in lines["codex"]
+    assert "needs a key" in lines["claude"]
+    assert "sandyard model add" in shown.stderr
+    items[2]["modelReady"] = True
+    shown = run("agent", "list", "-o", "table")
+    assert "needs a key" not in shown.stdout
+    assert shown.stderr == ""
+
+
+def test_a_failure_says_what_to_type(ready: Server) -> None:
+    """The platform's sentences, which the web shows too, do not."""
+    problem = {"code": "no_model", "detail": "Claude Code needs a model, and no Anthropic API key is set up."}
+    ready.on("POST", "/agents/claude/test", Reply(409, problem))
+    assert "To set one up: sandyard model add PROVIDER" in run("agent", "test", "claude").stderr
+    attempt = {"id": "att_1", "number": 1, "agent": "claude", "status": "failed", "errorCode": "model_key_refused"}
+    task = {"id": "tsk_1", "attempts": [{**attempt, "error": WRONG}]}
+    assert "To give it another key: sandyard model set-key PROVIDER (sandyard model list shows them)" in list(
+        ended(task)
+    )
 
 
 def test_by_name(ready: Server) -> None:

@@ -82,3 +82,16 @@ def test_one_thing(server: Server) -> None:
     said = CliRunner().invoke(cli, ["sandbox", "show", "sbx_1", "-o", "table"]).stdout
     assert [line.split(maxsplit=1)[0] for line in said.splitlines()] == ["id", "status", "error", "created"]
     assert "It died." in said
+
+
+def test_a_pipe_gets_everything(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [{"id": "agt_1", "name": "word " * 60, "title": "t", "ownerId": "usr_1", "apis": []}]
+    server.on("GET", "/agents", Reply(200, {"items": items, "nextCursor": None}))
+    server.on("GET", "/agents/x", Reply(200, items[0]))
+    env = {"COLUMNS": "60"}
+    for command in (["agent", "list"], ["agent", "show", "x"]):
+        lines = CliRunner().invoke(cli, [*command, "-o", "table"], env=env).stdout.splitlines()
+        assert any(("word " * 60).strip() in line for line in lines)
+    monkeypatch.setattr("sandyard.cli.output.is_terminal", lambda: True)
+    said = CliRunner().invoke(cli, ["agent", "list", "-o", "table"], env=env).stdout
+    assert max(len(line) for line in said.splitlines()) <= 60

@@ -143,9 +143,14 @@ def test_verbs(ready: Server, arguments: list[str], body: dict[str, object]) -> 
 
 def test_a_plain_remote_has_none(ready: Server) -> None:
     ready.on("GET", f"/sessions/{SESSION}/pull-request", Reply(200, PULL | {"number": None, "state": "pushed"}))
-    result = run("merge", SESSION)
+    result = run("close", SESSION)
     assert result.exit_code == 1
     assert "plain remote" in result.stderr
+    merged = PULL | {"number": None, "state": "merged"}
+    ready.on("POST", f"/pull-requests/{PULL['id']}/merge", Reply(200, merged))
+    result = run("merge", SESSION, "--method", "merge", "-o", "table")
+    assert (result.exit_code, "(merged, draft)" in result.stdout) == (0, True), result.output
+    assert ready.asked[-1].json() == {"method": "merge"}
 
 
 def test_which_project(ready: Server) -> None:

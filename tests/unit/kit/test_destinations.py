@@ -10,7 +10,8 @@ from sandyard.platform.settings import PlatformSettings
 
 PRIVATE = (
     "127.0.0.1", "10.2.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1", "::1", "[::1]",
-    "fe80::1", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "localhost", "api.localhost",
+    "fe80::1", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "192.0.0.8",
+    "fec0::1", "::7f00:1", "::ffff:0:7f00:1", "localhost", "api.localhost",
 )  # fmt: skip
 
 

@@ -7,29 +7,52 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 from fastapi import APIRouter, FastAPI
 from sqlalchemy import select
 
 from sandyard.kit.clock import ManualClock
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.vault import Vault
 from sandyard.platform.api.app import build
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Event
+from sandyard.platform.db.models import Event, Project
 from sandyard.platform.domain.audit.service import Audit
+from sandyard.platform.domain.events import Feed
+from sandyard.platform.domain.forge.access import Access
 from sandyard.platform.domain.git.host import Git
+from sandyard.platform.domain.git.mirror import Mirrors
+from sandyard.platform.domain.models import default_agent
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
 from sandyard.platform.domain.secrets.service import Secrets
+from sandyard.platform.domain.users import passwords
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
 from tests.databases import sqlite_schema
 
 PASSWORD = "correct horse battery"
+
+
+@dataclass
+class DefaultAgents:
+    """All that the routes of projects want of `Models`."""
+
+    database: Database
+    settings: PlatformSettings
+
+    async def find_default_agent(self, project: Project | None) -> str:
+        async with self.database.reading() as session:
+            return await default_agent.find_default_agent(session, project, self.settings)
+
+    async def find_default_agents(self, projects: Iterable[Project]) -> dict[str, str]:
+        async with self.database.reading() as session:
+            return await default_agent.find_default_agents(session, projects, self.settings)
 
 
 @dataclass
@@ -43,8 +66,11 @@ class World:
     samples: Samples
     secrets: Secrets
     credentials: Credentials
+    access: Access
     vault: Vault
     engine: SandboxEngine
+    events: Feed
+    models: DefaultAgents
 
     async def person(self, name: str, role: str = "member", password: str | None = None) -> Person:
         """Somebody with a token, made by the first administrator."""
@@ -52,7 +78,7 @@ class World:
         issued = await self.users.create_token(Principal(user.id, name, role, "test"), "test")
         return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
 
-    async def events(self) -> list[Event]:
+    async def emitted(self) -> list[Event]:
         async with self.database.reading() as session:
             return list(await session.scalars(select(Event).order_by(Event.seq)))
 
@@ -82,6 +108,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
     database = Database(configured.database)
     await database.open()
     projects, vault = Projects(database, clock), Vault(folder / "secret.key")
+    git, credentials = Git(configured.git_dir, timeout_s=60), Credentials(database, projects, vault, clock)
     world = World(
         settings=configured,
         clock=clock,
@@ -89,17 +116,22 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         users=Users(configured, database, clock),
         audit=Audit(database, clock),
         projects=projects,
-        samples=Samples(database, projects, Git(configured.git_dir, timeout_s=60), folder / "samples"),
+        samples=Samples(database, projects, git, folder / "samples"),
         secrets=Secrets(database, projects, vault, clock),
-        credentials=Credentials(database, projects, vault, clock),
+        credentials=credentials,
+        access=Access(credentials, projects, Mirrors(git, configured), clock, Destinations()),
         vault=vault,
         engine=SandboxEngine(EngineConfig(configured.e2b_api_key), clock),
+        events=Feed(database, clock=clock),
+        models=DefaultAgents(database, configured),
     )
     try:
-        yield world
+        with mock.patch.object(passwords, "_N", 16):  # instead of 50 ms of a core for each password
+            yield world
     finally:
         await world.users.close()
         await world.audit.close()
+        await world.access.close()
         await database.close()
 
 

@@ -7,7 +7,7 @@ const card = (id: string, status: Column, position: number, projectId = "p") =>
   ({ id, status, position, projectId, title: id }) as TaskCard;
 
 function page(status: Column, total: number, ...items: TaskCard[]): Schemas["BoardView"] {
-  return { columns: [{ status, total, matching: total, items }], titles: {} };
+  return { columns: [{ status, total, matching: total, failed: 0, items }], titles: {} };
 }
 const known = (): BoardData =>
   merged(undefined, [page("backlog", 30, card("a", "backlog", 0), card("b", "backlog", 1)), page("done", 5)]);
@@ -17,9 +17,9 @@ describe("a board of which a part was read", () => {
   it("grows by pages, and takes the newer word for a card that comes twice", () => {
     const more = merged(known(), [page("backlog", 31, card("b", "backlog", 2), card("c", "backlog", 3))]);
     expect(names(more)).toBe("a0 b2 c3");
-    expect(more.counts.backlog).toEqual({ total: 31, matching: 31 });
+    expect(more.counts.backlog).toEqual({ total: 31, matching: 31, failed: 0 });
     expect(more.counts.done.total).toBe(5);
-    expect(more.counts.in_review).toEqual({ total: 0, matching: 0 });
+    expect(more.counts.in_review).toEqual({ total: 0, matching: 0, failed: 0 });
   });
 
   it("counts along when a card moves or goes", () => {
@@ -29,7 +29,17 @@ describe("a board of which a part was read", () => {
     expect([moved.counts.backlog.total, moved.counts.done.total]).toEqual([29, 6]);
     const gone = changed(known(), without("a"));
     expect(names(gone)).toBe("b0");
-    expect(gone.counts.backlog).toEqual({ total: 29, matching: 29 });
+    expect(gone.counts.backlog).toEqual({ total: 29, matching: 29, failed: 0 });
     expect(changed(known(), without("nobody")).counts).toEqual(known().counts);
+  });
+
+  it("counts what has failed as such, and no longer when it is tried again", () => {
+    const broken = { ...card("x", "in_progress", 0), error: "It rains." } as TaskCard;
+    const columns = [{ status: "in_progress" as const, total: 3, matching: 3, failed: 1, items: [broken] }];
+    const data = merged(undefined, [{ columns, titles: {} }]);
+    expect(data.counts.in_progress).toEqual({ total: 3, matching: 3, failed: 1 });
+    const again = changed(data, (cards) => cards.map((one) => ({ ...one, error: null })));
+    expect(again.counts.in_progress).toEqual({ total: 3, matching: 3, failed: 0 });
+    expect(changed(data, without("x")).counts.in_progress).toEqual({ total: 2, matching: 2, failed: 0 });
   });
 });

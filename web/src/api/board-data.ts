@@ -15,6 +15,8 @@ export interface Count {
   total: number;
   /** Of those, what matches the filters: this many can be shown. */
   matching: number;
+  /** Of all in the column, those in progress that have failed: nobody works on them. */
+  failed: number;
 }
 
 export interface BoardData {
@@ -25,7 +27,7 @@ export interface BoardData {
   titles: Record<string, string>;
 }
 
-const NOTHING: Count = { total: 0, matching: 0 };
+const NOTHING: Count = { total: 0, matching: 0, failed: 0 };
 
 export const isFiltered = (wish: BoardWish): boolean => Boolean(wish.q || wish.agent || wish.show);
 
@@ -44,7 +46,7 @@ export function merged(known: BoardData | undefined, pages: Schemas["BoardView"]
   const titles = { ...known?.titles };
   for (const page of pages) {
     for (const column of page.columns) {
-      counts[column.status] = { total: column.total, matching: column.matching };
+      counts[column.status] = { total: column.total, matching: column.matching, failed: column.failed };
       for (const card of column.items) items.set(card.id, card);
     }
     Object.assign(titles, page.titles);
@@ -61,9 +63,10 @@ export function changed(known: BoardData, change: Change): BoardData {
     [known.items, -1],
     [items, 1],
   ] as const) {
-    for (const { status } of list) {
-      const { total, matching } = counts[status];
-      counts[status] = { total: total + by, matching: matching + by };
+    for (const { status, error } of list) {
+      const { total, matching, failed } = counts[status];
+      const fails = error && status === "in_progress" ? by : 0;
+      counts[status] = { total: total + by, matching: matching + by, failed: failed + fails };
     }
   }
   return { ...known, items, counts };

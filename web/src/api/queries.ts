@@ -19,6 +19,13 @@ export const project = (id: string) =>
     queryFn: () => got(api.GET("/api/v1/projects/{project_id}", { params: { path: { project_id: id } } })),
   });
 
+/** They change with the platform's version only. */
+export const presets = queryOptions({
+  queryKey: ["model-presets"],
+  queryFn: () => got(api.GET("/api/v1/model-presets")),
+  staleTime: Number.POSITIVE_INFINITY,
+});
+
 export const agents = queryOptions({
   queryKey: ["agents"],
   queryFn: async () => (await got(api.GET("/api/v1/agents"))).items,
@@ -37,11 +44,11 @@ export const tasks = (projectId?: string) =>
       all((cursor) => got(api.GET("/api/v1/tasks", { params: { query: { projectId, cursor, limit: 200 } } }))),
   });
 
-/** How many cards a project's columns have, by project. Columns without any are left out. */
+/** How many cards a project's columns have, by project, and how many of them have failed. Columns without any are left out. */
 export const counts = queryOptions({
   queryKey: ["counts"],
   queryFn: async () => (await got(api.GET("/api/v1/tasks/counts"))).items,
-  select: (items) => new Map(items.map((one) => [one.projectId, one.columns])),
+  select: (items) => new Map(items.map((one) => [one.projectId, one])),
 });
 
 /** Tasks by what is in their titles and descriptions; the first ones. */

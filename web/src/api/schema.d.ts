@@ -122,6 +122,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/me/password": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Login.Password
+         * @description Changes the caller's own. All other logins end; API tokens stay valid.
+         */
+        put: operations["login_password"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/tickets": {
         parameters: {
             query?: never;
@@ -1008,6 +1028,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sandboxes/{sandbox_id}/previews/{port}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Preview.Get
+         * @description The path of the page that you opened last in a frame that shows this port. What a page does to its address without loading another
+         *     page is not known.
+         */
+        get: operations["preview_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/sessions/{session_id}/remote": {
         parameters: {
             query?: never;
@@ -1201,6 +1242,27 @@ export interface paths {
          * @description With one of optionId, decision or content. The agent goes on, and is woken for that.
          */
         post: operations["ask_answer"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/asks/{ask_id}/allow": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Ask.Allow
+         * @description Allow what the project's policy refused (`decidedBy: policy`, with the `pattern` in its detail), for the rest of the session, and
+         *     go on. Only for the project's owner and administrators.
+         */
+        post: operations["ask_allow"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1411,7 +1473,8 @@ export interface paths {
         put?: never;
         /**
          * Task.Retry
-         * @description Once more: what has failed or was stopped goes on with the work it has done; what is done starts over.
+         * @description Once more: what has failed or was stopped goes on with the work it has done, and reads the message if there is one; what is done
+         *     starts over.
          */
         post: operations["task_retry"];
         delete?: never;
@@ -2021,6 +2084,67 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/pull-requests/{pull_request_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Pull Request.Get By Id
+         * @description A pull request, or the branch that was pushed to a remote without pull requests.
+         */
+        get: operations["pull_request_get_by_id"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pull-requests/{pull_request_id}/merge": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pull Request.Merge By Id
+         * @description On a remote without pull requests, the pushed branch is merged into its base here and the base is pushed; a branch that is checked
+         *     out in a work tree of the remote is refused (`branch_checked_out`). If it was merged already, nothing more happens.
+         */
+        post: operations["pull_request_merge_by_id"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pull-requests/{pull_request_id}/refresh": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pull Request.Refresh By Id
+         * @description Ask the forge how it stands, or the remote whether the branch was merged there. What is new becomes an event.
+         */
+        post: operations["pull_request_refresh_by_id"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/tasks/{task_id}/pull-request": {
         parameters: {
             query?: never;
@@ -2167,6 +2291,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/model-presets": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Model Preset.List
+         * @description Well-known providers, with their addresses, models and prices.
+         */
+        get: operations["model_preset_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/model-providers": {
         parameters: {
             query?: never;
@@ -2270,6 +2414,72 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/projects/{project_id}/mcp-servers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Mcp Server.List
+         * @description Those that the project's agents are given, oldest first.
+         */
+        get: operations["mcp_server_list"];
+        put?: never;
+        /**
+         * Mcp Server.Create
+         * @description Takes effect on the agent's next turn; changed headers and URLs take effect immediately.
+         */
+        post: operations["mcp_server_create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/projects/{project_id}/mcp-servers/{server_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Mcp Server.Get */
+        get: operations["mcp_server_get"];
+        put?: never;
+        post?: never;
+        /** Mcp Server.Delete */
+        delete: operations["mcp_server_delete"];
+        options?: never;
+        head?: never;
+        /**
+         * Mcp Server.Update
+         * @description Its type stays. Takes effect on the agent's next turn; changed headers and URLs take effect immediately.
+         */
+        patch: operations["mcp_server_update"];
+        trace?: never;
+    };
+    "/api/v1/projects/{project_id}/mcp-servers/{server_id}/test": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Mcp Server.Test
+         * @description Ask a server with a URL for its tools, from the platform and with its headers. A command runs only in sandboxes (409).
+         */
+        post: operations["mcp_server_test"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/webhooks/github": {
         parameters: {
             query?: never;
@@ -2320,7 +2530,8 @@ export interface paths {
         };
         /**
          * Read events back
-         * @description Oldest first. `nextCursor` is the number of the last one: send it as `cursor` (or `after`) for the next page.
+         * @description Oldest first. `nextCursor` is the number of the last one: send it as `cursor` (or `after`) for the next page. With
+         *     `newest` it is the number of the first one, and the next page has what came before.
          */
         get: operations["event_list"];
         put?: never;
@@ -2432,8 +2643,11 @@ export interface components {
          *         "openai"
          *       ],
          *       "builtIn": true,
+         *       "default": true,
          *       "demo": false,
          *       "description": "The open source coding agent.",
+         *       "modelProjects": [],
+         *       "modelReady": true,
          *       "models": [
          *         "gpt-5.5"
          *       ],
@@ -2459,6 +2673,11 @@ export interface components {
              */
             demo: boolean;
             /**
+             * Default
+             * @description It works where nobody has named an agent and the project has no model of its own.
+             */
+            default: boolean;
+            /**
              * Builtin
              * @description It comes with the platform.
              */
@@ -2480,6 +2699,16 @@ export interface components {
              * @description Of what is installed in a sandbox; null: nothing is.
              */
             version: string | null;
+            /**
+             * Modelready
+             * @description It needs no model, or everybody has a provider that it can use.
+             */
+            modelReady: boolean;
+            /**
+             * Modelprojects
+             * @description Ids of projects with a provider of their own that it can use.
+             */
+            modelProjects: string[];
             /** @description Null: it comes with the platform. */
             definition: components["schemas"]["Definition"] | null;
             /**
@@ -2491,6 +2720,20 @@ export interface components {
             createdAt: string | null;
             /** Updatedat */
             updatedAt: string | null;
+        };
+        /**
+         * Allowance
+         * @example {
+         *       "resume": true
+         *     }
+         */
+        Allowance: {
+            /**
+             * Resume
+             * @description Go on with the session's failed attempt at its task, or tell its agent, unless it is at work.
+             * @default true
+             */
+            resume: boolean;
         };
         /**
          * Answer
@@ -2516,6 +2759,11 @@ export interface components {
             content?: {
                 [key: string]: unknown;
             } | null;
+            /**
+             * Message
+             * @description With a refused permission: what the agent should do instead. It becomes the session's next turn.
+             */
+            message?: string | null;
         };
         /**
          * App
@@ -2579,7 +2827,7 @@ export interface components {
             } | null;
             /**
              * Decidedby
-             * @description person, policy, timeout or cancel.
+             * @description person, policy, timeout or cancel; overruled: refused by the policy, and allowed by a person since.
              */
             decidedBy: string | null;
             /** Userid */
@@ -2688,9 +2936,14 @@ export interface components {
             spent: components["schemas"]["SpentView"];
             /**
              * Seconds
-             * @description Since it began to work, or until its end.
+             * @description How long it has worked, without the waiting before and between its rounds.
              */
             seconds: number | null;
+            /**
+             * Workingsince
+             * @description While it works: from when a clock runs that shows `seconds`. Null: it does not work now.
+             */
+            workingSince: string | null;
             pullRequest: components["schemas"]["PullSummary"] | null;
             /** Error */
             error: string | null;
@@ -3061,8 +3314,13 @@ export interface components {
              */
             matching: number;
             /**
+             * Failed
+             * @description Of `total`, the ones in progress that have failed. They don't count for the column's limit.
+             */
+            failed: number;
+            /**
              * Items
-             * @description Of those, this page.
+             * @description Of those that match, this page.
              */
             items: components["schemas"]["CardView"][];
         };
@@ -3560,6 +3818,11 @@ export interface components {
             ok: boolean;
             /** Detail */
             detail: string;
+            /**
+             * Field
+             * @description What is to be corrected: `token`, `repository` or `baseBranch`; null: nothing of these.
+             */
+            field?: string | null;
         };
         /**
          * ForgeKind
@@ -3663,8 +3926,16 @@ export interface components {
         };
         /** History */
         History: {
-            /** Items */
+            /**
+             * Items
+             * @description The branch's own commits.
+             */
             items: components["schemas"]["CommitView"][];
+            /**
+             * Base
+             * @description With `base=true`, on the last page: the newest commits that the branch began from, as far as the limit has room.
+             */
+            base?: components["schemas"]["CommitView"][];
         };
         /**
          * IdentitySettings
@@ -3722,6 +3993,81 @@ export interface components {
              */
             timeoutSeconds: number;
         };
+        /**
+         * ListedSandbox
+         * @example {
+         *       "commandCount": 3,
+         *       "id": "sbx_00mwhnkzb5gfh26ygacc",
+         *       "sessionId": "ses_00mwhnkz2f0a9s8d7f6g",
+         *       "status": "running",
+         *       "template": "base"
+         *     }
+         */
+        ListedSandbox: {
+            /** Id */
+            id: string;
+            status: components["schemas"]["Status"];
+            /** Template */
+            template: string;
+            /**
+             * Engineid
+             * @description Its id at the E2B endpoint, for E2B's own SDKs and CLI.
+             */
+            engineId: string | null;
+            /** Sessionid */
+            sessionId: string | null;
+            /** Projectid */
+            projectId: string | null;
+            /** Taskid */
+            taskId: string | null;
+            /** Agentid */
+            agentId: string | null;
+            /** Ownerid */
+            ownerId: string;
+            /**
+             * Error
+             * @description Why it is in status `error`.
+             */
+            error: string | null;
+            /** Errorcode */
+            errorCode: string | null;
+            /**
+             * Idleseconds
+             * @description Unused this long, it is paused.
+             */
+            idleSeconds: number;
+            /** Commandcount */
+            commandCount: number;
+            /** Pausecount */
+            pauseCount: number;
+            /** @description The last sample. */
+            usage: components["schemas"]["Usage"] | null;
+            /**
+             * Createdat
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            createdAt: string;
+            /** Startedat */
+            startedAt: string | null;
+            /** Usedat */
+            usedAt: string | null;
+            /** Pausedat */
+            pausedAt: string | null;
+            /**
+             * Seenat
+             * @description When the engine last said that it is there.
+             */
+            seenAt: string | null;
+            /** Destroyedat */
+            destroyedAt: string | null;
+            /**
+             * Title
+             * @description The title of its session, which is its task's title if it has one.
+             */
+            title?: string | null;
+            /** Projectname */
+            projectName?: string | null;
+        };
         /** LoginAnswer */
         LoginAnswer: {
             user: components["schemas"]["UserView"];
@@ -3744,6 +4090,151 @@ export interface components {
              */
             token?: string | null;
         };
+        /**
+         * McpHeaderView
+         * @example {
+         *       "hint": "…wxyz",
+         *       "name": "Authorization"
+         *     }
+         */
+        McpHeaderView: {
+            /** Name */
+            name: string;
+            /**
+             * Hint
+             * @description The end of its value; nothing in this API shows more of it.
+             */
+            hint: string;
+        };
+        /**
+         * McpServerChange
+         * @description What is left out stays; `args`, `env` and `headers` are replaced as a whole.
+         * @example {
+         *       "headers": {},
+         *       "url": "https://mcp.example.org/mcp"
+         *     }
+         */
+        McpServerChange: {
+            /** Name */
+            name?: string | null;
+            /** Command */
+            command?: string | null;
+            /** Args */
+            args?: string[] | null;
+            /** Env */
+            env?: {
+                [key: string]: string;
+            } | null;
+            /**
+             * Url
+             * @description If the host changes, header values must be sent again.
+             */
+            url?: string | null;
+            /** Headers */
+            headers?: {
+                [key: string]: string | null;
+            } | null;
+            /**
+             * Test
+             * @description As in POST: what does not work is not stored.
+             * @default false
+             */
+            test: boolean;
+        };
+        /** McpServerList */
+        McpServerList: {
+            /** Items */
+            items: components["schemas"]["McpServerView"][];
+        };
+        /**
+         * McpServerTest
+         * @example {
+         *       "detail": "issues works: 2 tools.",
+         *       "durationMs": 240,
+         *       "ok": true,
+         *       "server": "example 1.0",
+         *       "tools": [
+         *         "search",
+         *         "create"
+         *       ]
+         *     }
+         */
+        McpServerTest: {
+            /** Ok */
+            ok: boolean;
+            /** Detail */
+            detail: string;
+            /**
+             * Server
+             * @description What the server calls itself.
+             */
+            server: string | null;
+            /**
+             * Tools
+             * @description The names of its tools.
+             */
+            tools: string[];
+            /** Durationms */
+            durationMs: number;
+        };
+        /**
+         * McpServerView
+         * @example {
+         *       "args": [],
+         *       "createdAt": "2026-01-31T10:00:00.000Z",
+         *       "env": {},
+         *       "headers": [
+         *         {
+         *           "hint": "…wxyz",
+         *           "name": "Authorization"
+         *         }
+         *       ],
+         *       "id": "mcp_0mh3k7a1x2abcdefghij",
+         *       "name": "issues",
+         *       "projectId": "prj_0mh3k7a1x2abcdefghij",
+         *       "type": "http",
+         *       "updatedAt": "2026-01-31T10:00:00.000Z",
+         *       "url": "https://mcp.example.org/mcp"
+         *     }
+         */
+        McpServerView: {
+            /** Id */
+            id: string;
+            /** Projectid */
+            projectId: string;
+            /** Name */
+            name: string;
+            /** @description stdio: a command in the sandbox. http: a URL, which the platform speaks to. */
+            type: components["schemas"]["ServerType"];
+            /**
+             * Command
+             * @description Null for a URL.
+             */
+            command: string | null;
+            /** Args */
+            args: string[];
+            /** Env */
+            env: {
+                [key: string]: string;
+            };
+            /**
+             * Url
+             * @description Null for a command.
+             */
+            url: string | null;
+            /** Headers */
+            headers: components["schemas"]["McpHeaderView"][];
+            /**
+             * Createdat
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            createdAt: string;
+            /**
+             * Updatedat
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            updatedAt: string;
+        };
         /** Me */
         Me: {
             user: components["schemas"]["UserView"];
@@ -3753,6 +4244,17 @@ export interface components {
              * @example token:tok_0mh3k7a1x2abcdefghij
              */
             means: string;
+            /**
+             * Haspassword
+             * @description Whether the person can sign in by name.
+             */
+            hasPassword: boolean;
+            /**
+             * Lastevent
+             * @description `Last-Event-ID` of a stream that misses nothing of what happens after this answer.
+             * @example 4711
+             */
+            lastEvent: number;
         };
         /**
          * Member
@@ -3780,11 +4282,26 @@ export interface components {
          *     }
          */
         Merge: {
+            /** @description As the project says if left out. */
+            method?: components["schemas"]["MergeMethod"] | null;
+            /**
+             * Headcommit
+             * @description What was reviewed: if the branch has moved since, nothing is merged. As it was last shown here if left out.
+             */
+            headCommit?: string | null;
             /**
              * Projectid
              * @description Needed only when two of your projects have this number.
              */
             projectId?: string | null;
+        };
+        /**
+         * MergeHow
+         * @example {
+         *       "method": "squash"
+         *     }
+         */
+        MergeHow: {
             /** @description As the project says if left out. */
             method?: components["schemas"]["MergeMethod"] | null;
             /**
@@ -3855,6 +4372,71 @@ export interface components {
          */
         ModelApi: "anthropic" | "openai" | "openai_chat" | "gemini";
         /**
+         * ModelPresetView
+         * @example {
+         *       "agents": [
+         *         "opencode",
+         *         "claude"
+         *       ],
+         *       "baseUrl": "https://api.anthropic.com",
+         *       "keyRequired": true,
+         *       "keyUrl": "https://platform.claude.com/settings/keys",
+         *       "kind": "anthropic",
+         *       "models": [
+         *         "claude-sonnet-5-5"
+         *       ],
+         *       "name": "anthropic",
+         *       "prices": {
+         *         "claude-sonnet-*": {
+         *           "input": 3,
+         *           "output": 15
+         *         }
+         *       },
+         *       "title": "Anthropic"
+         *     }
+         */
+        ModelPresetView: {
+            /** Name */
+            name: string;
+            /** Title */
+            title: string;
+            kind: components["schemas"]["ModelApi"];
+            /** Baseurl */
+            baseUrl: string;
+            /** Keyrequired */
+            keyRequired: boolean;
+            /**
+             * Keyurl
+             * @description Where its keys are made.
+             */
+            keyUrl: string | null;
+            /**
+             * Models
+             * @description Empty: those that the server at its address has.
+             */
+            models: string[];
+            /** Prices */
+            prices: {
+                [key: string]: components["schemas"]["Price"];
+            };
+            /**
+             * Agents
+             * @description The agents that can use it.
+             */
+            agents: string[];
+        };
+        /** ModelPresets */
+        ModelPresets: {
+            /** Items */
+            items: components["schemas"]["ModelPresetView"][];
+            /**
+             * Pricestaken
+             * Format: date
+             * @description The date of the prices.
+             */
+            pricesTaken: string;
+        };
+        /**
          * ModelProviderChange
          * @description What is left out stays; a `key` of null takes it away.
          * @example {
@@ -3885,6 +4467,12 @@ export interface components {
             prices?: {
                 [key: string]: components["schemas"]["Price"];
             } | null;
+            /**
+             * Test
+             * @description As in POST: what does not work is not stored.
+             * @default false
+             */
+            test: boolean;
         };
         /**
          * ModelProviderTest
@@ -3903,6 +4491,16 @@ export interface components {
             model: string | null;
             /** Durationms */
             durationMs: number;
+            /**
+             * Cause
+             * @description Why it does not work: key, quota, busy, model, address, unreachable or error.
+             */
+            cause?: string | null;
+            /**
+             * Models
+             * @description Those it has, if it was asked for them.
+             */
+            models?: string[];
         };
         /**
          * ModelProviderView
@@ -4091,6 +4689,48 @@ export interface components {
             everything: boolean;
         };
         /**
+         * NewMcpServer
+         * @description Either a command with `args` and `env`, or a `url` with `headers`.
+         * @example {
+         *       "headers": {
+         *         "Authorization": "Bearer …"
+         *       },
+         *       "name": "issues",
+         *       "test": false,
+         *       "url": "https://mcp.example.org/mcp"
+         *     }
+         */
+        NewMcpServer: {
+            /**
+             * Name
+             * @description Letters, digits and dashes. Agents see it in the names of the server's tools.
+             * @example issues
+             */
+            name: string;
+            /** @description If left out: http with a `url`, else stdio. */
+            type?: components["schemas"]["ServerType"] | null;
+            /** Command */
+            command?: string | null;
+            /** Args */
+            args?: string[] | null;
+            /** Env */
+            env?: {
+                [key: string]: string;
+            } | null;
+            /** Url */
+            url?: string | null;
+            /** Headers */
+            headers?: {
+                [key: string]: string | null;
+            } | null;
+            /**
+             * Test
+             * @description Test the URL before saving; if that fails, nothing is stored (`connection_test_failed`).
+             * @default false
+             */
+            test: boolean;
+        };
+        /**
          * NewMessage
          * @example {
          *       "parts": [
@@ -4109,20 +4749,22 @@ export interface components {
          * NewModelProvider
          * @example {
          *       "key": "sk-…",
-         *       "kind": "anthropic",
-         *       "models": [
-         *         "claude-sonnet-4-5"
-         *       ],
-         *       "name": "anthropic"
+         *       "preset": "anthropic"
          *     }
          */
         NewModelProvider: {
             /**
-             * Name
-             * @example anthropic
+             * Preset
+             * @description A name from GET /model-presets. Fields left out here are taken from it.
              */
-            name: string;
-            kind: components["schemas"]["ModelApi"];
+            preset?: string | null;
+            /**
+             * Name
+             * @description Needed without a preset.
+             */
+            name?: string | null;
+            /** @description The type of its API. Needed without a preset. */
+            kind?: components["schemas"]["ModelApi"] | null;
             /**
              * Projectid
              * @description Null: for everybody; administrators only.
@@ -4138,26 +4780,21 @@ export interface components {
              * @description Null for one that needs none.
              */
             key?: string | null;
+            /** Models */
+            models?: string[] | null;
             /**
-             * Models
-             * @description The first one is the default.
+             * Test
+             * @description Send the provider a small request first; if that fails, nothing is stored (`connection_test_failed`, with `cause`). Of a preset without models, those that the provider has are stored.
+             * @default false
              */
-            models?: string[];
+            test: boolean;
             /**
              * Prices
-             * @description By model: US dollars for a million tokens. A name that ends with * is for all that begin so.
-             * @example {
-             *       "claude-sonnet-*": {
-             *         "cacheRead": 0.3,
-             *         "cacheWrite": 3.75,
-             *         "input": 3,
-             *         "output": 15
-             *       }
-             *     }
+             * @description With a preset, in addition to its own. Those of well-known providers are known anyway.
              */
             prices?: {
                 [key: string]: components["schemas"]["Price"];
-            };
+            } | null;
         };
         /**
          * NewPreparation
@@ -4214,6 +4851,21 @@ export interface components {
          *     }
          */
         NewProject: {
+            /** Token */
+            token?: string | null;
+            /**
+             * Username
+             * @description Beside the token; x-access-token if left out.
+             */
+            username?: string | null;
+            /**
+             * Sshkey
+             * @description A private key without a passphrase.
+             */
+            sshKey?: string | null;
+            app?: components["schemas"]["App"] | null;
+            /** Webhooksecret */
+            webhookSecret?: string | null;
             /** Name */
             name: string;
             /** Repository */
@@ -4222,15 +4874,11 @@ export interface components {
             baseBranch?: string | null;
             settings?: components["schemas"]["ProjectSettings"];
             /**
-             * Token
-             * @description Opens the repository; never shown again.
+             * Test
+             * @description Test the connection first; if it fails, nothing is stored (`connection_test_failed`, with `findings`).
+             * @default false
              */
-            token?: string | null;
-            /**
-             * Username
-             * @description Beside the token; x-access-token if left out.
-             */
-            username?: string | null;
+            test: boolean;
         };
         /**
          * NewPullRequest
@@ -4606,6 +5254,13 @@ export interface components {
          */
         Origin: "person" | "task" | "verify" | "feedback";
         /**
+         * Outcome
+         * @description FAILED: also a check that ran and found something. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the
+         *     project has no check. NOT_APPLICABLE: the remote has no pull requests.
+         * @enum {string}
+         */
+        Outcome: "running" | "succeeded" | "failed" | "fixed" | "skipped" | "not_applicable";
+        /**
          * OutputPage
          * @example {
          *       "complete": true,
@@ -4707,6 +5362,16 @@ export interface components {
              */
             nextCursor?: string | null;
         };
+        /** Page[ListedSandbox] */
+        Page_ListedSandbox_: {
+            /** Items */
+            items: components["schemas"]["ListedSandbox"][];
+            /**
+             * Nextcursor
+             * @description Send it as `cursor` for the next page; null on the last one.
+             */
+            nextCursor?: string | null;
+        };
         /** Page[MessageView] */
         Page_MessageView_: {
             /** Items */
@@ -4761,16 +5426,6 @@ export interface components {
         Page_PullRequestView_: {
             /** Items */
             items: components["schemas"]["PullRequestView"][];
-            /**
-             * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
-             */
-            nextCursor?: string | null;
-        };
-        /** Page[SandboxView] */
-        Page_SandboxView_: {
-            /** Items */
-            items: components["schemas"]["SandboxView"][];
             /**
              * Nextcursor
              * @description Send it as `cursor` for the next page; null on the last one.
@@ -4853,6 +5508,25 @@ export interface components {
             ok: boolean;
             /** Reason */
             reason?: string | null;
+        };
+        /**
+         * PasswordChange
+         * @example {
+         *       "currentPassword": "correct horse battery",
+         *       "password": "another horse battery"
+         *     }
+         */
+        PasswordChange: {
+            /**
+             * Currentpassword
+             * @description Not needed while no password is set.
+             */
+            currentPassword?: string | null;
+            /**
+             * Password
+             * Format: password
+             */
+            password: string;
         };
         /**
          * PermissionSettings
@@ -5111,6 +5785,11 @@ export interface components {
             columns: {
                 [key: string]: number;
             };
+            /**
+             * Failed
+             * @description Of those in progress, the ones that have failed.
+             */
+            failed: number;
         };
         /** ProjectSettings */
         ProjectSettings: {
@@ -5138,6 +5817,7 @@ export interface components {
          * @example {
          *       "baseBranch": "main",
          *       "createdAt": "2026-01-31T10:00:00.000Z",
+         *       "defaultAgent": "opencode",
          *       "id": "prj_0mh3k7a1x2abcdefghij",
          *       "name": "website",
          *       "ownerId": "usr_0mh3k7a1x2abcdefghij",
@@ -5179,6 +5859,21 @@ export interface components {
             updatedAt: string;
             /** Archivedat */
             archivedAt: string | null;
+            /**
+             * Connectionerror
+             * @description Why the repository could not be used when it was last tried; null: it could, or was not tried yet.
+             */
+            connectionError: string | null;
+            /**
+             * Forgenote
+             * @description Why branches of this repository get no pull requests, and what to set; null: they do, or nobody expects it.
+             */
+            forgeNote: string | null;
+            /**
+             * Defaultagent
+             * @description Who works on tasks that name no agent: as `settings.agent.default` says, else the first that has a model.
+             */
+            defaultAgent: string;
         };
         /**
          * PullRequestView
@@ -5395,6 +6090,24 @@ export interface components {
             /** Durationms */
             durationMs: number | null;
             truncated: components["schemas"]["Truncated"];
+        };
+        /**
+         * Retry
+         * @example {
+         *       "message": "Use the existing helper instead."
+         *     }
+         */
+        Retry: {
+            /**
+             * Message
+             * @description What the agent is told when it goes on with what has failed or was stopped.
+             */
+            message?: string | null;
+            /**
+             * Attemptid
+             * @description Only this attempt goes on; left out: all that failed or were stopped.
+             */
+            attemptId?: string | null;
         };
         /**
          * Review
@@ -5704,6 +6417,11 @@ export interface components {
             updatedAt: string;
         };
         /**
+         * ServerType
+         * @enum {string}
+         */
+        ServerType: "stdio" | "http";
+        /**
          * SessionChange
          * @example {
          *       "title": "Fix the login for good"
@@ -5784,6 +6502,19 @@ export interface components {
          * @enum {string}
          */
         Show: "needs-you" | "running" | "failed";
+        /**
+         * ShownPreview
+         * @example {
+         *       "path": "/settings?tab=team"
+         *     }
+         */
+        ShownPreview: {
+            /**
+             * Path
+             * @description null: no page of it was opened in a frame since the platform started.
+             */
+            path: string | null;
+        };
         /**
          * SpentView
          * @description On models, as counted at the platform's proxy.
@@ -6668,6 +7399,8 @@ export interface components {
              * @description running, completed or failed
              */
             status: string;
+            /** @description What came of it. `failed`: also a check that ran and found something, `fixed`: which a later try in the same round has fixed. `skipped`: the project has no check. `not_applicable`: the remote has no pull requests. */
+            outcome: components["schemas"]["Outcome"];
             /**
              * Tries
              * @description More than one: it was begun again after a crash.
@@ -7231,6 +7964,109 @@ export interface operations {
             };
             /** @description The caller may not do this. */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    login_password: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PasswordChange"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state in which this can be done. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -11072,7 +11908,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Page_SandboxView_"];
+                    "application/json": components["schemas"]["Page_ListedSandbox_"];
                 };
             };
             /** @description The request is not valid. */
@@ -11263,7 +12099,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["SandboxView"];
+                    "application/json": components["schemas"]["ListedSandbox"];
                 };
             };
             /** @description The request is not valid. */
@@ -13565,6 +14401,102 @@ export interface operations {
             };
         };
     };
+    preview_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The sandbox's id. */
+                sandbox_id: string;
+                port: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ShownPreview"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     session_remote: {
         parameters: {
             query?: never;
@@ -14605,6 +15537,123 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["Answer"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AskView"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state in which this can be done. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    ask_allow: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The question's id. */
+                ask_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Allowance"];
             };
         };
         responses: {
@@ -16285,7 +17334,11 @@ export interface operations {
             };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["Retry"];
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -18769,6 +19822,8 @@ export interface operations {
             query?: {
                 limit?: number;
                 skip?: number;
+                /** @description Also what the branch began from. */
+                base?: boolean;
             };
             header?: never;
             path: {
@@ -20031,6 +21086,331 @@ export interface operations {
             };
         };
     };
+    pull_request_get_by_id: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The pull request's id. */
+                pull_request_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PullRequestView"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    pull_request_merge_by_id: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The pull request's id. */
+                pull_request_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["MergeHow"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PullRequestView"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state in which this can be done. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    pull_request_refresh_by_id: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The pull request's id. */
+                pull_request_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PullRequestView"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state in which this can be done. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     task_pull_request: {
         parameters: {
             query?: never;
@@ -20753,7 +22133,10 @@ export interface operations {
     };
     credential_put: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Test the connection with them first, and store none if it fails. */
+                test?: boolean;
+            };
             header?: never;
             path: {
                 /** @description The project's id. */
@@ -21049,6 +22432,89 @@ export interface operations {
             };
             /** @description The body is too large. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    model_preset_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ModelPresets"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -21901,6 +23367,662 @@ export interface operations {
             };
         };
     };
+    mcp_server_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The project's id. */
+                project_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["McpServerList"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    mcp_server_create: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The project's id. */
+                project_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewMcpServer"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["McpServerView"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state in which this can be done. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    mcp_server_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The project's id. */
+                project_id: string;
+                /** @description The MCP server's id. */
+                server_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["McpServerView"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    mcp_server_delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The project's id. */
+                project_id: string;
+                /** @description The MCP server's id. */
+                server_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state in which this can be done. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    mcp_server_update: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The project's id. */
+                project_id: string;
+                /** @description The MCP server's id. */
+                server_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["McpServerChange"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["McpServerView"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state in which this can be done. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    mcp_server_test: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The project's id. */
+                project_id: string;
+                /** @description The MCP server's id. */
+                server_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["McpServerTest"];
+                };
+            };
+            /** @description The request is not valid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Nobody is signed in, or the token is not valid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The caller may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, or the caller may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state in which this can be done. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests; Retry-After says how long to wait. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The platform failed; its log says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs does not answer; try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     webhook_github: {
         parameters: {
             query?: never;
@@ -22117,6 +24239,8 @@ export interface operations {
                 after?: number | null;
                 /** @description The number of the last event that was seen. */
                 cursor?: number | null;
+                /** @description Begin with the last page instead of the first. */
+                newest?: boolean;
                 /** @description How many at most. */
                 limit?: number;
                 /** @description Only of this session. */

@@ -10,6 +10,7 @@ export type Project = Schemas["ProjectView"];
 export type ProjectSettings = Schemas["ProjectSettings"];
 export type Session = Schemas["SessionView"];
 export type Sandbox = Schemas["SandboxView"];
+export type ListedSandbox = Schemas["ListedSandbox"];
 export type Turn = Schemas["TurnView"];
 export type Message = Schemas["MessageView"];
 export type Ask = Schemas["AskView"];

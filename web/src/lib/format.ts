@@ -11,12 +11,26 @@ export function bytes(count: number): string {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 }
 
+/** As the command line says it: below ten seconds with a tenth. */
+export function precise(seconds: number): string {
+  const tenths = Math.round(Math.max(0, seconds) * 10) / 10;
+  return tenths < 10 && !Number.isInteger(seconds) ? `${tenths.toFixed(1)}s` : duration(seconds);
+}
+
 export function duration(seconds: number): string {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole}s`;
   if (whole < 3600) return `${Math.floor(whole / 60)}m ${whole % 60}s`;
   if (whole < 86_400) return `${Math.floor(whole / 3600)}h ${Math.floor((whole % 3600) / 60)}m`;
   return `${Math.floor(whole / 86_400)}d ${Math.floor((whole % 86_400) / 3600)}h`;
+}
+
+/** How long something will take, in one unit. */
+export function roughly(seconds: number): string {
+  if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172_800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86_400)} d`;
 }
 
 export function ago(instant: string, now = Date.now()): string {

@@ -49,7 +49,7 @@ export const TURNS: Record<Schemas["TurnStatus"], Word> = {
 export const PULLS: Record<Schemas["PullState"], Word> = {
   open: { text: "Open", tone: "ok" },
   closed: { text: "Closed", tone: "bad" },
-  merged: { text: "Merged", tone: "accent" },
+  merged: { text: "Merged", tone: "ok" },
   pushed: { text: "Pushed", tone: "info" },
 };
 

@@ -2,8 +2,8 @@ import { useCallback, useSyncExternalStore } from "react";
 
 const changed = new EventTarget();
 
-/** A choice of this browser's, shared by its tabs. What cannot be stored lasts as long as the page. */
-export function useStored<T>(name: string, initial: T): [T, (value: T) => void] {
+/** A choice of this browser's, shared by its tabs, how to set it, and how to change what it is by now. What cannot be stored lasts as long as the page. */
+export function useStored<T>(name: string, initial: T): [T, (value: T) => void, (next: (now: T) => T) => void] {
   const key = `sandyard.${name}`;
   const text = useSyncExternalStore(
     useCallback(
@@ -31,7 +31,7 @@ export function useStored<T>(name: string, initial: T): [T, (value: T) => void] 
     },
     [key],
   );
-  return [read(text, initial), set];
+  return [read(text, initial), set, (next) => set(next(read(localStorage.getItem(key), initial)))];
 }
 
 function read<T>(text: string | null, initial: T): T {

@@ -29,10 +29,15 @@ export class Feed {
   private readonly listeners = new Set<FeedListener>();
   private readonly ended = new AbortController();
   private readonly channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(CHANNEL) : undefined;
-  private last = 0;
+  private last: number;
   private reading = false;
   private readonly backoff = new Backoff();
   state: LiveState = "connecting";
+
+  /** `last`: the number of the newest event when the first thing was read; 0 if that is not known. */
+  constructor(last: number) {
+    this.last = last;
+  }
 
   start(): void {
     this.channel?.addEventListener("message", (message: MessageEvent<Told>) => this.heard(message.data));

@@ -1,11 +1,14 @@
 /** Events make what was read before old: only what they are about is read again, and not more often than a person can see. */
-import type { QueryClient, QueryKey } from "@tanstack/react-query";
+import type { Query, QueryClient, QueryKey } from "@tanstack/react-query";
 import { type BoardData, type BoardWish, changed, isFiltered, without } from "@/api/board-data";
 import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
 import type { PlatformEvent, Task } from "@/api/types";
 
+/** From the first event to what is read for it. */
 const GATHER_MS = 150;
+/** From one time to the next, while events keep coming. */
+const PAUSE_MS = 500;
 
 /** Which queries an event makes old, by the first words of their keys. A card is not among them: `Refresher` reads that one alone. */
 export function stale(event: PlatformEvent): QueryKey[] {
@@ -45,7 +48,8 @@ export function stale(event: PlatformEvent): QueryKey[] {
       break;
     case "git":
       if (verb !== "progress") {
-        keys.push(["git", event.sandboxId], ["checkpoints", ...session], ["operations"]);
+        const operations = event.sandboxId ? [{ sandboxId: event.sandboxId }] : [];
+        keys.push(["git", event.sandboxId], ["checkpoints", ...session], ["operations", ...operations]);
       }
       break;
     case "pull_request":
@@ -69,8 +73,11 @@ export function stale(event: PlatformEvent): QueryKey[] {
     case "token":
       keys.push(["tokens"]);
       break;
+    case "mcp_server":
+      keys.push(["mcp-servers", event.projectId]);
+      break;
     case "model_provider":
-      keys.push(["providers"]);
+      keys.push(["providers"], ["agents"], ["projects"]); // with a model, another agent may be the default
       break;
   }
   return keys;
@@ -84,11 +91,19 @@ export function touchesTask(event: PlatformEvent): boolean {
   return event.kind !== "git.progress";
 }
 
+/** Whether what was read under this key tells of the task. Lists of tasks are complete: one that they lack belongs to them, too. */
+function knows([noun, which]: QueryKey, data: unknown, id: string): boolean {
+  if (noun === "task") return which === id;
+  if (noun === "board") return Boolean((data as BoardData | undefined)?.items.some((one) => one.id === id));
+  return noun === "tasks";
+}
+
 /** Gathers what events say and acts a few times a second, but not while a card is being moved (mutations under the key `move`). */
 export class Refresher {
   private readonly keys = new Map<string, QueryKey>();
   private readonly cards = new Set<string>();
   private asks = false;
+  private acted = 0;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private readonly client: QueryClient;
 
@@ -101,7 +116,7 @@ export class Refresher {
     this.asks ||= event.kind.startsWith("ask.");
     if (event.kind === "task.deleted" && event.taskId) this.forget(event.taskId);
     else if (touchesTask(event) && event.taskId) this.cards.add(event.taskId);
-    this.timer ??= setTimeout(() => this.act(), GATHER_MS);
+    this.timer ??= setTimeout(() => this.act(), Math.max(GATHER_MS, this.acted + PAUSE_MS - Date.now()));
   }
 
   reset(): void {
@@ -114,14 +129,16 @@ export class Refresher {
       this.timer = setTimeout(() => this.act(), GATHER_MS); // a card that a person holds does not jump
       return;
     }
+    this.acted = Date.now();
     const keys = [...this.keys.values()];
-    const cards = [...this.cards];
+    const cards = [...this.cards].filter((id) => this.isShown(id));
+    const touched = this.cards.size > 0;
     const asks = this.asks;
     this.keys.clear();
     this.cards.clear();
     this.asks = false;
     for (const queryKey of keys) void this.client.invalidateQueries({ queryKey });
-    if (cards.length || asks) {
+    if (touched || asks) {
       // what they look for may be true of other cards now
       void this.client.invalidateQueries({
         queryKey: ["board"],
@@ -135,6 +152,13 @@ export class Refresher {
     } else {
       for (const id of cards) void this.card(id);
     }
+  }
+
+  /** Whether anything on the page knows this card. What is only kept for later is read again when it is shown. */
+  private isShown(id: string): boolean {
+    const filters = { predicate: ({ queryKey, state }: Query) => knows(queryKey, state.data, id) };
+    void this.client.invalidateQueries({ ...filters, refetchType: "none", type: "inactive" });
+    return this.client.getQueryCache().findAll({ ...filters, type: "active" }).length > 0;
   }
 
   private async card(id: string): Promise<void> {

@@ -1,13 +1,12 @@
 import { useQuery } from "@tanstack/react-query";
-import { Link, useLocation } from "@tanstack/react-router";
+import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { Bell, CircleAlert, CircleCheck, CircleHelp } from "lucide-react";
-import { useEffect } from "react";
 import { pendingAsks } from "@/api/queries";
 import { Button } from "@/ui/button";
 import { Popover } from "@/ui/menu";
 import { Ago } from "@/ui/time";
-import { type Notice, useNotices } from "./notices";
+import { headline, type Notice, useNotices } from "./notices";
 
 const ICONS = {
   needsYou: <CircleHelp className="size-4 text-warn" aria-hidden />,
@@ -15,17 +14,12 @@ const ICONS = {
   failed: <CircleAlert className="size-4 text-bad" aria-hidden />,
 };
 
-/** What waits for a person, and what has happened since they looked. */
-export function Inbox() {
+/** What waits for a person, and what has happened since they looked. `small`: in the bar of a phone, with its name below. */
+export function Inbox({ small = false }: { small?: boolean }) {
   const { notices, unread, read } = useNotices();
   const asks = useQuery(pendingAsks);
-  const path = useLocation({ select: (location) => location.pathname });
-  // biome-ignore lint/correctness/useExhaustiveDependencies: reading happens when the page changes, or something comes while it is there
-  useEffect(() => {
-    read((one) => path === `/tasks/${one.taskId}` || path === `/sessions/${one.sessionId}`);
-  }, [path, unread.length]);
   const waiting = asks.data?.length ?? 0;
-  const label = `Notifications: ${unread.length} unread, ${waiting} waiting for an answer`;
+  const label = `${small ? "Inbox" : "Notifications"}: ${unread.length} unread, ${waiting} waiting for an answer`;
   return (
     <Popover
       label="Notifications"
@@ -35,11 +29,22 @@ export function Inbox() {
         <button
           type="button"
           aria-label={label}
-          className="relative grid size-8 place-items-center rounded-md text-soft hover:bg-hover hover:text-text"
+          className={clsx(
+            "relative text-soft",
+            small
+              ? "flex flex-1 flex-col items-center gap-0.5 py-1.5 text-2xs"
+              : "grid size-8 place-items-center rounded-md hover:bg-hover hover:text-text",
+          )}
         >
-          <Bell className="size-4" aria-hidden />
+          <Bell className={small ? "size-5" : "size-4"} aria-hidden />
+          {small && "Inbox"}
           {unread.length + waiting > 0 && (
-            <span className="absolute top-0 right-0 grid h-4 min-w-4 place-items-center rounded-full bg-accent px-1 text-2xs font-semibold text-on-accent tabular-nums">
+            <span
+              className={clsx(
+                "absolute top-0 grid h-4 min-w-4 place-items-center rounded-full bg-accent px-1 text-2xs font-semibold text-on-accent tabular-nums",
+                small ? "left-1/2 ml-1" : "right-0",
+              )}
+            >
               {Math.max(unread.length, waiting)}
             </span>
           )}
@@ -72,7 +77,7 @@ function NoticeLink({ one, unread }: { one: Notice; unread: boolean }) {
     <>
       <span className="mt-0.5 shrink-0">{ICONS[one.kind]}</span>
       <span className="min-w-0 flex-1">
-        <span className={clsx("block text-[13px]", unread && "font-medium")}>{one.title}</span>
+        <span className={clsx("block text-[13px]", unread && "font-medium")}>{headline(one)}</span>
         {one.detail && <span className="line-clamp-2 text-xs break-words text-soft">{one.detail}</span>}
         <Ago at={one.at} className="text-2xs text-faint" />
       </span>

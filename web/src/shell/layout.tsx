@@ -1,12 +1,20 @@
 import { Outlet } from "@tanstack/react-router";
+import { lazy, Suspense, useEffect } from "react";
+import { showPreview, useShownPreview } from "@/features/previews/shown";
 import { LiveProvider } from "@/live/context";
 import { LiveLine } from "./live-line";
 import { Notifications } from "./notifications";
 import { Palette } from "./palette";
 import { Sidebar } from "./sidebar";
 
+const PreviewPanel = lazy(() =>
+  import("@/features/previews/panel").then((module) => ({ default: module.PreviewPanel })),
+);
+
 /** Everything behind the door: the places on the left (below, on a phone), the page, and what floats above it. */
 export function Layout() {
+  const preview = useShownPreview();
+  useEffect(() => () => showPreview(null), []); // signed out
   return (
     <LiveProvider>
       <a
@@ -21,6 +29,11 @@ export function Layout() {
           <LiveLine />
           <Outlet />
         </main>
+        {preview && (
+          <Suspense fallback={null}>
+            <PreviewPanel shown={preview} />
+          </Suspense>
+        )}
       </div>
       <Palette />
       <Notifications />

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { PlatformEvent } from "@/api/types";
-import { added, type Notice, notice } from "./notices";
+import { added, headline, isSettled, type Notice, notice, settledAsk } from "./notices";
 
 const event = (
   kind: string,
@@ -25,6 +25,21 @@ describe("what a person hears of", () => {
       kind: "needsYou",
       detail: "Run make?",
     });
+  });
+  it("is told which task it is about, without marks and folders", () => {
+    const asked = notice(event("ask.created", { askId: "ask_1", title: "Edit `/home/user/workspace/app.py`" }));
+    expect(asked).toMatchObject({ detail: "Edit app.py", askId: "ask_1" });
+    expect(headline({ ...(asked as Notice), subject: "Fix it" })).toBe("An agent needs you: Fix it");
+    const moved = notice(event("task.moved", { from: "in_progress", to: "in_review", title: "Fix it" }));
+    expect(headline(moved as Notice)).toBe("Ready for review: Fix it");
+  });
+  it("has read what was answered elsewhere", () => {
+    expect(settledAsk(event("ask.answered", { askId: "ask_1" }))).toBe("ask_1");
+    expect(settledAsk(event("ask.created", { askId: "ask_1" }))).toBeNull();
+    const asked = { ...(notice(event("ask.created", { askId: "ask_1" })) as Notice), heard: 10_000 };
+    expect(isSettled(asked, [], 11_000)).toBe(false); // the list may be older than the question
+    expect(isSettled(asked, ["ask_1"], 20_000)).toBe(false);
+    expect(isSettled(asked, [], 20_000)).toBe(true);
   });
   it("is told of a task that came to review, not of one that changed its place there", () => {
     expect(notice(event("task.moved", { from: "in_progress", to: "in_review", title: "T" }))?.kind).toBe("finished");

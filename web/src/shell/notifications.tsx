@@ -1,14 +1,17 @@
-import { useNavigate } from "@tanstack/react-router";
-import { useEffect } from "react";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useLocation, useNavigate } from "@tanstack/react-router";
+import { useEffect, useRef } from "react";
+import { pendingAsks, session, task } from "@/api/queries";
 import { useStored } from "@/lib/stored";
 import { useEvents } from "@/live/context";
 import { toast } from "@/ui/toast";
-import { type Notice, notice, useNotices } from "./notices";
+import { headline, isSettled, type Notice, notice, settledAsk, useNotices } from "./notices";
 
 /** Turns events into toasts, into notices of the browser when nobody looks at the page, and into marks in its title. */
 export function Notifications() {
   const navigate = useNavigate();
-  const { unread, add } = useNotices();
+  const client = useQueryClient();
+  const { unread, add, read } = useNotices();
   const [needsYou] = useStored("notify.needsYou", true);
   const [finished] = useStored("notify.finished", true);
   const [failures] = useStored("notify.failed", true);
@@ -19,21 +22,56 @@ export function Notifications() {
     else if (one.sessionId) void navigate({ to: "/sessions/$sessionId", params: { sessionId: one.sessionId } });
   };
 
+  const answered = useRef(new Set<string>());
+  const asks = useQuery(pendingAsks);
+  const path = useLocation({ select: (location) => location.pathname });
+  // biome-ignore lint/correctness/useExhaustiveDependencies: when what waits was read, or the page has changed
+  useEffect(() => {
+    const pending = asks.data?.map((one) => one.id);
+    const gone = (one: Notice) =>
+      isAbout(one, path) || (pending !== undefined && isSettled(one, pending, asks.dataUpdatedAt));
+    for (const one of unread.filter(gone)) toast.dismiss(`notice-${one.seq}`);
+    read(gone);
+  }, [asks.dataUpdatedAt, path, unread.length]);
+
+  /** The title of what it is about, if it can be had. */
+  const subjectOf = async (one: Notice): Promise<string | undefined> => {
+    if (one.subject) return one.subject;
+    try {
+      if (one.taskId) return (await client.ensureQueryData(task(one.taskId))).title;
+      if (one.sessionId) return (await client.ensureQueryData(session(one.sessionId))).title;
+    } catch {
+      // it was deleted, or the platform is away: the rest is told
+    }
+    return undefined;
+  };
+
   useEvents((event) => {
+    const settled = settledAsk(event);
+    if (settled) {
+      answered.current.add(settled);
+      for (const one of unread) if (one.askId === settled) toast.dismiss(`notice-${one.seq}`);
+      read((one) => one.askId === settled);
+    }
     const one = notice(event);
     if (!one) return;
     if (isShown(one)) return; // whoever looks at it sees it there
+    void subjectOf(one).then((subject) => tell({ ...one, subject, heard: Date.now() }));
+  });
+
+  const tell = (one: Notice) => {
+    if (one.askId && answered.current.has(one.askId)) return; // meanwhile
     add(one);
     if (!wanted[one.kind]) return;
     if (document.visibilityState === "visible") {
       const say = one.kind === "failed" ? toast.error : one.kind === "needsYou" ? toast.warning : toast.success;
-      say(one.title, {
+      say(headline(one), {
         id: `notice-${one.seq}`,
         description: one.detail.slice(0, 200),
         action: { label: "Open", onClick: () => go(one) },
       });
     } else if ("Notification" in window && Notification.permission === "granted") {
-      const shown = new Notification(one.title, {
+      const shown = new Notification(headline(one), {
         body: one.detail.slice(0, 200),
         tag: `sandyard-${one.seq}`,
         icon: "/favicon.svg",
@@ -44,7 +82,7 @@ export function Notifications() {
         shown.close();
       };
     }
-  });
+  };
 
   const count = unread.length;
   useEffect(() => {
@@ -62,9 +100,9 @@ export function Notifications() {
   return null;
 }
 
-function isShown(one: Notice): boolean {
-  if (document.visibilityState !== "visible") return false;
-  const path = location.pathname;
+const isShown = (one: Notice): boolean => document.visibilityState === "visible" && isAbout(one, location.pathname);
+
+function isAbout(one: Notice, path: string): boolean {
   return (
     (one.taskId !== null && path === `/tasks/${one.taskId}`) ||
     (one.sessionId !== null && path === `/sessions/${one.sessionId}`)

@@ -1,131 +1,169 @@
 import { useQuery } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
-import { Command } from "cmdk";
+import clsx from "clsx";
 import { CirclePlus, FolderGit2, MessageSquarePlus, MoonStar, SquareCheck } from "lucide-react";
-import { type ReactNode, useState } from "react";
+import { type ComponentType, Fragment, type KeyboardEvent, useEffect, useId, useState } from "react";
 import { me, projects, searched } from "@/api/queries";
 import { COLUMNS } from "@/lib/status";
 import { useTheme } from "@/lib/theme";
+import { type Entry, markedEntry, matchEntries, stepFrom } from "./palette-entries";
 import { PLACES } from "./places";
 
-const ITEM = "flex cursor-pointer items-center gap-2 rounded px-2 py-1.5 text-[13px] data-[selected=true]:bg-hover";
-const GROUP =
-  "[&_[cmdk-group-heading]]:px-2 [&_[cmdk-group-heading]]:py-1 [&_[cmdk-group-heading]]:text-2xs [&_[cmdk-group-heading]]:text-faint";
+interface Command extends Entry {
+  icon: ComponentType<{ className?: string; "aria-hidden"?: boolean }>;
+}
 
-export default function Commands({ open, onOpenChange }: { open: boolean; onOpenChange: (open: boolean) => void }) {
-  const navigate = useNavigate();
-  const [theme, , choose] = useTheme();
+/** A box for words and what they match. Enter runs what is marked for the words in the box: the first match, or the one chosen. */
+export function Commands({ onClose }: { onClose: () => void }) {
+  const id = useId();
   const [words, setWords] = useState("");
-  const cards = useQuery({ ...searched(words.trim()), enabled: open });
-  const known = useQuery({ ...projects, enabled: open });
-  const own = useQuery(me);
-  const change = (next: boolean) => {
-    if (!next) setWords("");
-    onOpenChange(next);
+  const [chosen, setChosen] = useState<string | null>(null);
+  /** Enter was pressed before the platform had answered for these words. */
+  const [entered, setEntered] = useState(false);
+  const [commands, complete] = useCommands(words.trim());
+  const shown = matchEntries(commands, words);
+  const marked = markedEntry(shown, chosen);
+  const optionId = (entry: Entry) => `${id}-${entry.id}`;
+
+  const run = (command: Command) => {
+    onClose();
+    void command.run();
   };
-  const act = (action: () => unknown) => () => {
-    change(false);
-    void action();
+  const key = (event: KeyboardEvent) => {
+    if (event.nativeEvent.isComposing) return;
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      setChosen(stepFrom(shown, marked, event.key === "ArrowDown" ? 1 : -1)?.id ?? null);
+    } else if (event.key === "Enter") {
+      event.preventDefault();
+      if (marked) run(marked);
+      else setEntered(!complete);
+    }
   };
+  useEffect(() => {
+    if (!entered || !(marked || complete)) return;
+    setEntered(false);
+    if (marked) run(marked);
+  });
+  const markedId = marked && optionId(marked);
+  useEffect(() => {
+    if (markedId) document.getElementById(markedId)?.scrollIntoView({ block: "nearest" });
+  }, [markedId]);
   return (
-    <Command.Dialog
-      open={open}
-      onOpenChange={change}
-      label="Search and commands"
-      overlayClassName="fixed inset-0 z-40 bg-black/40"
-      contentClassName="fixed top-[12vh] left-1/2 z-50 w-[min(38rem,94vw)] -translate-x-1/2 overflow-hidden rounded-lg border bg-raised shadow-float"
-    >
-      <Command.Input
+    <>
+      <input
         value={words}
-        onValueChange={setWords}
+        onChange={(event) => {
+          setWords(event.target.value);
+          setChosen(null);
+          setEntered(false);
+        }}
+        onKeyDown={key}
         placeholder="Go to, search tasks, do…"
+        type="text"
+        role="combobox"
+        aria-label="Search and commands"
+        aria-expanded
+        aria-autocomplete="list"
+        aria-controls={`${id}-list`}
+        aria-activedescendant={markedId}
+        autoComplete="off"
+        autoCorrect="off"
+        spellCheck={false}
+        maxLength={200}
         className="h-11 w-full border-b bg-transparent px-4 text-[14px] outline-none"
       />
-      <Command.List className="max-h-[55vh] overflow-y-auto p-1">
-        <Command.Empty className="p-4 text-center text-[13px] text-soft">Nothing by that name.</Command.Empty>
-        <Command.Group heading="Do" className={GROUP}>
-          <Item
-            icon={<CirclePlus className="size-4" aria-hidden />}
-            run={act(() => navigate({ to: "/board", search: { new: true } }))}
-          >
-            New task
-          </Item>
-          <Item
-            icon={<MessageSquarePlus className="size-4" aria-hidden />}
-            run={act(() => navigate({ to: "/sessions", search: { new: true } }))}
-          >
-            New session
-          </Item>
-          <Item
-            icon={<MoonStar className="size-4" aria-hidden />}
-            run={act(() => choose(theme === "dark" ? "light" : "dark"))}
-          >
-            {theme === "dark" ? "Light colours" : "Dark colours"}
-          </Item>
-        </Command.Group>
-        <Command.Group heading="Go to" className={GROUP}>
-          {PLACES.filter((place) => !place.admin || own.data?.user.role === "admin").map((place) => (
-            <Item
-              key={place.to}
-              icon={<place.icon className="size-4" aria-hidden />}
-              run={act(() => navigate({ to: place.to }))}
+      <div id={`${id}-list`} role="listbox" aria-label="Matches" className="max-h-[55vh] overflow-y-auto p-1">
+        {shown.map((command, place) => (
+          <Fragment key={command.id}>
+            {command.group !== shown[place - 1]?.group && (
+              <div role="presentation" aria-hidden className="px-2 py-1 text-2xs text-faint">
+                {command.group}
+              </div>
+            )}
+            {/* biome-ignore lint/a11y/useKeyWithClickEvents: the keyboard stays in the box above */}
+            {/* biome-ignore lint/a11y/useFocusableInteractive: the box above names the one that is marked */}
+            <div
+              id={optionId(command)}
+              role="option"
+              aria-selected={command === marked}
+              onPointerMove={(event) => (event.movementX || event.movementY) && setChosen(command.id)}
+              onClick={() => run(command)}
+              className={clsx(
+                "flex cursor-pointer items-center gap-2 rounded px-2 py-1.5 text-[13px]",
+                command === marked && "bg-hover",
+              )}
             >
-              {place.label}
-            </Item>
-          ))}
-        </Command.Group>
-        <Command.Group heading="Tasks" className={GROUP}>
-          {cards.data?.map((task) => (
-            <Item
-              key={task.id}
-              value={`${task.title} ${task.id}`}
-              keywords={[words]} // the platform has found it: the words may be in its description
-              icon={<SquareCheck className="size-4" aria-hidden />}
-              run={act(() => navigate({ to: "/tasks/$taskId", params: { taskId: task.id } }))}
-              note={COLUMNS[task.status].text}
-            >
-              {task.title}
-            </Item>
-          ))}
-        </Command.Group>
-        <Command.Group heading="Projects" className={GROUP}>
-          {known.data?.map((project) => (
-            <Item
-              key={project.id}
-              value={`${project.name} ${project.id}`}
-              icon={<FolderGit2 className="size-4" aria-hidden />}
-              run={act(() => navigate({ to: "/board", search: { project: project.id } }))}
-              note="board"
-            >
-              {project.name}
-            </Item>
-          ))}
-        </Command.Group>
-      </Command.List>
-    </Command.Dialog>
+              <command.icon className="size-4 shrink-0 text-faint" aria-hidden />
+              <span className="min-w-0 flex-1 truncate">{command.label}</span>
+              {command.note && <span className="text-2xs text-faint">{command.note}</span>}
+            </div>
+          </Fragment>
+        ))}
+      </div>
+      {shown.length === 0 && (
+        <p role="status" className="px-4 pt-2 pb-5 text-center text-[13px] text-soft">
+          {complete ? "Nothing by that name." : "Searching…"}
+        </p>
+      )}
+    </>
   );
 }
 
-function Item({
-  icon,
-  children,
-  run,
-  note,
-  value,
-  keywords,
-}: {
-  icon: ReactNode;
-  children: ReactNode;
-  run: () => void;
-  note?: string;
-  value?: string;
-  keywords?: string[];
-}) {
-  return (
-    <Command.Item onSelect={run} className={ITEM} {...(value ? { value } : {})} {...(keywords ? { keywords } : {})}>
-      <span className="text-faint">{icon}</span>
-      <span className="min-w-0 flex-1 truncate">{children}</span>
-      {note && <span className="text-2xs text-faint">{note}</span>}
-    </Command.Item>
-  );
+/** All that may match, and whether the platform has answered for these words. */
+function useCommands(words: string): [Command[], boolean] {
+  const navigate = useNavigate();
+  const [theme, , choose] = useTheme();
+  const tasks = useQuery(searched(words));
+  const known = useQuery(projects);
+  const admin = useQuery(me).data?.user.role === "admin";
+  const answered = !tasks.isPlaceholderData && !tasks.isPending;
+  const commands: Command[] = [
+    {
+      id: "new-task",
+      group: "Do",
+      label: "New task",
+      icon: CirclePlus,
+      run: () => navigate({ to: "/board", search: { new: true } }),
+    },
+    {
+      id: "new-session",
+      group: "Do",
+      label: "New session",
+      icon: MessageSquarePlus,
+      run: () => navigate({ to: "/sessions", search: { new: true } }),
+    },
+    {
+      id: "theme",
+      group: "Do",
+      label: theme === "dark" ? "Light colours" : "Dark colours",
+      icon: MoonStar,
+      run: () => choose(theme === "dark" ? "light" : "dark"),
+    },
+    ...PLACES.filter((place) => !place.admin || admin).map((place) => ({
+      id: place.to,
+      group: "Go to",
+      label: place.label,
+      icon: place.icon,
+      run: () => navigate({ to: place.to }),
+    })),
+    ...(tasks.data ?? []).map((task) => ({
+      id: task.id,
+      group: "Tasks",
+      label: task.title,
+      note: COLUMNS[task.status].text,
+      found: answered,
+      icon: SquareCheck,
+      run: () => navigate({ to: "/tasks/$taskId", params: { taskId: task.id } }),
+    })),
+    ...(known.data ?? []).map((project) => ({
+      id: project.id,
+      group: "Projects",
+      label: project.name,
+      note: "board",
+      icon: FolderGit2,
+      run: () => navigate({ to: "/board", search: { project: project.id } }),
+    })),
+  ];
+  return [commands, answered && !known.isPending];
 }

@@ -1,17 +1,13 @@
-import { lazy, Suspense, useEffect, useState } from "react";
+import { Dialog } from "radix-ui";
+import { useEffect, useState } from "react";
+import { Commands } from "./palette-commands";
 import { onPalette } from "./palette-state";
 
-const Commands = lazy(() => import("./palette-commands"));
-
-/** Ctrl+K: everything that can be gone to or done, by its name. Loaded when first opened. */
+/** Ctrl+K: everything that can be gone to or done, by its name. Not loaded lazily: letters typed right after it must arrive in its box. */
 export function Palette() {
   const [open, setOpen] = useState(false);
-  const [used, setUsed] = useState(false);
   useEffect(() => {
-    const show = () => {
-      setUsed(true);
-      setOpen(true);
-    };
+    const show = () => setOpen(true);
     const key = (event: KeyboardEvent) => {
       if ((event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey && event.key.toLowerCase() === "k") {
         event.preventDefault();
@@ -25,10 +21,18 @@ export function Palette() {
       forget();
     };
   }, []);
-  if (!used) return null;
   return (
-    <Suspense fallback={null}>
-      <Commands open={open} onOpenChange={setOpen} />
-    </Suspense>
+    <Dialog.Root open={open} onOpenChange={setOpen}>
+      <Dialog.Portal>
+        <Dialog.Overlay className="fixed inset-0 z-40 bg-black/40" />
+        <Dialog.Content
+          aria-describedby={undefined}
+          className="fixed top-[12vh] left-1/2 z-50 w-[min(38rem,94vw)] -translate-x-1/2 overflow-hidden rounded-lg border bg-raised shadow-float outline-none"
+        >
+          <Dialog.Title className="sr-only">Search and commands</Dialog.Title>
+          <Commands onClose={() => setOpen(false)} />
+        </Dialog.Content>
+      </Dialog.Portal>
+    </Dialog.Root>
   );
 }

@@ -127,9 +127,7 @@ function SmallBar({ places }: { places: Place[] }) {
             <span className="max-w-full truncate">{place.label}</span>
           </Link>
         ))}
-      <div className="flex flex-1 items-center justify-center">
-        <Inbox />
-      </div>
+      <Inbox small />
       <Menu
         trigger={
           <button type="button" className="flex flex-1 flex-col items-center gap-0.5 py-1.5 text-2xs text-soft">

@@ -54,6 +54,11 @@ function Panel({
         <RadixDialog.Overlay className={VEIL} />
         <RadixDialog.Content
           className={clsx("fixed z-50 flex flex-col bg-raised shadow-float outline-none", className)}
+          onOpenAutoFocus={(event) => {
+            // else the first button is focused, which is Close, and says so
+            event.preventDefault();
+            (event.currentTarget as HTMLElement | null)?.focus();
+          }}
           {...(description ? {} : { "aria-describedby": undefined })}
         >
           <Top title={title} description={description} />

@@ -3,8 +3,9 @@ import ReactMarkdown, { type Components } from "react-markdown";
 import remarkGfm from "remark-gfm";
 import { safeHref } from "@/lib/links";
 import { Code } from "./code";
+import { keepPaths } from "./markdown-paths";
 
-const PLUGINS = [remarkGfm];
+const PLUGINS = [remarkGfm, keepPaths];
 
 const COMPONENTS: Components = {
   a({ href, children }) {

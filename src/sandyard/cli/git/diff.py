@@ -14,7 +14,7 @@ from sandyard.cli.connection import connect
 from sandyard.cli.git.failures import advised
 from sandyard.cli.git.told import counted
 from sandyard.cli.git.workplace import path_of, workplace_argument
-from sandyard.cli.output import in_colour, print_json, printable, text_option, visible
+from sandyard.cli.output import echo, in_colour, print_json, printable, text_option, visible
 
 BAR = 40
 AGAINST = re.compile(r"base|head|[0-9a-f]{4,64}")
@@ -56,16 +56,16 @@ def diff(*, workplace: str, paths: tuple[str, ...], against: str, shape: str | N
         print_json(found)
     elif shape == "names":
         for file in found["files"]:
-            click.echo(printable(file["path"]))
+            echo(printable(file["path"]))
     elif shape == "stat":
         for line in stat(found):
-            click.echo(line)
+            echo(line)
     elif raw:
         _write(found)
     else:
         show(found)
     if found.get("truncated"):
-        click.echo("There are more files than are shown here: name those you want to see.", err=True)
+        echo("There are more files than are shown here: name those you want to see.", err=True)
 
 
 def show(found: Any) -> None:
@@ -73,7 +73,7 @@ def show(found: Any) -> None:
     colour = in_colour()
     text = "".join(f"{line}\n" for file in found["files"] for line in lines(file, colour=colour))
     if not sys.stdout.isatty():
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return
     os.environ.setdefault("LESS", "FRX")  # as git has it: it leaves by itself when all fits on the screen
     click.echo_via_pager(text, color=colour)
@@ -159,7 +159,7 @@ def _name(file: Any) -> str:
 def _write(found: Any) -> None:
     for file in found["files"]:
         if remark := _remark(file):
-            click.echo(f"Left out: {printable(remark)}", err=True)
+            echo(f"Left out: {printable(remark)}", err=True)
         else:
             sys.stdout.buffer.write(_patch(file).encode())
     sys.stdout.buffer.flush()

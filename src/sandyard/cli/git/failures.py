@@ -8,10 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-import click
-
 from sandyard.cli.errors import ApiError
-from sandyard.cli.output import printable
+from sandyard.cli.output import echo, printable
 
 SHOWN = 50
 REMEDIES = {
@@ -27,9 +25,9 @@ REMEDIES = {
 
 def fail(error: ApiError, workplace: str, verb: str, asked: Mapping[str, object]) -> NoReturn:
     """Say it as every error is said, and below it what can be done; ends this process. `asked`: the request's body."""
-    click.echo(f"sandyard: {error.message}", err=True)
+    echo(f"sandyard: {error.message}", err=True)
     for line in explain(error, workplace, verb, asked):
-        click.echo(line, err=True)
+        echo(line, err=True)
     sys.exit(error.exit_code)
 
 

@@ -38,7 +38,7 @@ class Ticker:
         self._say("waiting" if before is None else f"waiting: {ordinal(before + 1)} in line")
 
     def under_way(self, kind: str) -> None:
-        self._say(DOING.get(kind, kind))
+        self._say(DOING.get(kind) or printable(kind))
 
     def progress(self, what: object, percent: object) -> None:
         text = printable(str(what or ""))

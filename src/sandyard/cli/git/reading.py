@@ -13,7 +13,7 @@ from sandyard.cli.git.failures import advised
 from sandyard.cli.git.told import counted, short
 from sandyard.cli.git.workplace import path_of, workplace_argument
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import ago, in_colour, print_json, printable, text_option, visible
+from sandyard.cli.output import ago, echo, in_colour, print_json, printable, text_option, visible
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -44,7 +44,7 @@ def status(workplace: str, output: str) -> None:
             return
         checkout = client.get(path)
     for line in described(found, checkout):
-        click.echo(line)
+        echo(line)
 
 
 def described(found: Any, checkout: Any) -> Iterator[str]:
@@ -103,33 +103,43 @@ def _section(title: str, lines: list[str], colour: str) -> Iterator[str]:
 @limit_option(30)
 @text_option
 def log(workplace: str, full: bool, skip: int, limit: int, output: str) -> None:
-    """The commits since the branch left its base. Newest first; looking does not wake the sandbox."""
+    """The branch's own commits, and those it began from. Newest first; looking does not wake the sandbox."""
     with connect() as client, advised(workplace):
         found = _history(client, f"{path_of(client, workplace)}/history", limit, skip)
     if output == "json":
         print_json(found)
         return
-    if not found["items"]:
-        click.echo("There is no commit yet.", err=True)
-    elif full:
-        click.echo("\n\n".join("\n".join(_commit(commit)) for commit in found["items"]))
-    else:
-        for commit in found["items"]:
-            click.echo(f"{_hash(short(commit['id']))} {printable(commit['subject'])}")
+    own, base = found["items"], found["base"]
+    if not own and not skip:
+        echo("No commits of its own yet." + (" It began from:" if base else ""), err=True)
+    elif base and own:
+        _show(own, full=full)
+        echo("Before that, on its base:", err=True)
+        own = []
+    _show([*own, *base], full=full)
     if len(found["items"]) == limit:
-        click.echo(f"Only {counted(limit, 'commit')}: --limit shows more.", err=True)
+        echo(f"Only {counted(limit, 'commit')}: --limit shows more.", err=True)
 
 
 def _history(client: Client, path: str, limit: int, skip: int) -> Any:
     """Up to `limit` commits, in as few requests as that takes."""
     items: list[Any] = []
+    base: list[Any] = []
     while len(items) < limit:
         wanted = min(PAGE, limit - len(items))
-        page = client.get(path, limit=wanted, skip=skip + len(items))["items"]
-        items += page
-        if len(page) < wanted:
+        page = client.get(path, limit=wanted, skip=skip + len(items), base=True)
+        items += page["items"]
+        base = page.get("base") or []
+        if len(page["items"]) < wanted:
             break
-    return {"items": items}
+    return {"items": items, "base": base}
+
+
+def _show(commits: list[Any], *, full: bool) -> None:
+    if full and commits:
+        echo("\n\n".join("\n".join(_commit(commit)) for commit in commits))
+    for commit in () if full else commits:
+        echo(f"{_hash(short(commit['id']))} {printable(commit['subject'])}")
 
 
 def _commit(commit: Any) -> Iterator[str]:

@@ -16,7 +16,7 @@ from sandyard.cli.git.running import carry_out
 from sandyard.cli.git.told import counted, short, told
 from sandyard.cli.git.workplace import workplace_argument
 from sandyard.cli.options import given
-from sandyard.cli.output import output_option
+from sandyard.cli.output import echo, output_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 HOW = {
@@ -53,10 +53,10 @@ def push(workplace: str, output: str | None) -> None:
     detail = done["detail"]
     told(done, pushed(detail), output)
     if found := detail.get("conflicts"):
-        click.echo("It cannot be merged as it is: its base has changed the same lines.", err=True)
+        echo("It cannot be merged as it is: its base has changed the same lines.", err=True)
         for line in conflicts(found):
-            click.echo(line, err=True)
-        click.echo(f"What can be done: sandyard git update {workplace} --agent", err=True)
+            echo(line, err=True)
+        echo(f"What can be done: sandyard git update {workplace} --agent", err=True)
 
 
 def pushed(detail: dict[str, Any]) -> str:
@@ -94,7 +94,7 @@ def update(workplace: str, how: str | None, source: str | None, output: str | No
     told(done, updated(how or "rebase", detail), output)
     found = detail.get("conflicts") or []
     for line in conflicts(found):
-        click.echo(line, err=True)
+        echo(line, err=True)
     if found and how == "check":
         sys.exit(FAILED)
 

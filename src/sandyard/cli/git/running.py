@@ -10,13 +10,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import click
-
 from sandyard.cli.connection import sandbox_of, segment
 from sandyard.cli.errors import ApiError, NoAnswerError
 from sandyard.cli.git.failures import fail
 from sandyard.cli.git.progress import Ticker
-from sandyard.cli.output import printable
+from sandyard.cli.output import echo, printable
 from sandyard.cli.sse import follow
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def submit(client: Client, verb: str, body: dict[str, object], workplace: str) -
 
 def note_warnings(operation: Any) -> None:
     for warning in operation["detail"].get("warnings") or []:
-        click.echo(f"Note: {printable(str(warning))}", err=True)
+        echo(f"Note: {printable(str(warning))}", err=True)
 
 
 def attend(client: Client, operation: Any, ticker: Ticker) -> Any:
@@ -124,7 +122,7 @@ def _watch(client: Client, operation: Any, path: str, ticker: Ticker) -> None:
 
 def leave(operation: Any, workplace: str) -> NoReturn:
     """After Ctrl-C. `operation`: None when the server has not said yet which it is."""
-    click.echo(f"\nThis goes on without you. To look at it: {_look(operation, workplace)}", err=True)
+    echo(f"\nThis goes on without you. To look at it: {_look(operation, workplace)}", err=True)
     sys.exit(INTERRUPTED)
 
 

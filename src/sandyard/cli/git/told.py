@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from sandyard.cli.output import as_json, print_json, printable
+from sandyard.cli.output import as_json, echo, print_json, printable
 
 
 def told(operation: Any, sentence: str, output: str | None) -> None:
     """A sentence for people, the operation itself for programs."""
-    print_json(operation) if as_json(output) else click.echo(printable(sentence))
+    print_json(operation) if as_json(output) else echo(printable(sentence))
 
 
 def short(commit: object) -> str:

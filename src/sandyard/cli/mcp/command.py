@@ -11,7 +11,7 @@ import click
 from sandyard.cli import config
 from sandyard.cli.connection import connect
 from sandyard.cli.errors import CommandError
-from sandyard.cli.output import as_json, output_option, print_json
+from sandyard.cli.output import as_json, echo, output_option, print_json
 
 PLACEHOLDER = "sy_…"
 
@@ -38,14 +38,12 @@ def mcp(stdio: bool, with_token: bool, output: str | None) -> None:
     if as_json(output):
         print_json({"url": url, "http": by_http(url, token), "stdio": BY_PROGRAM})
         return
-    click.echo(
-        f"{url}\n\nFor an agent that speaks HTTP:\n{json.dumps(by_http(url, token), indent=2, ensure_ascii=False)}\n"
-    )
-    click.echo(f"For one that starts programs, with the login of this machine:\n{json.dumps(BY_PROGRAM, indent=2)}")
+    echo(f"{url}\n\nFor an agent that speaks HTTP:\n{json.dumps(by_http(url, token), indent=2, ensure_ascii=False)}\n")
+    echo(f"For one that starts programs, with the login of this machine:\n{json.dumps(BY_PROGRAM, indent=2)}")
     if token == PLACEHOLDER:
-        click.echo(f"\n`sandyard api-key create NAME` makes a token to put in the place of {PLACEHOLDER}", err=True)
+        echo(f"\n`sandyard api-key create NAME` makes a token to put in the place of {PLACEHOLDER}", err=True)
     if login.bare:
-        click.echo(f"Warning: the token will cross the network unencrypted to {login.url}. Use https.", err=True)
+        echo(f"Warning: the token will cross the network unencrypted to {login.url}. Use https.", err=True)
 
 
 def by_http(url: str, token: str) -> dict[str, Any]:

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard.cli.connection import segment
-from sandyard.cli.output import printable
+from sandyard.cli.output import echo, printable
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
+
+
+TEST_FAILED = "connection_test_failed"
+"""The code of an answer that refuses to store what does not work; its `findings` are those of a test."""
 
 
 def look(client: Client, project_id: str) -> Any:
@@ -22,4 +26,4 @@ def tell(found: Any, *, err: bool) -> None:
     """`✓ repository: https://… answers`"""
     for finding in found["findings"]:
         mark = click.style("✓", fg="green") if finding["ok"] else click.style("✗", fg="red")
-        click.echo(f"{mark} {printable(finding['what'].replace('_', ' '))}: {printable(finding['detail'])}", err=err)
+        echo(f"{mark} {printable(finding['what'].replace('_', ' '))}: {printable(finding['detail'])}", err=err)

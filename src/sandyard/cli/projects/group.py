@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,18 +11,15 @@ from sandyard.cli.completion import project_ids
 from sandyard.cli.connection import connect, project_of, segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import as_json, output_option, print_json, show_list, show_one
-from sandyard.cli.projects.checking import look, tell
+from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
+from sandyard.cli.projects.checking import TEST_FAILED, look, tell
 from sandyard.cli.projects.credentials import credential_options, gather
+from sandyard.cli.projects.mcp import mcp
 from sandyard.cli.projects.members import members, project_argument
 from sandyard.cli.projects.preparations import preparations, prepare
 from sandyard.cli.projects.repository import located
 from sandyard.cli.projects.settings import change
 from sandyard.cli.projects.showing import COLUMNS, CREDENTIALS, FIELDS
-from sandyard.kit.errors import SandyardError
-
-if TYPE_CHECKING:
-    from sandyard.cli.client import Client
 
 KINDS = {"token": "token", "ssh-key": "ssh_key", "app": "app", "webhook-secret": "webhook_secret"}
 
@@ -42,7 +39,9 @@ def project() -> None:
 @click.option("--api-url", help="Of a GitHub Enterprise Server.")
 @click.option("--no-token", is_flag=True, help="Do not ask for a token: everybody may read it, or a key opens it.")
 @credential_options
-@click.option("--test/--no-test", default=True, show_default=True, help="Try right away whether it works.")
+@click.option(
+    "--test/--no-test", default=True, show_default=True, help="Test the connection first, and add nothing if it fails."
+)
 @output_option
 def add(
     *,
@@ -56,35 +55,30 @@ def add(
     output: str | None,
     **options: Any,
 ) -> None:
-    """Add a project, and try whether its repository can be used.
+    """Add a project, if its repository can be used.
 
     The token is asked for, or read from standard input with --token-stdin; it never is an argument, which others on this machine
-    could see. The exit code is 1 when the project was added but does not work yet.
+    could see.
     """
     if no_token and options["token_stdin"]:
         raise click.UsageError("Either --token-stdin or --no-token, not both.")
     credentials = gather(repository=repository, ask=not no_token, **options)
     settings = given(forge=given(kind=forge, apiUrl=api_url))
-    body = given(name=name, repository=located(repository), baseBranch=base, settings=settings)
+    body = given(name=name, repository=located(repository), baseBranch=base, settings=settings, **credentials)
     with connect() as client:
-        made = client.post("/projects", body)
-        if credentials:
-            try:
-                _put(client, made["id"], credentials)
-            except SandyardError as error:
-                again = f"Give it one with `sandyard project token {made['id']}`"
-                raise CommandError(
-                    f"{name} was added as {made['id']}, but not its credential: {error.message} {again}."
-                ) from None
-        found = look(client, made["id"]) if test else None
+        try:
+            made = client.post("/projects", {**body, "test": test})
+        except ApiError as error:
+            if error.problem_code != TEST_FAILED:
+                raise
+            tell(error.details, err=True)
+            raise CommandError(f"{name} was not added. To add it anyway: --no-test") from None
     show_one(made, FIELDS, output)
-    if found is not None:
-        tell(found, err=True)
-        if not found["ok"]:
-            click.echo(
-                f"{name} was added, but does not work yet. To look again: sandyard project test {made['id']}", err=True
-            )
-            sys.exit(FAILED)
+    if note := made.get("forgeNote"):
+        echo(
+            f"{printable(note)} To set it: sandyard project set {printable(made['id'])} --api-url https://HOST/api/v3",
+            err=True,
+        )
 
 
 @project.command("list")
@@ -115,7 +109,7 @@ def show(project: str, output: str | None) -> None:
             if error.http_status != 403:  # a member need not see them
                 raise
             return
-    click.echo()
+    echo()
     show_list(credentials, CREDENTIALS, "table", nothing="It has no credential.")
 
 
@@ -123,7 +117,12 @@ def show(project: str, output: str | None) -> None:
 @project_argument
 @credential_options
 @click.option("--remove", "removed", type=click.Choice(list(KINDS)), help="Take one away instead.")
-@click.option("--test/--no-test", default=True, show_default=True, help="Try right away whether it works.")
+@click.option(
+    "--test/--no-test",
+    default=True,
+    show_default=True,
+    help="Test the connection first, and store nothing if it fails.",
+)
 def token(*, project: str, removed: str | None, test: bool, **options: Any) -> None:
     """Give a project a new token, key, app or webhook secret.
 
@@ -134,17 +133,20 @@ def token(*, project: str, removed: str | None, test: bool, **options: Any) -> N
         path = f"/projects/{segment(project_id)}"
         if removed is not None:
             client.delete(f"{path}/credentials/{KINDS[removed]}")
-            click.echo(f"{project} has no {removed} any more.", err=True)
+            echo(f"{project} has no {removed} any more.", err=True)
             return
         credentials = gather(repository=client.get(path).get("repository"), ask=True, **options)
         if not credentials:
             raise CommandError("There is nothing to store: give a token with --token-stdin, or a key with --ssh-key.")
-        _put(client, project_id, credentials)
-        click.echo("Stored.", err=True)
-        if test:
-            found = look(client, project_id)
-            tell(found, err=True)
-            sys.exit(0 if found["ok"] else FAILED)
+        asked = test and set(credentials) != {"webhookSecret"}  # which no remote is shown
+        try:
+            client.request("PUT", f"{path}/credentials", body=credentials, params={"test": asked})
+        except ApiError as error:
+            if error.problem_code != TEST_FAILED:
+                raise
+            tell(error.details, err=True)
+            raise CommandError("Nothing was stored. To store it anyway: --no-test") from None
+        echo("Stored.", err=True)
 
 
 @project.command()
@@ -168,12 +170,8 @@ def delete(project: str, yes: bool) -> None:
         if not yes:
             click.confirm(f"Delete {project} with its tasks and credentials?", abort=True, err=True)
         client.delete(f"/projects/{segment(project_id)}")
-    click.echo(f"{project} is deleted.", err=True)
+    echo(f"{project} is deleted.", err=True)
 
 
-def _put(client: Client, project_id: str, credentials: dict[str, Any]) -> None:
-    client.request("PUT", f"/projects/{segment(project_id)}/credentials", body=credentials)
-
-
-for command in (change, members, prepare, preparations):
+for command in (change, mcp, members, prepare, preparations):
     project.add_command(command)

@@ -9,7 +9,7 @@ import click
 from sandyard.cli.completion import project_ids
 from sandyard.cli.connection import MANY, connect, project_of, segment
 from sandyard.cli.errors import NOT_ALLOWED, ApiError, CommandError
-from sandyard.cli.output import output_option, show_list
+from sandyard.cli.output import echo, output_option, show_list
 from sandyard.cli.projects.showing import MEMBERS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def add(project: str, user: str) -> None:
     with connect() as client:
         project_id, user_id = project_of(client, project), _user(client, user)
         client.request("PUT", f"/projects/{segment(project_id)}/members/{segment(user_id)}")
-    click.echo(f"{user} works on {project} now.", err=True)
+    echo(f"{user} works on {project} now.", err=True)
 
 
 @members.command()
@@ -55,7 +55,7 @@ def remove(project: str, user: str) -> None:
         path = f"/projects/{segment(project_id)}/members"
         known = {member["name"]: str(member["id"]) for member in client.get(path)["items"]}
         client.delete(f"{path}/{segment(known.get(user) or _user(client, user))}")
-    click.echo(f"{user} does not work on {project} any more.", err=True)
+    echo(f"{user} does not work on {project} any more.", err=True)
 
 
 def _user(client: Client, name: str) -> str:

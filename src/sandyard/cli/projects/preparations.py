@@ -11,7 +11,7 @@ import click
 from sandyard.cli.connection import connect, project_of, segment
 from sandyard.cli.errors import FAILED
 from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import output_option, printable, show_list, show_one, visible
+from sandyard.cli.output import echo, output_option, printable, show_list, show_one, visible
 from sandyard.cli.projects.members import project_argument
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def prepare(project: str, agent: str | None, base: str | None, wait: bool, outpu
         if wait:
             made = _attend(client, made)
     for warning in made.get("warnings") or []:
-        click.echo(f"Note: {printable(str(warning))}", err=True)
+        echo(f"Note: {printable(str(warning))}", err=True)
     show_one(made, FIELDS, output)
     if made["status"] == "failed":
         for line in f"Error: {made.get('error') or 'It has failed.'}".splitlines():
-            click.echo(visible(line), err=True)
+            echo(visible(line), err=True)
         sys.exit(FAILED)
 
 
@@ -74,7 +74,7 @@ def _attend(client: Client, made: Any) -> Any:
     while made["status"] == "preparing":
         if made.get("step") != said:
             said = made.get("step")
-            click.echo(f"{printable(str(said))} …", err=True)
+            echo(f"{printable(str(said))} …", err=True)
         time.sleep(LOOK_SECONDS)
         made = client.get(f"/preparations/{segment(made['id'])}")
     return made
@@ -90,7 +90,7 @@ def preparations(project: str, deleted: str | None, limit: int, output: str | No
     with connect() as client:
         if deleted is not None:
             client.delete(f"/preparations/{segment(deleted)}")
-            click.echo(f"{deleted} is gone.", err=True)
+            echo(f"{deleted} is gone.", err=True)
             return
         page = client.pages(f"/projects/{segment(project_of(client, project))}/preparations", limit)
     show_list(page, COLUMNS, output, nothing="Nothing was prepared. `sandyard project prepare` does that.")

@@ -7,6 +7,7 @@ COLUMNS = {
     "NAME": "name",
     "REPOSITORY": "repository",
     "BASE": "baseBranch",
+    "PROBLEM": "connectionError",
     "CREATED": "createdAt",
 }
 FIELDS = {
@@ -14,9 +15,10 @@ FIELDS = {
     "name": "name",
     "repository": "repository",
     "base": "baseBranch",
+    "problem": "connectionError",
     "verified by": "settings.verify.command",
     "set up by": "settings.setup.command",
-    "agent": "settings.agent.default",
+    "agent": "defaultAgent",
     "model": "settings.agent.model",
     "permissions": "settings.agent.permissions.mode",
     "denied": "settings.agent.permissions.deny",

@@ -12,6 +12,7 @@ from sandyard.cli import config
 from sandyard.cli.completion import workplace_ids
 from sandyard.cli.connection import connect, sandbox_of
 from sandyard.cli.errors import CommandError
+from sandyard.cli.output import echo
 from sandyard.cli.remote import settings
 
 
@@ -45,18 +46,18 @@ def ssh_config(write: bool) -> None:
     again changes nothing, or brings it up to date.
     """
     if not write:
-        click.echo(settings.settings(), nl=False)
+        echo(settings.settings(), nl=False)
         return
     path = settings.write_settings()
     file, added = settings.include(path)
-    click.echo(f"{path} has the settings. {file} {'now includes' if added else 'includes'} it.")
+    echo(f"{path} has the settings. {file} {'now includes' if added else 'includes'} it.")
     if os.environ.get("SANDYARD_TOKEN") or os.environ.get("SANDYARD_URL"):
-        click.echo(
+        echo(
             "The login is in this shell's environment: programs started elsewhere do not have it. `sandyard login` stores one.",
             err=True,
         )
     elif config.load().token is None:
-        click.echo("Nobody is logged in here yet: `sandyard login` does that.", err=True)
+        echo("Nobody is logged in here yet: `sandyard login` does that.", err=True)
 
 
 def _carry(name: str) -> int:

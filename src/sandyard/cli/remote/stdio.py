@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-import click
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -18,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from sandyard.cli.config import Login
 from sandyard.cli.connection import segment
 from sandyard.cli.errors import FAILED, ApiError, NoAnswerError, NotLoggedInError
-from sandyard.cli.output import printable
+from sandyard.cli.output import echo, printable
 
 OPEN_SECONDS = 120.0
 """A sandbox may have to be made or woken first."""
@@ -88,7 +87,7 @@ def _write(data: bytes) -> None:
 def _ended(reason: str | None) -> int:
     if reason is None:
         return 0
-    click.echo(f"sandyard: {printable(reason)}", err=True)
+    echo(f"sandyard: {printable(reason)}", err=True)
     return FAILED
 
 

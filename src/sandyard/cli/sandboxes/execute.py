@@ -17,7 +17,7 @@ from sandyard.cli.completion import sandbox_ids
 from sandyard.cli.connection import connect, sandbox_of, segment
 from sandyard.cli.errors import FAILED, NoAnswerError
 from sandyard.cli.options import env_option, given
-from sandyard.cli.output import print_json
+from sandyard.cli.output import echo, print_json
 from sandyard.cli.sse import follow
 from sandyard.kit.errors import SandyardError
 
@@ -58,9 +58,7 @@ def execute(
     if not command:
         raise click.UsageError("There is no command to run.")
     if stat.S_ISFIFO(os.fstat(0).st_mode) or stat.S_ISREG(os.fstat(0).st_mode):
-        click.echo(
-            "Standard input is not passed on to the command: copy it there as a file (sandyard sandbox cp).", err=True
-        )
+        echo("Standard input is not passed on to the command: copy it there as a file (sandyard sandbox cp).", err=True)
     line = command[0] if len(command) == 1 else shlex.join(command)
     body = given(command=line, cwd=cwd, envs=envs, timeout=timeout)
     with connect(patience=(timeout or 300) + 60) as client:
@@ -69,7 +67,7 @@ def execute(
             sys.exit(_wait(client, path, body))
         started = client.post(f"{path}/execute", body | {"background": True})
         if detach:
-            print_json(started) if output == "json" else click.echo(started["id"])
+            print_json(started) if output == "json" else echo(started["id"])
             return
         sys.exit(_attend(client, started["id"]))
 
@@ -132,7 +130,7 @@ def exit_code(command: Any) -> int:
     """Never a made-up one: an end that nobody saw is said and is a failure."""
     status, code, number = command["status"], command.get("exitCode"), command.get("id") or command["commandId"]
     if status == "timed_out":
-        click.echo(f"sandyard: The command took too long and was ended ({number}).", err=True)
+        echo(f"sandyard: The command took too long and was ended ({number}).", err=True)
         return TIMED_OUT
     if status == "killed":
         return KILLED
@@ -142,7 +140,7 @@ def exit_code(command: Any) -> int:
         return 128 + int(command["signal"])
     told = {"lost": "was lost with its sandbox", "not_started": "did not start"}.get(status, f"is {status}")
     reason = f": {command['error'].rstrip('.')}" if command.get("error") else ""
-    click.echo(f"sandyard: The command {told}{reason} ({number}).", err=True)
+    echo(f"sandyard: The command {told}{reason} ({number}).", err=True)
     return FAILED
 
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-import click
-
 from sandyard.cli.connection import segment
 from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.output import echo
 from sandyard.cli.sandboxes import archive
 from sandyard.kit.ids import random_id
 
@@ -155,9 +154,7 @@ class Files:
                     raise
                 self._tar = False
             if not self._tar:
-                click.echo(
-                    "There is no tar in the sandbox: file by file, without modes, links and empty ones.", err=True
-                )
+                echo("There is no tar in the sandbox: file by file, without modes, links and empty ones.", err=True)
         return self._tar
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ import click
 from sandyard.cli.completion import sandbox_ids
 from sandyard.cli.connection import connect, sandbox_of, segment
 from sandyard.cli.options import env_option, given, limit_option
-from sandyard.cli.output import as_json, output_option, show_list, show_one
+from sandyard.cli.output import as_json, echo, output_option, show_list, show_one
 from sandyard.cli.sandboxes.copy import cp
 from sandyard.cli.sandboxes.execute import execute
 from sandyard.cli.sandboxes.logs import logs
@@ -22,6 +22,8 @@ STATUSES = ["provisioning", "running", "paused", "error", "destroyed"]
 COLUMNS = {
     "ID": "id",
     "STATUS": "status",
+    "TITLE": "title",
+    "PROJECT": "projectName",
     "TEMPLATE": "template",
     "SESSION": "sessionId",
     "COMMANDS": "commandCount",
@@ -31,6 +33,8 @@ FIELDS = {
     "id": "id",
     "status": "status",
     "error": "error",
+    "title": "title",
+    "project": "projectName",
     "template": "template",
     "session": "sessionId",
     "agent": "agentId",
@@ -104,7 +108,7 @@ def denied(sandbox_id: str, output: str | None) -> None:
     with connect() as client:
         found = client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/denied")
     if not found["available"] and not as_json(output):
-        click.echo("This engine does not report blocked connections.", err=True)
+        echo("This engine does not report blocked connections.", err=True)
         return
     show_list(found, DENIED, output, nothing="No blocked connections.")
 
@@ -119,7 +123,7 @@ def kill(sandbox_ids: tuple[str, ...]) -> None:
             try:
                 client.delete(f"/sandboxes/{segment(sandbox_of(client, name))}")
             except SandyardError as error:
-                click.echo(f"sandyard: {error.message}", err=True)
+                echo(f"sandyard: {error.message}", err=True)
                 code = code or getattr(error, "exit_code", 1)
     sys.exit(code)
 

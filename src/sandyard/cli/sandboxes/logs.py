@@ -12,7 +12,7 @@ import click
 from sandyard.cli.completion import sandbox_ids
 from sandyard.cli.connection import connect, sandbox_of, segment
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import ago, print_json, printable
+from sandyard.cli.output import ago, echo, print_json, printable
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -43,7 +43,7 @@ def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
             print_json(page)
             return
         for command in reversed(page["items"]):
-            click.echo(click.style(header(command), bold=True))
+            echo(click.style(header(command), bold=True))
             sys.stdout.flush()
             _write(client, command)
 

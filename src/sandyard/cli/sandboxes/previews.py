@@ -6,7 +6,7 @@ import click
 
 from sandyard.cli.completion import sandbox_ids
 from sandyard.cli.connection import connect, sandbox_of, segment
-from sandyard.cli.output import output_option, print_json, show_list, text_option
+from sandyard.cli.output import echo, output_option, print_json, show_list, text_option
 
 COLUMNS = {"PORT": "port", "ADDRESS": "address", "PROCESS": "process", "URL": "url"}
 _NOTHING = "Nothing listens in this sandbox."
@@ -44,4 +44,4 @@ def preview(sandbox_id: str, port: int, path: str, output: str) -> None:
     if output == "json":
         print_json(made)
     else:
-        click.echo(made["url"])
+        echo(made["url"])

@@ -12,7 +12,7 @@ from sandyard.cli.completion import agent_names, project_ids, task_ids
 from sandyard.cli.connection import connect, project_of
 from sandyard.cli.errors import CommandError
 from sandyard.cli.options import given
-from sandyard.cli.output import print_json, printable, text_option
+from sandyard.cli.output import echo, print_json, printable, text_option
 from sandyard.cli.tasks.ending import follow_to_the_end
 from sandyard.cli.tasks.finding import Agents, find_task
 
@@ -87,12 +87,12 @@ def add(
         if output == "json":
             print_json(made, compact=following)
         else:
-            click.echo(made["id"])
+            echo(made["id"])
         if following:
             follow_to_the_end(client, made, as_json=output == "json")
         elif output != "json":
             for line in next_steps(client, made):
-                click.echo(line, err=True)
+                echo(line, err=True)
 
 
 def read(text: str | None, file: str | None) -> str:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.asks import answer_one, answer_options
+from sandyard.cli.asks import allow_refused, answer_one, answer_options
+from sandyard.cli.completion import agent_names
 from sandyard.cli.connection import connect, segment
 from sandyard.cli.errors import ApiError
 from sandyard.cli.options import given
-from sandyard.cli.output import as_json, output_option, print_json, printable, text_option
+from sandyard.cli.output import as_json, echo, output_option, print_json, printable, text_option
 from sandyard.cli.pull_requests import described, summary
 from sandyard.cli.tasks.ending import follow_to_the_end
 from sandyard.cli.tasks.finding import find_attempt, find_task, task_argument
 from sandyard.cli.tasks.following import known
 from sandyard.cli.tasks.listing import COLUMNS, state_of
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
 
 follow_option = click.option("-f", "--follow", "following", is_flag=True, help="Stay, and show what happens.")
 
@@ -29,10 +33,26 @@ def answer(task: str, output: str, **given: Any) -> None:
     """Answer what the agent asks; without ANSWER, show it.
 
     ANSWER is an option's number or name, or allow or reject; for a question it is your words.
+    Several questions at once are answered by NAME=ANSWER for each, or by one answer for each in their order.
     """
     with connect() as client:
         found = find_task(client, task)
         answer_one(client, {"taskId": found["id"]}, found["id"], as_json=output == "json", **given)
+
+
+@click.command()
+@task_argument
+@follow_option
+@text_option
+def allow(task: str, following: bool, output: str) -> None:
+    """Allow what the project's policy refused the agent, for this session, and continue."""
+    with connect() as client:
+        found = find_task(client, task)
+        seen = known(client, found) if following else None
+        allow_refused(client, {"taskId": found["id"]}, found["id"], as_json=output == "json")
+        if following:
+            now = client.get(f"/tasks/{segment(found['id'])}")
+            follow_to_the_end(client, now, as_json=output == "json", seen=seen)
 
 
 @click.command()
@@ -47,18 +67,35 @@ def stop(task: str, output: str | None) -> None:
 
 @click.command()
 @task_argument
+@click.option("-m", "--message", help="What the agent is told when it goes on.")
+@click.option("--agent", shell_complete=agent_names, help="Who goes on with it.  [default: the task's]")
+@click.option("--model", help="With which model.")
 @follow_option
 @output_option
-def retry(task: str, following: bool, output: str | None) -> None:
-    """Once more what has failed or was stopped, from where it was. A task that is done starts over."""
+def retry(
+    task: str, *, message: str | None, agent: str | None, model: str | None, following: bool, output: str | None
+) -> None:
+    """Once more what has failed or was stopped, from where it was, by the same agent or another one. A task that is done starts over."""
     with connect() as client:
         found = find_task(client, task)
+        if agent is not None or model is not None:
+            _change_agent(client, found, agent, model)
         seen = known(client, found) if following else None
-        done = client.post(f"/tasks/{segment(found['id'])}/retry")
+        done = client.post(f"/tasks/{segment(found['id'])}/retry", given(message=message) or None)
         if following:
             follow_to_the_end(client, done, as_json=output == "json", seen=seen)
             return
     told(done, output)
+
+
+def _change_agent(client: Client, task: Any, agent: str | None, model: str | None) -> None:
+    if len(task.get("wanted") or []) > 1:
+        raise click.UsageError("Several agents work on this task side by side. Change them on its page, with Edit.")
+    wanted = {"agent": task.get("agent"), "model": task.get("model"), **((task.get("wanted") or [{}])[0])}
+    if agent is not None and agent != wanted["agent"]:
+        wanted = {"agent": agent, "model": None}  # a model of another agent's
+    change = {"agent": wanted["agent"], "model": model or wanted["model"], "attempts": []}
+    client.patch(f"/tasks/{segment(task['id'])}", change)
 
 
 def _column(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -140,10 +177,10 @@ def pull_request(task: str, output: str) -> None:
     if output == "json":
         print_json(pull)
         return
-    click.echo(summary(pull), err=True)
+    echo(summary(pull), err=True)
     for line in described(pull.get("detail") or {}):
-        click.echo(line, err=True)
-    click.echo(printable(pull["url"]))
+        echo(line, err=True)
+    echo(printable(pull["url"]))
 
 
 def _why(task: Any) -> str:
@@ -158,7 +195,7 @@ def told(task: Any, output: str | None) -> None:
         print_json(task)
         return
     for line in _sentences(task):
-        click.echo(line)
+        echo(line)
 
 
 def _sentences(task: Any) -> Iterator[str]:

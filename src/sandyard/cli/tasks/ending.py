@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandyard.cli.advice import advice_for
 from sandyard.cli.connection import segment
 from sandyard.cli.errors import FAILED, ApiError
 from sandyard.cli.output import print_json, printable
@@ -57,6 +58,13 @@ def ended(task: Any, number: int | None = None) -> Iterator[str]:
         yield f"To compare them: sandyard task compare {name}"
         yield f"To take one (of {numbers}): sandyard task pick {name} NUMBER"
     elif attempts and all(one["status"] in {"failed", "cancelled"} for one in attempts):
+        if any(one.get("errorCode") == "permission_refused" for one in attempts):
+            yield f"To allow it and continue: sandyard task allow {name}"
+        yield from dict.fromkeys(filter(None, (advice_for(one.get("errorCode")) for one in attempts)))
+        if any(one.get("errorCode") == "verify_failed" for one in attempts):
+            yield f"To see what the check said: sandyard task logs {name}"
+            yield f"To change the check: sandyard project set {shlex.quote(str(task.get('projectId')))} --verify COMMAND"
+            yield f"To let another agent go on: sandyard task retry {name} --agent NAME"
         yield f"To try again: sandyard task retry {name}"
     if task.get("error") and not any(one.get("error") for one in attempts):
         yield printable(str(task["error"]))
@@ -71,10 +79,19 @@ def where(task: Any, repository: str) -> Iterator[str]:
     if Path(repository).is_dir():
         words = ["git", "-C", repository, "diff", f"{base}...{head}"]
         yield f"To look at it: {shlex.join(words)}"
-        yield f"To merge it: {shlex.join(['git', '-C', repository, 'merge', head])}"
     else:
         fetch = shlex.join(["git", "fetch", repository, head])
         yield f"To look at it, in a clone: {fetch} && git diff {shlex.quote(base)}...FETCH_HEAD"
+    yield f"To merge it: {merge_command(task, repository, base, head)}"
+
+
+def merge_command(task: Any, repository: str, base: str, head: str) -> str:
+    """In a folder where the base branch is checked out, git does it; the platform everywhere else."""
+    with contextlib.suppress(OSError):
+        if (Path(repository) / ".git" / "HEAD").read_text().strip() == f"ref: refs/heads/{base}":
+            merge = shlex.join(["git", "-C", repository, "merge", head])
+            return f"{merge} && sandyard pr refresh {shlex.quote(task['id'])}"
+    return f"sandyard pr merge {shlex.quote(task['id'])}"
 
 
 def _outcome(attempt: Any, *, several: bool) -> Iterator[str]:

@@ -95,9 +95,13 @@ class Agents:
         return f"{printable(str(name))} (no model)" if self.is_demo(name) else printable(str(name))
 
     def is_demo(self, name: object) -> bool:
+        return name in self.load()
+
+    def load(self) -> set[str]:
+        """Ask the server which are demos, once: their names."""
         if self._demos is None:
             self._demos = _demos(self._client)
-        return name in self._demos
+        return self._demos
 
 
 def _demos(client: Client) -> set[str]:

@@ -10,17 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import click
-
 from sandyard.cli.asks import Answering
 from sandyard.cli.connection import segment
 from sandyard.cli.errors import ApiError
-from sandyard.cli.output import printable
+from sandyard.cli.output import echo, printable
 from sandyard.cli.tasks.feed import News
 from sandyard.cli.tasks.finding import Agents
 from sandyard.cli.tasks.screen import Screen
 from sandyard.cli.tasks.staying import INTERRUPTED, stay
-from sandyard.cli.tasks.steps import DOING, StepLog, described, name_of, state_of
+from sandyard.cli.tasks.steps import DOING, STEP_COLOURS, StepLog, described, name_of, state_of
 from sandyard.cli.tasks.telling import telling
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ class Watching:
     def tell_steps(self) -> None:
         for step in self.steps.news(self.attempt.get("steps") or []):
             if step["status"] != "running":
-                colour = "red" if state_of(step) == "failed" else "green"
+                colour = STEP_COLOURS.get(state_of(step))
                 fatal = self.attempt["status"] == "failed" and step.get("error") == self.attempt.get("error")
                 self._screen.note(f"{self._prefix}{described(step, error=not fatal)}", fg=colour)  # the end says it
             elif not self._screen.terminal:
@@ -200,7 +198,7 @@ def chosen(task: Any, number: int | None) -> list[Any]:
 def leave(screen: Screen, task: Any) -> NoReturn:
     """After Ctrl-C."""
     screen.clear()
-    click.echo("\nThis goes on without you.", err=True)
-    click.echo(f"To look at it again: sandyard task logs {task['id']} --follow", err=True)
-    click.echo(f"To end it:           sandyard task stop {task['id']}", err=True)
+    echo("\nThis goes on without you.", err=True)
+    echo(f"To look at it again: sandyard task logs {task['id']} --follow", err=True)
+    echo(f"To end it:           sandyard task stop {task['id']}", err=True)
     sys.exit(INTERRUPTED)

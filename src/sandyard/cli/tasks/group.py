@@ -6,7 +6,7 @@ import click
 
 from sandyard.cli.git.group import InOrder
 from sandyard.cli.tasks.adding import add
-from sandyard.cli.tasks.deciding import answer, move, pick, pull_request, remove, retry, stop
+from sandyard.cli.tasks.deciding import allow, answer, move, pick, pull_request, remove, retry, stop
 from sandyard.cli.tasks.listing import compare, list_tasks, queue
 from sandyard.cli.tasks.logs import diff, logs
 from sandyard.cli.tasks.showing import show
@@ -26,6 +26,7 @@ for command in (
     show,
     logs,
     diff,
+    allow,
     answer,
     stop,
     retry,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,19 @@ from sandyard.cli.asks import pending
 from sandyard.cli.completion import project_ids
 from sandyard.cli.connection import MANY, connect, project_of
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import GAP, ago, as_json, console, output_option, print_json, printable, show_list
+from sandyard.cli.output import (
+    GAP,
+    ago,
+    as_json,
+    console,
+    echo,
+    is_terminal,
+    output_option,
+    print_json,
+    printable,
+    show_list,
+    visible,
+)
 from sandyard.cli.tasks.ending import pull_of
 from sandyard.cli.tasks.finding import Agents, find_task, task_argument
 from sandyard.cli.tasks.screen import duration
@@ -48,7 +61,6 @@ COMPARED = {
     "COST": "cost",
     "TOKENS": "tokens",
     "TIME": "time",
-    "ERROR": "error",
 }
 
 
@@ -66,18 +78,24 @@ def list_tasks(
     """Tasks: those that are under way first."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
-        page = _pages(client, limit, statuses, projectId=project_id, q=words)
         if as_json(output):
-            print_json(page)
+            print_json(_pages(client, limit, statuses, projectId=project_id, q=words))
             return
-        names = _projects(client) if project_id is None and page["items"] else {}
         agents = Agents(client)
+        with ThreadPoolExecutor(4) as pool:  # all at once: a busy server takes its time for each
+            named = pool.submit(_projects, client) if project_id is None else None
+            asked, demos = pool.submit(pending, client, {}), pool.submit(agents.load)
+            page = _pages(client, limit, statuses, projectId=project_id, q=words)
+            demos.result()
+            names, asks = named.result() if named else {}, asked.result()
         tasks = sorted(page["items"], key=lambda task: ORDER.get(task["status"], 9))
-        asking = _asking(client, tasks)
+        asking = _asking(tasks, asks)
         rows = [_row(task, names, agents, asking) for task in tasks]
-    width = console().width
-    columns = LIST if width >= WIDE else NARROW
-    rows = fitted(rows, columns, width)
+    columns = LIST
+    if is_terminal():
+        width = console().width
+        columns = LIST if width >= WIDE else NARROW
+        rows = fitted(rows, columns, width)
     show_list({**page, "items": rows}, columns, "table", nothing="There is no task. `sandyard task add` adds one.")
 
 
@@ -113,7 +131,7 @@ def _row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) 
     }
 
 
-def _asking(client: Client, tasks: list[Any]) -> set[str]:
+def _asking(tasks: list[Any], asks: list[Any]) -> set[str]:
     """Those whose agent waits for a person."""
     running = {
         str(attempt["sessionId"]): str(task["id"])
@@ -121,9 +139,7 @@ def _asking(client: Client, tasks: list[Any]) -> set[str]:
         for attempt in task.get("attempts") or []
         if attempt["status"] == "running"
     }
-    return (
-        {running[ask["sessionId"]] for ask in pending(client, {}) if ask["sessionId"] in running} if running else set()
-    )
+    return {running[ask["sessionId"]] for ask in asks if ask["sessionId"] in running}
 
 
 def fitted(rows: list[Any], columns: dict[str, str], width: int) -> list[Any]:
@@ -188,9 +204,10 @@ def compare(task: str, output: str | None) -> None:
         agents = Agents(client)
         rows = [compared(attempt, agents) for attempt in attempts]
     show_list({"items": rows}, COMPARED, "table", nothing=f"{found['id']} was not begun yet.")
+    _show_errors(attempts)
     if len([one for one in attempts if one["status"] == "ready"]) > 1:
-        click.echo(f"To read one: sandyard task diff {found['id']} --attempt N", err=True)
-        click.echo(f"To take one: sandyard task pick {found['id']} N", err=True)
+        echo(f"To read one: sandyard task diff {found['id']} --attempt N", err=True)
+        echo(f"To take one: sandyard task pick {found['id']} N", err=True)
 
 
 def compared(attempt: Any, agents: Agents) -> dict[str, Any]:
@@ -207,8 +224,20 @@ def compared(attempt: Any, agents: Agents) -> dict[str, Any]:
         "cost": cost(spent),
         "tokens": str(tokens) if (tokens := tokens_of(spent)) else None,
         "time": duration(seconds) if seconds is not None else None,
-        "error": attempt.get("error"),
     }
+
+
+def _show_errors(attempts: list[Any]) -> None:
+    """Below the table, where there is room for sentences."""
+    from rich.padding import Padding  # noqa: PLC0415 - slow to load
+    from rich.text import Text  # noqa: PLC0415
+
+    screen = console()
+    for attempt in attempts:
+        if error := str(attempt.get("error") or "").strip():
+            lines = "\n".join(visible(line) for line in error.split("\n"))
+            screen.print(Text(f"\nAttempt {attempt['number']}:"))
+            screen.print(Padding(Text(lines), (0, 0, 0, 2), expand=False))
 
 
 def cost(spent: Any) -> str | None:

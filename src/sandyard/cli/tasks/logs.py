@@ -8,7 +8,7 @@ from sandyard.cli.connection import connect, segment
 from sandyard.cli.errors import CommandError
 from sandyard.cli.git import diff as git_diff
 from sandyard.cli.git.failures import advised
-from sandyard.cli.output import print_json, printable, text_option
+from sandyard.cli.output import echo, print_json, printable, text_option
 from sandyard.cli.tasks.ending import follow_to_the_end
 from sandyard.cli.tasks.finding import Agents, attempt_option, find_attempt, find_task, task_argument
 from sandyard.cli.tasks.screen import Screen
@@ -67,11 +67,11 @@ def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | No
         print_json(changed)
     elif shape == "names":
         for file in changed["files"]:
-            click.echo(printable(file["path"]))
+            echo(printable(file["path"]))
     elif shape == "stat":
         for line in git_diff.stat(changed):
-            click.echo(line)
+            echo(line)
     else:
         git_diff.show(changed)
     if changed.get("truncated"):
-        click.echo("There are more files than are shown here: name those you want to see.", err=True)
+        echo("There are more files than are shown here: name those you want to see.", err=True)

@@ -10,8 +10,8 @@ from typing import Any
 from sandyard.cli.git.told import counted
 from sandyard.cli.output import printable, visible
 
-OVER = {"completed", "failed"}
-MARKS = {"completed": "✓", "failed": "✗", "in_progress": "…", "pending": "…"}
+OVER = {"completed", "failed", "cancelled"}
+MARKS = {"completed": "✓", "failed": "✗", "cancelled": "⊘", "in_progress": "…", "pending": "…"}
 PLAN_MARKS = {"completed": "☑", "in_progress": "▶", "pending": "☐"}
 TITLE, SHOWN_CHANGES, SHOWN_ERRORS = 160, 8, 4
 WORKSPACE = "/home/user/workspace/"
@@ -75,7 +75,7 @@ def tool_name(part: Mapping[str, Any]) -> str:
 def tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
     """One line, what it changed in a few, and of one that failed what it said last."""
     status = str(part.get("status") or "")
-    tail = "" if status in OVER else f"  ({printable(status.replace('_', ' '))})" if status else ""
+    tail = "" if status in {"completed", "failed"} else f"  ({printable(status.replace('_', ' '))})" if status else ""
     yield Line(f"{MARKS.get(status, '·')} {tool_name(part)}{tail}", TOOL_STYLES.get(status, {}))
     for content in part.get("content") or []:
         if content.get("type") == "diff":

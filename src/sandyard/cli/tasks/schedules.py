@@ -11,7 +11,7 @@ from sandyard.cli.connection import MANY, connect, project_of, segment
 from sandyard.cli.errors import ApiError, CommandError
 from sandyard.cli.git.group import InOrder
 from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import as_json, output_option, print_json, printable, show_list, show_one, text_option
+from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one, text_option
 from sandyard.cli.tasks.adding import MOST_ATTEMPTS, PRIORITY, body_of, read, titled
 from sandyard.cli.tasks.ending import follow_to_the_end
 
@@ -130,7 +130,7 @@ def remove(schedule: str, yes: bool) -> None:
         if not yes:
             click.confirm(f"Delete the schedule {printable(found['name'])}?", abort=True, err=True)
         client.delete(f"/schedules/{segment(found['id'])}")
-    click.echo(f"{printable(found['name'])} is removed.", err=True)
+    echo(f"{printable(found['name'])} is removed.", err=True)
 
 
 @schedule.command()
@@ -144,7 +144,7 @@ def run(schedule: str, following: bool, output: str) -> None:
         if output == "json":
             print_json(task, compact=following)
         else:
-            click.echo(task["id"])
+            echo(task["id"])
         if following:
             follow_to_the_end(client, task, as_json=output == "json")
 

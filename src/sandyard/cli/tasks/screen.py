@@ -9,7 +9,7 @@ from types import TracebackType
 
 import click
 
-from sandyard.cli.output import in_colour, printable
+from sandyard.cli.output import echo, in_colour, printable
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 CLEAR = "\r\x1b[2K"
@@ -39,7 +39,7 @@ class Screen:
     def line(self, text: str, *, err: bool = False, **style: object) -> None:
         self.clear()
         coloured = text and style and (self.terminal if err else self.colour)
-        click.echo(click.style(text, **style) if coloured else text, err=err)  # type: ignore[arg-type]
+        echo(click.style(text, **style) if coloured else text, err=err)  # type: ignore[arg-type]
         (sys.stderr if err else sys.stdout).flush()
 
     def note(self, text: str, **style: object) -> None:
@@ -79,7 +79,7 @@ def duration(seconds: float) -> str:
     """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`"""
     if seconds < 10 and seconds != int(seconds):
         return f"{seconds:.1f} s"
-    whole = int(seconds)
+    whole = int(seconds + 0.5)  # as the web rounds it
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:

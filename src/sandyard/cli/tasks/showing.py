@@ -9,17 +9,18 @@ from typing import Any
 
 import click
 
+from sandyard.cli.advice import advice_for
 from sandyard.cli.asks import described as asked
 from sandyard.cli.asks import pending
 from sandyard.cli.connection import connect, segment
 from sandyard.cli.errors import ApiError
-from sandyard.cli.output import ago, as_json, in_colour, output_option, print_json, printable, show_one, visible
+from sandyard.cli.output import ago, as_json, echo, in_colour, output_option, print_json, printable, show_one, visible
 from sandyard.cli.pull_requests import summary
 from sandyard.cli.tasks.ending import pull_of, repository_of, where
 from sandyard.cli.tasks.finding import Agents, find_task, task_argument
 from sandyard.cli.tasks.listing import cost, state_of, tokens_of
 from sandyard.cli.tasks.screen import duration
-from sandyard.cli.tasks.steps import described
+from sandyard.cli.tasks.steps import STEP_COLOURS, described
 from sandyard.cli.tasks.steps import state_of as step_state
 
 FIELDS = {
@@ -41,7 +42,6 @@ FIELDS = {
     "finished": "finishedAt",
     "error": "error",
 }
-STEP_COLOURS = {"completed": "green", "failed": "red", "running": "cyan"}
 
 
 @click.command()
@@ -59,15 +59,15 @@ def show(task: str, output: str | None) -> None:
         card = {**_card(found, agents), "project": _project(client, found["projectId"])}
         show_one(card, FIELDS, output)
         for line in _rest(found, agents):
-            click.echo(line)
+            echo(line)
         for line in where(found, repository_of(client, found)):
-            click.echo(f"  {line}")
+            echo(f"  {line}")
     for ask in asks:
-        click.echo()
+        echo()
         for one in asked(ask):
-            click.echo(click.style(one.text, **one.style) if in_colour() else one.text)
+            echo(click.style(one.text, **one.style) if in_colour() else one.text)
         which = f" --ask {ask['id']}" if len(asks) > 1 else ""
-        click.echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
+        echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
 
 
 def _project(client: Any, project_id: str) -> str:
@@ -149,6 +149,8 @@ def _attempt(attempt: Any, agents: Agents) -> Iterator[str]:
     if attempt.get("error"):
         words = f"  {printable(str(attempt['error']))}"
         yield click.style(words, fg="red") if in_colour() else words
+        if (advice := advice_for(attempt.get("errorCode"))) is not None:
+            yield f"  {advice}"
 
 
 def _facts(attempt: Any) -> Iterator[str]:

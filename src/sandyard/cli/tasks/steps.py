@@ -9,7 +9,20 @@ from typing import Any
 from sandyard.cli.output import printable
 from sandyard.cli.tasks.screen import duration
 
-MARKS = {"running": "…", "completed": "✓", "failed": "✗", "nothing": "-"}
+MARKS = {
+    "running": "…",
+    "succeeded": "✓",
+    "completed": "✓",
+    "failed": "✗",
+    "fixed": "✗",
+    "skipped": "-",
+    "not_applicable": "-",
+}
+STEP_COLOURS = {"succeeded": "green", "completed": "green", "failed": "red", "fixed": "yellow", "running": "cyan"}
+WHY_NOT = {
+    ("verify", "skipped"): "skipped: the project has no check",
+    ("pull_request", "not_applicable"): "not applicable: the remote has no pull requests",
+}
 DOING = {
     "setup": "preparing the repository and the agent",
     "provision": "starting a sandbox",
@@ -27,26 +40,24 @@ def name_of(step: Any) -> str:
 
 
 def state_of(step: Any) -> str:
-    """Its status; of a check that was carried out and did not succeed, `failed`; where there is no check, `nothing`."""
-    detail = step.get("detail") or {}
-    if step["status"] != "completed":
-        return str(step["status"])
-    if step["name"] == "verify" and not detail:
-        return "nothing"
-    return "failed" if detail.get("ok") is False else "completed"
+    """What came of it: running, succeeded, failed, fixed, skipped or not_applicable."""
+    return str(step.get("outcome") or step["status"])  # an older platform has only that
 
 
 def described(step: Any, now: datetime | None = None, *, error: bool = True) -> str:
     """`✓ verify  12 s  (tried 2 times)`, with what went wrong behind it, unless it is said elsewhere."""
-    words = f"{MARKS.get(state_of(step), '·')} {name_of(step)}"
-    if state_of(step) == "nothing":
-        return f"{words}  the project has no check"
+    state = state_of(step)
+    words = f"{MARKS.get(state, '·')} {name_of(step)}"
+    if state in ("skipped", "not_applicable"):
+        return f"{words}  {WHY_NOT.get((step['name'], state), state.replace('_', ' '))}"
     if (seconds := seconds_of(step, now)) is not None and seconds >= 0.05:
         words += f"  {duration(seconds)}"
     if int(step.get("tries") or 1) > 1:
         words += f"  (begun {step['tries']} times)"
-    if state_of(step) == "failed" and (step.get("detail") or {}).get("exitCode") is not None:
+    if state in ("failed", "fixed") and (step.get("detail") or {}).get("exitCode") is not None:
         words += f"  exit code {step['detail']['exitCode']}"
+    if state == "fixed":
+        words += "  (fixed afterwards)"
     if error and step.get("error"):
         words += f"  {printable(str(step['error']))[:500]}"
     return words

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from sandyard.cli.connection import MANY, connect, segment
 from sandyard.cli.errors import ApiError, CommandError, NoAnswerError, NotLoggedInError
 from sandyard.cli.options import given
 from sandyard.cli.output import printable
-from sandyard.cli.projects.checking import look
+from sandyard.cli.projects.checking import TEST_FAILED, look
 from sandyard.cli.tasks.screen import Screen
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8700
 GIT_SECONDS = 20
-HARMLESS = ("core.fsmonitor=false", "core.hooksPath=/dev/null")
+HARMLESS = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
 """It may be anybody's repository, and its configuration names programs."""
+PROGRAMS = (b".clean", b".process", b".required")
+"""What git would run for a filter."""
 STATUS = ("status", "--porcelain", "--ignore-submodules=all")
 
 
@@ -144,25 +146,36 @@ def left_out(repository: str) -> str | None:
 
 def _git(folder: Path, *words: str) -> str | None:
     """What git says; None when it does not know either. Nothing that the repository's own configuration names is run or asked."""
-    filters = _ask_git(folder, "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$") or ""
-    harmless = (*HARMLESS, *(f"{name}=" for name in filters.splitlines()))
-    return _ask_git(folder, *(word for setting in harmless for word in ("-c", setting)), *words)
+    names = (_ask_git(folder, {}, "config", "-z", "--name-only", "--list") or b"").split(b"\0")
+    filters = [name for name in names if name.startswith(b"filter.") and name.endswith(PROGRAMS)]
+    said = _ask_git(folder, HARMLESS | {os.fsdecode(name): "" for name in filters}, *words)
+    return None if said is None else said.decode(errors="replace").strip()
 
 
-def _ask_git(folder: Path, *words: str) -> str | None:
+def _ask_git(folder: Path, settings: Mapping[str, str], *words: str) -> bytes | None:
+    """`settings` go by variables: `-c` cannot set a name with `=` in it."""
+    first = os.environ.get("GIT_CONFIG_COUNT", "")
+    number = int(first) if first.isdigit() else 0
+    variables = {"GIT_CONFIG_COUNT": str(number + len(settings))}
+    for index, (name, value) in enumerate(settings.items(), number):
+        variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],
-            env={**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"},
+            env={
+                **os.environ,
+                **variables,
+                "GIT_ALLOW_PROTOCOL": "",
+                "GIT_NO_LAZY_FETCH": "1",
+                "GIT_OPTIONAL_LOCKS": "0",
+            },
             capture_output=True,
             check=True,
             timeout=GIT_SECONDS,
-            text=True,
-            errors="replace",
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return done.stdout
 
 
 def project_for(client: Client, repository: str, *, token: str | None, verify: str | None, screen: Screen) -> Any:
@@ -182,18 +195,30 @@ def project_for(client: Client, repository: str, *, token: str | None, verify: s
             name=_name(repository, {one["name"] for one in projects}),
             repository=repository,
             settings={"verify": {"command": verify}} if verify else None,
+            token=token,
+            test=True,
         )
-        project = client.post("/projects", body)
+        try:
+            project = client.post("/projects", body)
+        except ApiError as error:
+            if error.problem_code != TEST_FAILED:
+                raise
+            raise _unusable(error.details, repository, token) from None
         screen.note(f"Project {printable(project['name'])} was added for {printable(repository)}.")
+        return project
     path = f"/projects/{segment(project['id'])}"
     if token is not None:
         client.request("PUT", f"{path}/credentials", body={"token": token})
     found = look(client, project["id"])
     if not found["ok"]:
-        wrong = "; ".join(printable(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
-        hint = "" if token is not None else " --token-from NAME gives it the token that the variable NAME has."
-        raise CommandError(f"The repository cannot be used: {wrong}.{hint if '://' in repository else ''}")
+        raise _unusable(found, repository, token)
     return project
+
+
+def _unusable(found: Any, repository: str, token: str | None) -> CommandError:
+    wrong = "; ".join(printable(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
+    hint = "" if token is not None else " --token-from NAME gives it the token that the variable NAME has."
+    return CommandError(f"The repository cannot be used: {wrong}.{hint if '://' in repository else ''}")
 
 
 def _bare(repository: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from sandyard.cli.errors import CommandError
+from sandyard.cli.output import echo
 from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
 from sandyard.cli.up.health import address, reserve
@@ -30,6 +31,8 @@ AGENT_MEMORY_MB = "2048"
 """What a sandbox may use at most: an agent that is a Node program with a model's context in memory needs more than the engine's default."""
 ABSOLUTE = click.Path(resolve_path=True)
 TOKEN_LINE = "admin token:"  # noqa: S105 - how the platform begins the line that says it
+TLS_LINE = "Over TLS"
+"""How the engine begins the last part of what it prints: how clients reach it over TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,11 @@ class Plan:
     "--tls-cert", type=ABSOLUTE, help="Certificate for HTTPS of the engine.  [default: its own, see `sandyard ca`]"
 )
 @click.option("--tls-key", type=ABSOLUTE, help="The certificate's key.  [default: in the same file]")
+@click.option(
+    "--redirect-port",
+    type=click.IntRange(0, 65535),
+    help="The engine redirects plain HTTP on this port to HTTPS; 0: it doesn't.  [default: 80, if --tls-port is 443]",
+)
 @click.option(
     "--platform-user",
     envvar="SANDYARD_PLATFORM_USER",
@@ -113,7 +121,7 @@ def up(
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, served)
     _warn(embedded, user)
     asyncio.run(supervise(children(plan, state), lambda: _announce(plan, state)))
-    click.echo("Stopped.")
+    echo("Stopped.")
 
 
 def children(plan: Plan, state: State) -> list[Child]:
@@ -150,7 +158,7 @@ def children(plan: Plan, state: State) -> list[Child]:
         keys = given.get("SANDYARD_API_KEYS")
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
         engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
-        started.append(Child("engine", command, engine, f"{url}/health", 204, state.lock, _say))
+        started.append(Child("engine", command, engine, f"{url}/health", 204, state.lock, _say, _pass_on_tls()))
     # without sandboxes it is never ready, and still says so to whoever asks
     sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
     ready = f"{address(plan.host, plan.port)}{sound}"
@@ -185,22 +193,35 @@ def _hearing(where: str) -> Callable[[str], None]:
     return hear
 
 
+def _pass_on_tls() -> Callable[[str], None]:
+    """Print what the engine says of TLS: the domain for clients, and which authority they have to trust."""
+    begun = False
+
+    def hear(line: str) -> None:
+        nonlocal begun
+        begun = begun or line.startswith(TLS_LINE)
+        if begun:
+            _say(line)
+
+    return hear
+
+
 def _say(line: str) -> None:
-    click.echo(line)
+    echo(line)
     sys.stdout.flush()
 
 
 def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:
     if user is None and os.geteuid() == 0:
-        click.echo(
+        echo(
             "Warning: the platform runs as root, and with it everything that parses untrusted data. Omit --platform-user root.",
             err=True,
         )
     key, url = os.environ.get("E2B_API_KEY"), os.environ.get("E2B_API_URL")
     if embedded and (key or url):
-        click.echo("E2B_API_KEY and E2B_API_URL are set and not used: --engine none is for that.", err=True)
+        echo("E2B_API_KEY and E2B_API_URL are set and not used: --engine none is for that.", err=True)
     if not embedded and not key:
-        click.echo("Warning: there are no sandboxes: --engine none, and E2B_API_KEY is not set.", err=True)
+        echo("Warning: there are no sandboxes: --engine none, and E2B_API_KEY is not set.", err=True)
 
 
 def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -> tuple[int, int]:

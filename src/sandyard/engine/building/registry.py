@@ -196,14 +196,15 @@ class BuiltTemplates:
 
 
 class WithBuilt:
-    """Templates of the machine, then built ones: what `Sandboxes` resolves names with."""
+    """Templates of the machine, then built ones: what `Sandboxes` resolves names with. Those that yield come last."""
 
     def __init__(self, machine: Templates, built: BuiltTemplates) -> None:
         self._machine = machine
         self._built = built
 
     def resolve(self, name: str) -> Template | None:
-        return self._machine.resolve(name) or self._built.resolve(name)
+        found = self._machine.resolve(name)
+        return found if found is not None and not found.yields else self._built.resolve(name) or found
 
     def list(self) -> Sequence[Template]:
         return self._machine.list()

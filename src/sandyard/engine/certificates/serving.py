@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.certificates.authority import Authority
-from sandyard.engine.certificates.files import CertificateError
+from sandyard.engine.certificates.files import CERTIFICATE, CertificateError
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.listen import is_loopback
 from sandyard.kit.logging import get_logger
@@ -49,10 +49,25 @@ def shown(settings: EngineSettings, folder: Path) -> Shown:
     return Shown(own(issuer, domain), issuer.certificate)
 
 
+def shown_to_sandboxes(settings: EngineSettings, folder: Path, public: Shown | None) -> Shown | None:
+    """What sandboxes see that ask for the engine by its public names: what everybody sees, or a certificate of the engine's
+    own where something in front of it ends TLS. None without a domain. Blocks; raises CertificateError."""
+    if settings.domain is None or public is not None:
+        return public if settings.domain is not None else None
+    domain = bare(settings.domain)
+    issuer = authority(folder, domain)
+    return Shown(own(issuer, domain), issuer.certificate)
+
+
 def authority(folder: Path, domain: str) -> Authority:
     """The engine's own for this domain: each domain has one, below `folder`, that vouches for names below the domain and
     for this machine's own alone. Blocks; raises CertificateError."""
     return Authority.load(folder / domain, within=(*_domains(domain), *_BOUNDS))
+
+
+def domains_with_authority(folder: Path) -> list[str]:
+    """Return the domains that have an authority below `folder`, sorted."""
+    return sorted(found.parent.name for found in folder.glob(f"*/{CERTIFICATE}"))
 
 
 def bare(domain: str | None) -> str:

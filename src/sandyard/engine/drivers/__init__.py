@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 from sandyard.kit.errors import InvalidInputError
 
 if TYPE_CHECKING:  # the processes that unpack images come through here, one for every layer, and need none of it
-    from sandyard.engine.contract import Driver, Outbound
+    from sandyard.engine.contract import Driver, Outbound, PublicNames
     from sandyard.engine.settings import EngineSettings
 
 NAMES = ("namespace", "fake")
-IMAGES = "images"
-"""In the data directory: where layers of images lie."""
+IMAGES, TRUST = "images", "trust"
+"""In the data directory: where layers of images lie, and those that make sandboxes trust this engine's authority."""
 SPARE_SLOTS = 1024
 """Paused sandboxes do not count as running, but each keeps its place on the machine."""
 
 
-def load(settings: EngineSettings, data_dir: Path, outbound: Outbound | None = None) -> Driver:
+def load(
+    settings: EngineSettings, data_dir: Path, outbound: Outbound | None = None, public_names: PublicNames | None = None
+) -> Driver:
     """`auto` is the namespace driver. The fake one isolates nothing and must be asked for by name. Without `outbound` no
-    network policy may have rules."""
+    network policy may have rules; without `public_names` sandboxes cannot reach the engine."""
     if settings.driver in ("auto", "namespace"):
-        return _namespace(settings, data_dir, outbound)
+        return _namespace(settings, data_dir, outbound, public_names)
     if settings.driver == "fake":
         from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests ask for it
 
@@ -30,25 +32,32 @@ def load(settings: EngineSettings, data_dir: Path, outbound: Outbound | None = N
     raise InvalidInputError(f"There is no driver {settings.driver!r}: choose auto, {' or '.join(NAMES)}.")
 
 
-def _namespace(settings: EngineSettings, data_dir: Path, outbound: Outbound | None) -> Driver:
+def _namespace(
+    settings: EngineSettings, data_dir: Path, outbound: Outbound | None, public_names: PublicNames | None
+) -> Driver:
     from sandyard.engine.drivers.namespace.cgroups import IoLimits  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
     from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.kernel import is_root  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.kernel_memory import Bounds  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
 
     network = NetworkSettings(
         lan=settings.lan,
         subnet=settings.subnet,
         resolv_conf=settings.resolv_conf,
+        public_names=public_names,
         egress_ca_file=settings.egress_ca_file,
     )
     return NamespaceDriver(
         Options(
             data_dir,
-            layer_roots=(settings.templates_dir, data_dir / IMAGES),
+            layer_roots=(settings.templates_dir, data_dir / IMAGES, data_dir / TRUST),
             max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
             network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
             io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),
+            kernel_memory=Bounds(
+                settings.kernel_memory_growth_mb << 20, settings.netlink_buffers_mb << 20, settings.file_locks
+            ),
         )
     )

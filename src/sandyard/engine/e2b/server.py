@@ -28,7 +28,7 @@ class EngineProtocol(server.BoundedProtocol):
             "end": self._write_behind,
         }
         slow: dict[object, object] = {"allow": partial(self.allow_slow_body, self.scope)}
-        self.scope["extensions"] = {CLOSE: {"close": self.transport.close}, DELIVERY: delivery, SLOW_BODY: slow}
+        self.scope["extensions"] |= {CLOSE: {"close": self.close}, DELIVERY: delivery, SLOW_BODY: slow}
 
     def _write_through(self) -> None:
         """From now on a write is a system call, and what the kernel does not take at once stops the writer."""

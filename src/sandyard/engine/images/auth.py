@@ -15,7 +15,8 @@ from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedEr
 from sandyard.kit.secret import Secret
 
 _LARGEST = 1 << 20
-_PARAMETER = re.compile(r'\s*,?\s*([A-Za-z_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+_LONGEST_HEADER = 8192
+_PARAMETER = re.compile(r'\s*+,?\s*+([A-Za-z_-]+)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]+))')
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Challenge:
 def challenges(header: str) -> list[Challenge]:
     """All that a header has; what makes no sense is left out."""
     found: list[Challenge] = []
-    rest = header
-    while match := re.match(r"\s*,?\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$)(?!=)", rest):
+    rest = header[:_LONGEST_HEADER]
+    while match := re.match(r"\s*+,?\s*+([A-Za-z][A-Za-z0-9-]*+)(?:\s++|$)(?!=)", rest):
         rest = rest[match.end() :]
         parameters: dict[str, str] = {}
         while pair := _PARAMETER.match(rest):

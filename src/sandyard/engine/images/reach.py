@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import socket
 import ssl
@@ -89,11 +90,14 @@ class Doors(httpx.AsyncBaseTransport):
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
-        self._context = ssl.create_default_context()
-        self._direct = httpcore.AsyncConnectionPool(
-            ssl_context=self._context, network_backend=_Checked(reach), max_connections=16
-        )
+        self._plain = httpcore.AsyncConnectionPool(network_backend=_Checked(reach), max_connections=16)
+        self._secure: httpcore.AsyncConnectionPool | None = None
         self._proxied: dict[str, httpx.AsyncHTTPTransport] = {}
+
+    @functools.cached_property
+    def _context(self) -> ssl.SSLContext:
+        """When the first server with a certificate is asked: the store takes a while to read, and images on this machine ask nobody."""
+        return ssl.create_default_context()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.host
@@ -112,12 +116,21 @@ class Doors(httpx.AsyncBaseTransport):
             request.method, url, headers=request.headers.raw, content=request.stream, extensions=request.extensions
         )
         try:
-            response = await self._direct.handle_async_request(asked)
+            response = await self._direct(request.url.scheme).handle_async_request(asked)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
             raise httpx.TransportError(str(error) or type(error).__name__) from error
         return httpx.Response(
             response.status, headers=response.headers, stream=_Body(response.stream), extensions=response.extensions
         )
+
+    def _direct(self, scheme: str) -> httpcore.AsyncConnectionPool:
+        if scheme != "https":
+            return self._plain
+        if self._secure is None:
+            self._secure = httpcore.AsyncConnectionPool(
+                ssl_context=self._context, network_backend=_Checked(self._reach), max_connections=16
+            )
+        return self._secure
 
     def _proxy(self, scheme: str, host: str) -> str | None:
         if _is_loopback_name(host):
@@ -127,7 +140,9 @@ class Doors(httpx.AsyncBaseTransport):
         return proxy if proxy and not urllib.request.proxy_bypass(host) else None
 
     async def aclose(self) -> None:
-        await self._direct.aclose()
+        await self._plain.aclose()
+        if self._secure is not None:
+            await self._secure.aclose()
         for transport in self._proxied.values():
             await transport.aclose()
 

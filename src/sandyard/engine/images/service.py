@@ -42,10 +42,11 @@ class Options:
     reserve_bytes: int = 2 << 30
     keep_s: float = 7 * 24 * 3600
     carry_host_trust: bool = True
+    authorities: tuple[bytes, ...] = ()  # certificates of those that sandboxes trust besides
     clouds: Clouds = field(default_factory=Clouds)
 
     @classmethod
-    def of(cls, settings: EngineSettings) -> Options:
+    def of(cls, settings: EngineSettings, authority: bytes | None = None) -> Options:
         hosts = [
             frozenset(name.lower() for name in names)
             for names in (settings.images_registries, settings.images_insecure)
@@ -58,6 +59,7 @@ class Options:
             reserve_bytes=settings.disk_reserve_mb << 20,
             keep_s=settings.images_keep_s,
             carry_host_trust=settings.carry_host_trust,
+            authorities=(authority,) if authority is not None else (),
         )
 
 
@@ -101,6 +103,7 @@ class Images:
         if not stack:
             raise InvalidInputError(f"The image {what} is empty: there is no file in any of its layers.")
         trust = await asyncio.to_thread(read_trust) if self._options.carry_host_trust else Trust()
+        trust = trust.with_authorities(self._options.authorities)
         wishes = wishes_of(config.user, config.env.get("PATH"), trust)
         adapted, user = await self._folder.adapt(stack, wishes, f"The image {what}")
         report(f"{what} is ready: {found.digest}")

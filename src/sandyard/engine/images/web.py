@@ -11,6 +11,7 @@ import httpx
 
 from sandyard.engine.images.reach import CONNECT_S, READ_S, Doors, Reach
 from sandyard.kit.errors import BusyError, InvalidInputError, UnreachableError
+from sandyard.kit.shared_http import open_shared_client
 
 _REDIRECTS = 5
 _ATTEMPTS = 4
@@ -42,9 +43,7 @@ class Web:
         self.reach = reach
         self._pause = pause
         timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
-        self._client = httpx.AsyncClient(
-            transport=Doors(reach), timeout=timeout, follow_redirects=False, trust_env=False
-        )
+        self._client = open_shared_client(transport=Doors(reach), timeout=timeout, trust_env=False)
 
     async def __aenter__(self) -> Web:
         return self

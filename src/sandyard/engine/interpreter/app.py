@@ -19,7 +19,6 @@ from sandyard.engine.interpreter.processes import ForkServer
 PORT = 49999
 CONNECTIONS = Path("/run/interpreter")
 HOST = "127.0.0.1"  # the engine comes in by the loopback; nobody else has business here
-_INVALID = (specs.UnknownLanguageError, BadDirectoryError)
 
 
 class App:
@@ -34,8 +33,10 @@ class App:
             raise BadRequestError(str(error), 404) from error
         except FullError as error:
             raise BadRequestError(str(error), 429) from error
-        except _INVALID as error:
-            raise BadRequestError(str(error.args[0])) from error
+        except specs.UnknownLanguageError as error:
+            raise BadRequestError(str(error), language=error.language) from error
+        except BadDirectoryError as error:
+            raise BadRequestError(str(error)) from error
         except KernelError as error:
             raise BadRequestError(str(error), 500) from error
 

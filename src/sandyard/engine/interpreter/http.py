@@ -16,10 +16,15 @@ MAX_BODY = 256 << 20
 CORS = "access-control-allow-origin: *\r\naccess-control-allow-methods: *\r\naccess-control-allow-headers: *\r\n"
 
 
+MISSING_LANGUAGE = "x-missing-language"
+"""Header of a refusal that tells the engine which kernel it could add to the template."""
+
+
 class BadRequestError(Exception):
-    def __init__(self, message: str, status: int = 400) -> None:
+    def __init__(self, message: str, status: int = 400, *, language: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.language = language
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Answer:
     status: int
     content: Any = None
     text: bool = False
+    language: str | None = None  # see MISSING_LANGUAGE
 
 
 T = TypeVar("T")
@@ -67,7 +73,7 @@ async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, h
         pass
     except BadRequestError as error:
         with contextlib.suppress(ConnectionError):
-            _write(writer, Answer(error.status, str(error), text=True))
+            _write(writer, Answer(error.status, str(error), text=True, language=error.language))
             await writer.drain()
     finally:
         writer.close()
@@ -119,7 +125,8 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
 def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
     body = b"" if answer.status == 204 else str(answer.content).encode() if answer.text else _json(answer.content)
     kind = "text/plain; charset=utf-8" if answer.text else "application/json"
-    writer.write(_head(answer.status, kind, f"content-length: {len(body)}") + body)
+    told = f"{MISSING_LANGUAGE}: {answer.language}\r\n" if answer.language else ""
+    writer.write(_head(answer.status, kind, f"{told}content-length: {len(body)}") + body)
 
 
 async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lines: Lines) -> None:

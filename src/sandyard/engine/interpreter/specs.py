@@ -12,8 +12,16 @@ from pathlib import Path
 ALIASES = {"": "python", "js": "javascript", "ts": "typescript", "py": "python", "sh": "bash"}
 
 
+ADDABLE = ("java", "r")
+"""Languages that the engine can add to its template."""
+
+
 class UnknownLanguageError(LookupError):
-    """No kernel speaks it."""
+    """No kernel speaks it. `language` is set where the engine can add one."""
+
+    def __init__(self, message: str, language: str | None = None) -> None:
+        super().__init__(message)
+        self.language = language
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,8 @@ def find(language: str, specs: list[Spec]) -> Spec:
     known = ", ".join(sorted({spec.language.lower() for spec in specs})) or "none"
     raise UnknownLanguageError(
         f"There is no kernel for '{language}' in this sandbox. Installed: {known}. "
-        "Any Jupyter kernel that is installed in the sandbox or its template can be used."
+        "Any Jupyter kernel that is installed in the sandbox or its template can be used.",
+        language if language in ADDABLE else None,
     )
 
 

@@ -209,6 +209,15 @@ class SnapshotQuery:
     cursor: str | None = None
 
 
+class TemplateStatus(enum.StrEnum):
+    """As clients are told it. Only of one that is ready sandboxes can be made."""
+
+    READY = "ready"
+    WAITING = "waiting"  # built when it is first asked for
+    BUILDING = "building"
+    ERROR = "error"  # its build failed
+
+
 @dataclass(frozen=True, slots=True)
 class Template:
     """What a name resolves to. Limits that are None leave the engine's default."""
@@ -221,16 +230,22 @@ class Template:
     start: Start | None = None
     snapshots: tuple[str, ...] = ()  # that its layers need
     lasting: bool = True  # False: a snapshot, of which no sandbox is made before it is asked for
+    status: TemplateStatus = TemplateStatus.READY
+    yields: bool = False  # to a client's own of the same name: its name was free in earlier releases
     cpu_count: int | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.status is TemplateStatus.READY
 
 
 class Templates(Protocol):
     """Where templates come from. `resolve` is on the path of every create: it must answer from memory."""
 
     def resolve(self, name: str) -> Template | None:
-        """The template with this id or alias, with or without `:tag`; None when there is none."""
+        """The template with this id or alias, with or without `:tag`, ready or not; None when there is none."""
         ...
 
     def list(self) -> Sequence[Template]: ...

@@ -67,12 +67,15 @@ class Sandboxes:
         boot_id: str | None = None,
         egress_authority: bytes = b"",
         lacking: Callable[[str], str | None] = lambda name: None,
+        make_ready: Callable[[Template], str] = lambda template: "is not ready.",
     ) -> None:
         """`database` is open and stays its owner's. `disks` are the paths whose free space counts (the data
         directory). `egress_authority` is the certificate (PEM) that sandboxes with network rules have to trust.
-        `lacking` says of a name that does not resolve what it lacks."""
+        `lacking` says of a name that does not resolve what it lacks. `make_ready` begins to build a template that is
+        not ready, unless that was begun already, and says what becomes of it."""
         self._templates = templates
         self._lacking = lacking
+        self._make_ready = make_ready
         self._settings = settings
         self._parts = Parts(
             database,
@@ -88,7 +91,7 @@ class Sandboxes:
 
     async def open(self) -> None:
         """Take over the driver and its sandboxes, finish or undo what a crash interrupted, start timers and pool."""
-        await self._parts.open(lambda: self._templates.resolve(self._settings.default_template))
+        await self._parts.open(self._default_template)
 
     async def close(self) -> None:
         """Let go; sandboxes live on. Idempotent."""
@@ -226,7 +229,8 @@ class Sandboxes:
         """Keep the file system as of now under a new id. `name` may carry `:tag`; an existing name and tag is moved
         to the new one."""
         chosen, tag = (None, None) if name is None else split_name(name)
-        if chosen is not None and self._templates.resolve(chosen) is not None:
+        taken = self._templates.resolve(chosen) if chosen is not None else None
+        if taken is not None and not taken.yields:
             raise ConflictError(f"There is a template with the name {chosen!r}.")
         entry = self._parts.registry.get(sandbox_id)
         return await self._parts.tasks.finish(self._snapshot(entry, chosen, tag or DEFAULT_TAG))
@@ -239,6 +243,10 @@ class Sandboxes:
     def snapshots(self, query: SnapshotQuery = _ALL_SNAPSHOTS) -> Page[Snapshot]:
         """Newest first."""
         return self._parts.snapshots.page(query)
+
+    def has_snapshot(self, name: str) -> bool:
+        """By id, name or ref."""
+        return self._parts.snapshots.resolve(name) is not None
 
     async def delete_snapshot(self, snapshot: str) -> None:
         """By id, name or ref. It is gone for everybody at once; its directory goes when no sandbox stands on it.
@@ -338,12 +346,27 @@ class Sandboxes:
             raise SandboxUnreachableError from error
 
     def resolve_template(self, name: str) -> Template:
-        """A template or a snapshot, by id, alias or name, with or without `:tag`. NotFoundError."""
-        found = self._templates.resolve(name) or self._parts.snapshots.resolve(name)
+        """A template or a snapshot of which a sandbox can be made, by id, alias or name, with or without `:tag`. One that
+        is built when it is asked for is begun to be built. NotFoundError, also for one that is not ready."""
+        found = self.find_template(name)
+        if not found.ready:
+            raise NotFoundError(f"template '{name[:200]}' {self._make_ready(found)}")
+        return found
+
+    def find_template(self, name: str) -> Template:
+        """The same, ready or not. NotFoundError."""
+        found = self._templates.resolve(name)
+        if found is None or found.yields:
+            found = self._parts.snapshots.resolve(name) or found
         if found is None:
             lacking = self._lacking(name)
             raise NotFoundError(f"template '{name[:200]}' not found" + (f": {lacking}" if lacking else ""))
         return found
+
+    def _default_template(self) -> Template | None:
+        """Of which sandboxes are kept ready."""
+        found = self._templates.resolve(self._settings.default_template)
+        return found if found is not None and found.ready else None
 
     def who_mounts(self, volume_id: str, *, dying: bool = False) -> Sequence[str]:
         """The sandboxes that have a volume mounted, paused ones too; with `dying`, also those that are being removed."""

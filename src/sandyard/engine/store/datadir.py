@@ -40,6 +40,11 @@ class DataDir(OwnedFolder):
         return self.path / "tls"
 
     @property
+    def trust(self) -> Path:
+        """Layers that make sandboxes trust this engine's own authority."""
+        return self.path / "trust"
+
+    @property
     def images(self) -> Path:
         """What images from elsewhere are made of."""
         return self.path / "images"

@@ -3,7 +3,8 @@
 `base` is what clients get when they name nothing. While it is not built, `host` stands in for it, so that an engine
 serves from its first second; the build runs in a process of its own, and names switch over when it is whole. Sandboxes
 that stand on the stand-in keep it. In the same way `base` stands in for `code-interpreter`: sandboxes are had, only the
-code interpreter does not answer in them.
+code interpreter does not answer in them. Nothing stands in for `desktop`: it is known from the start, and built when it is first
+asked for.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import base64
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from sandyard.engine.contract import Layers
-from sandyard.engine.sandboxes.model import Template
-from sandyard.engine.templates import base, host, interpreter, interpreter_program
+from sandyard.engine.sandboxes.model import Template, TemplateStatus
+from sandyard.engine.templates import base, desktop, host, interpreter, interpreter_program, layered
 from sandyard.engine.templates.folder import ROOTFS, Folder, Version
 from sandyard.engine.templates.needs import missing_for_base
 from sandyard.engine.templates.trust import Trust, read_trust, write_layer
@@ -32,9 +34,17 @@ log = get_logger(__name__)
 ALIASES: Mapping[str, tuple[str, ...]] = {
     base.NAME: (base.NAME,),
     interpreter.NAME: interpreter.ALIASES,
+    desktop.NAME: (desktop.NAME,),
     host.NAME: (host.NAME,),
 }
+LAYERED: Mapping[str, Callable[[Folder], bool]] = {
+    interpreter.NAME: interpreter.is_stale,
+    desktop.NAME: desktop.is_stale,
+}
+"""Templates above `base`, and whether they are to be built anew when an engine starts."""
 PATIENCE = 15
+LINES_KEPT = 200
+WATCH_SECONDS = 5.0
 TAGS = frozenset({"default", "latest"})
 ENV = {"LANG": "C.UTF-8"}
 # native modules find Node's headers without a download
@@ -46,12 +56,31 @@ class Catalogue:
     """`open` blocks for a moment and comes first; `resolve` and `list` answer from memory. `start` and `close` belong
     to the event loop that serves."""
 
-    def __init__(self, directory: Path, *, carry_host_trust: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        carry_host_trust: bool = True,
+        build_desktop: bool = True,
+        authority: bytes | None = None,
+        own: Path | None = None,
+    ) -> None:
+        """`authority` is the certificate of one that this engine's sandboxes trust besides; layers with it are made in `own`."""
         self._folder = Folder(directory)
         self._carry = carry_host_trust
+        self._build_desktop = build_desktop
+        self._authorities = (authority,) if authority is not None else ()
+        self._trust_folder = Folder(own) if authority is not None and own is not None else self._folder
         self._names: dict[str, Template] = {}
         self._templates: tuple[Template, ...] = ()
         self._builder: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._adder: asyncio.Task[None] | None = None
+        self._languages: dict[str, str] = {}  # that are to be added: why that failed, empty as long as it has not
+        self._desktop_builder: asyncio.Task[None] | None = None
+        self._desktop_failure: str | None = None
+        self._progress: dict[str, str] = {}  # of templates that are being built: what was said last
+        self._seen: tuple[int, ...] = ()
         self._standing_in = False
 
     def open(self) -> None:
@@ -65,9 +94,18 @@ class Catalogue:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the folder again and switch names over to the newest versions."""
+        """Look at the folder again and switch names over to the newest versions. Blocks."""
+        self._serve(*self._look())
+
+    async def _refresh(self) -> None:
+        """The same from the event loop, which alone changes what is served."""
+        self._serve(*await asyncio.to_thread(self._look))
+
+    def _look(self) -> tuple[Sequence[Template], tuple[int, ...], bool]:
+        """What can be served, the folder's stamp before that was looked at, and whether `host` stands in for `base`."""
+        seen = self._stamp()
         built_base, built_host = self._newest(base.NAME), self._newest(host.NAME)
-        trust = read_trust() if self._carry else Trust()
+        trust = (read_trust() if self._carry else Trust()).with_authorities(self._authorities)
         templates = []
         if built_base:
             templates.append(self._template(base.NAME, built_base, trust, BASE_ENV))
@@ -79,9 +117,13 @@ class Catalogue:
             templates.append(self._interpreter(built, trust))
         elif templates:
             templates[0] = replace(templates[0], aliases=(*templates[0].aliases, *interpreter.ALIASES))
-        names = {name: template for template in templates for name in (template.id, *template.aliases)}
-        self._standing_in = built_base is None
-        self._names, self._templates = names, tuple(templates)
+        templates.append(self._desktop(desktop.newest(self._folder), trust))
+        return templates, seen, built_base is None
+
+    def _serve(self, templates: Sequence[Template], seen: tuple[int, ...], standing_in: bool) -> None:
+        self._seen, self._standing_in = seen, standing_in
+        self._names = {name: template for template in templates for name in (template.id, *template.aliases)}
+        self._templates = tuple(templates)
 
     def resolve(self, name: str) -> Template | None:
         plain, colon, tag = name.partition(":")
@@ -93,13 +135,105 @@ class Catalogue:
     async def start(self) -> None:
         """Begin, in the background, whatever is missing or out of date. Returns at once."""
         self._builder = asyncio.create_task(self._bring_up_to_date())
+        self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
         """Stop a build that is under way; it leaves nothing behind."""
-        if self._builder:
-            self._builder.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._builder
+        for task in (self._watcher, self._builder, self._adder, self._desktop_builder):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    def add_language(self, language: str) -> str | None:
+        """Add a kernel to the code interpreter's template, in the background; what to tell who asked for it. None for a
+        language that is none of `interpreter.EXTRAS`."""
+        if language not in interpreter.EXTRAS:
+            return None
+        name = interpreter.TITLES[language]
+        command = f"sandyard template build {interpreter.NAME} --with {language}"
+        if language in interpreter.extras_of(interpreter.newest(self._folder)):
+            return (
+                f"This sandbox was created before {name} was added to {interpreter.ALIASES[0]}. New sandboxes have it."
+            )
+        lacking = missing_for_base()
+        failure = "; ".join(lacking) if lacking else self._languages.get(language)
+        if failure:
+            return f"{name} is not installed, and adding it failed: {failure}. `{command}` on the engine's machine tries again."
+        if language not in self._languages:
+            self._languages[language] = ""
+            log.info("template_language_wanted", template=interpreter.NAME, language=language)
+            if self._adder is None or self._adder.done():
+                self._adder = asyncio.create_task(self._add_languages())
+        return (
+            f"{name} is not installed yet. It is being added to {interpreter.ALIASES[0]} and will be in new sandboxes in a few "
+            f"minutes. `{command}` on the engine's machine shows the progress."
+        )
+
+    async def _add_languages(self) -> None:
+        if self._builder is not None:
+            await asyncio.wait((self._builder,))  # it may be building the one they are added to
+        while missing := [language for language, failure in self._languages.items() if not failure]:
+            reason = await self._build(interpreter.NAME, "--with", ",".join(missing))
+            if reason is None:
+                await self._refresh()
+                log.info("template_ready", template=interpreter.NAME, languages=",".join(missing))
+            for language in missing:
+                if reason is None:
+                    del self._languages[language]
+                else:
+                    self._languages[language] = reason
+
+    def make_ready(self, template: Template) -> str:
+        """Build a template that is not ready, in the background; what to tell who asked for it, after the template's name."""
+        assert template.id == template_id(desktop.NAME), template.id  # the only one that may not be ready
+        command = f"`sandyard template build {desktop.NAME}` on the engine's machine"
+        lacking = missing_for_base()
+        if failure := "; ".join(lacking) or self._desktop_failure:
+            return f"could not be built: {failure}. {command} tries again."
+        if not self._build_desktop:
+            return f"is not built. {command} builds it."
+        if self._desktop_builder is None or self._desktop_builder.done():
+            log.info("template_wanted", template=desktop.NAME)
+            self._desktop_builder = asyncio.create_task(self._make_desktop())
+            self._show_desktop_as(TemplateStatus.BUILDING)
+        progress = self._progress.get(desktop.NAME)
+        return (
+            f"is being built, because it was asked for, and will be ready in a few minutes{f' ({progress})' if progress else ''}. "
+            f"Try again then. {command} waits for it."
+        )
+
+    async def _make_desktop(self) -> None:
+        if self._builder is not None:
+            await asyncio.wait((self._builder,))  # it may be building the base
+        self._desktop_failure = await self._build(desktop.NAME)
+        if self._desktop_failure is not None:
+            self._show_desktop_as(TemplateStatus.ERROR)
+        else:
+            await self._refresh()
+            log.info("template_ready", template=desktop.NAME)
+
+    def _show_desktop_as(self, status: TemplateStatus) -> None:
+        """Until it is built."""
+        own = template_id(desktop.NAME)
+        shown = [replace(one, status=status) if one.id == own and not one.ready else one for one in self._templates]
+        self._serve(shown, self._seen, self._standing_in)
+
+    async def _watch(self) -> None:
+        """Serve what others build (`sandyard template build`, another engine) without a restart."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if await asyncio.to_thread(self._stamp) != self._seen:
+                await self._refresh()
+                log.info("templates_changed")
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Changes whenever a version is published."""
+        found = []
+        for name in ALIASES:
+            with contextlib.suppress(OSError):
+                found.append((self._folder.directory / name).stat().st_mtime_ns)
+        return tuple(found)
 
     async def _bring_up_to_date(self) -> None:
         wanted = [host.NAME] if self._folder.find(host.NAME, host.fingerprint()) is None else []
@@ -109,45 +243,65 @@ class Catalogue:
                 wanted.append(base.NAME)
             elif self._standing_in:
                 log.warning("template_standin", wanted=base.NAME, served=host.NAME, reason="; ".join(lacking))
-        for name in [*wanted, interpreter.NAME]:
-            if name == interpreter.NAME and not await self._wants_interpreter():
+        for name in [*wanted, interpreter.NAME, desktop.NAME]:
+            if name in LAYERED and not await self._is_out_of_date(name):
                 continue
             if name == base.NAME and self._standing_in:
                 log.info("template_standin", wanted=base.NAME, served=host.NAME, reason=f"{base.NAME} is being built")
-            if await self._build(name):
-                await asyncio.to_thread(self.refresh)
+            if await self._build(name) is None:
+                await self._refresh()
                 log.info("template_ready", template=name)
 
-    async def _wants_interpreter(self) -> bool:
+    async def _is_out_of_date(self, name: str) -> bool:
         """Looked at when its turn comes: `base` may be a new one by then."""
-        return not missing_for_base() and await asyncio.to_thread(interpreter.is_stale, self._folder)
+        if name == desktop.NAME and not self._build_desktop:
+            return False
+        return not missing_for_base() and await asyncio.to_thread(LAYERED[name], self._folder)
 
     def _stale_base(self) -> bool:
         with contextlib.suppress(SandyardError):
             return self._folder.find(base.NAME, base.recipe().digest) is None
         return self._standing_in
 
-    async def _build(self, name: str) -> bool:
-        """In another process: minutes of work, and a crash of it is not ours. It ends with us."""
+    async def _build(self, name: str, *options: str) -> str | None:
+        """In another process: minutes of work, and a crash of it is not ours. It ends with us. Returns why it failed."""
         where = ("--templates-dir", str(self._folder.directory))
-        build = ("build", name, "--parent", str(os.getpid()))
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *python_command("sandyard.engine.templates", *where, *build),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=asyncio.subprocess.STDOUT,
-            cwd=SAFE_FOLDER,
-            env=python_environment(),
-        )
+        build = ("build", name, *options, "--parent", str(os.getpid()))
         try:
-            output, _ = await process.communicate()
+            process = await asyncio.create_subprocess_exec(
+                *python_command("sandyard.engine.templates", *where, *build),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                limit=1 << 20,
+                cwd=SAFE_FOLDER,
+                env=python_environment(),
+            )
+        except OSError as error:
+            log.error("template_build_failed", template=name, output=str(error))  # noqa: TRY400
+            return f"the build could not be started ({error})"
+        assert process.stdout is not None
+        lines: deque[str] = deque(maxlen=LINES_KEPT)
+        try:
+            async for line in process.stdout:
+                lines.append(line.decode(errors="replace").rstrip())
+                title, _, rest = lines[-1].partition(": ")
+                if title == f"template {name}":
+                    self._progress[name] = rest
+            await process.wait()
+        except ValueError:  # a line above the limit
+            await _end(process)
+            lines.append("a line of its output is too long")
         except asyncio.CancelledError:
             await _end(process)
             raise
-        if process.returncode:
-            log.error("template_build_failed", template=name, output=output.decode(errors="replace")[-2000:])
-        return process.returncode == 0
+        finally:
+            self._progress.pop(name, None)
+        if not process.returncode:
+            return None
+        log.error("template_build_failed", template=name, output="\n".join(lines)[-2000:])
+        said = [line.strip() for line in lines if line.strip()]
+        return (said or ["no reason was given"])[-1][:300].rstrip(".")
 
     def _newest(self, name: str) -> Version | None:
         return next(iter(self._folder.versions(name)), None)
@@ -159,7 +313,7 @@ class Catalogue:
         return Template(id=template_id(name), layers=layers, aliases=ALIASES[name], env={**ENV, **env, **trust.env})
 
     def _interpreter(self, version: Version, trust: Trust) -> Template:
-        below = interpreter.base_of(self._folder, version)
+        below = layered.base_of(self._folder, version)
         assert below is not None  # or it would not be the newest
         program = interpreter_program.layer(self._folder, interpreter.python_of(below))
         plain = self._template(interpreter.NAME, below, trust, BASE_ENV)
@@ -171,19 +325,46 @@ class Catalogue:
             memory_mb=interpreter.MEMORY_MB,
         )
 
+    def _desktop(self, version: Version | None, trust: Trust) -> Template:
+        cpu_count, memory_mb = desktop.cpu_count(), desktop.memory_mb()
+        if version is None:
+            return Template(
+                template_id(desktop.NAME),
+                layers=(),
+                aliases=ALIASES[desktop.NAME],
+                status=self._desktop_status,
+                yields=True,
+                cpu_count=cpu_count,
+                memory_mb=memory_mb,
+            )
+        below = layered.base_of(self._folder, version)
+        assert below is not None  # or it would not be the newest
+        plain = self._template(desktop.NAME, below, trust, BASE_ENV)
+        *above, bottom = plain.layers
+        layers = (*above, str(version.rootfs), bottom)
+        return replace(plain, layers=layers, yields=True, cpu_count=cpu_count, memory_mb=memory_mb)
+
+    @property
+    def _desktop_status(self) -> TemplateStatus:
+        """As long as it is not built."""
+        if self._desktop_builder is not None and not self._desktop_builder.done():
+            return TemplateStatus.BUILDING
+        return TemplateStatus.WAITING if self._desktop_failure is None else TemplateStatus.ERROR
+
     def _trust_layer(self, trust: Trust, version: Version) -> Version:
         """The layer that carries `trust` into this very version, made when there is none yet."""
         digest = hashlib.sha256(f"{trust.digest} {version.name} {version.version}".encode()).hexdigest()[:16]
-        if found := self._folder.find("trust", digest):
+        folder = self._trust_folder
+        if found := folder.find("trust", digest):
             return found
-        with self._folder.building("trust") as work:
-            if found := self._folder.find("trust", digest):
+        with folder.building("trust") as work:
+            if found := folder.find("trust", digest):
                 return found
             write_layer(trust, version.rootfs, work / ROOTFS)
             carried = {"certificates": str(len(trust.certificates)), "left_out": ", ".join(trust.left_out)}
-            made = self._folder.new_version("trust", digest, f"for {version.name} {version.version}", carried)
+            made = folder.new_version("trust", digest, f"for {version.name} {version.version}", carried)
             log.info("template_trust_carried", template=version.name, **carried)
-            return self._folder.publish(work, made)
+            return folder.publish(work, made)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from sandyard.engine.settings import EngineSettings
-from sandyard.engine.templates import base, host, interpreter
+from sandyard.engine.templates import base, desktop, host, interpreter
 from sandyard.engine.templates.folder import Folder
 from sandyard.engine.templates.needs import missing_for_base
 from sandyard.engine.templates.progress import report_to
@@ -33,12 +33,12 @@ def template(context: click.Context, templates_dir: Path | None) -> None:
 
 
 @template.command()
-@click.argument("name", type=click.Choice([base.NAME, host.NAME, interpreter.NAME]))
+@click.argument("name", type=click.Choice([base.NAME, host.NAME, interpreter.NAME, desktop.NAME]))
 @click.option("--force", is_flag=True, help="Build it anew from today's archives. Sandboxes keep the old one.")
 @click.option(
     "--with",
     "extras",
-    help=f"More languages for {interpreter.NAME}, separated by commas: {', '.join(interpreter.EXTRAS)}.",
+    help=f"More languages for {interpreter.NAME}, besides those it has: {', '.join(interpreter.EXTRAS)}. An empty text: none.",
 )
 @click.option("--if-possible", is_flag=True, help="Where it cannot be built, say why and succeed.")
 @click.option("--parent", type=int, hidden=True, help="End with this process.")
@@ -55,14 +55,20 @@ def build(folder: Folder, name: str, *, force: bool, extras: str | None, if_poss
             host.build(folder)
         elif name == base.NAME:
             _build_base(folder, force=force)
+        elif name == desktop.NAME:
+            _build_desktop(folder, force=force)
         else:
             _build_interpreter(folder, extras, force=force)
     except SandyardError as error:
         click.echo(error.message, err=True)
         if not if_possible:
             sys.exit(1)
-        stand_in = {base.NAME: "host in its place: this machine's own programs", interpreter.NAME: "base in its place"}
-        click.echo(f"The engine will serve the template {stand_in.get(name, 'it has')}.", err=True)
+        stand_in = {
+            base.NAME: "the template host in its place: this machine's own programs",
+            interpreter.NAME: "the template base in its place",
+            desktop.NAME: "no template desktop",
+        }
+        click.echo(f"The engine will serve {stand_in.get(name, 'the template it has')}.", err=True)
 
 
 def _build_base(folder: Folder, *, force: bool) -> None:
@@ -77,6 +83,8 @@ def _build_base(folder: Folder, *, force: bool) -> None:
 
 def _build_interpreter(folder: Folder, extras: str | None, *, force: bool) -> None:
     chosen = None if extras is None else interpreter.chosen(extras)
+    if chosen:
+        chosen = tuple(sorted({*chosen, *interpreter.extras_of(interpreter.newest(folder))}))
     if not force and chosen is None and interpreter.newest(folder) and not interpreter.is_stale(folder):
         return
     if lacking := missing_for_base():
@@ -86,13 +94,37 @@ def _build_interpreter(folder: Folder, extras: str | None, *, force: bool) -> No
     report.done(f"{version.description}, {version.details['size']}")
 
 
+def _build_desktop(folder: Folder, *, force: bool) -> None:
+    if not force and desktop.newest(folder) and not desktop.is_stale(folder):
+        return
+    if lacking := missing_for_base():
+        raise base.BuildError(f"Template {desktop.NAME} cannot be built here:\n  " + "\n  ".join(lacking))
+    report = report_to(f"template {desktop.NAME}")
+    version = desktop.build(folder, report, force=force)
+    report.done(f"{version.description}, {version.details['size']}")
+
+
+WHEN_BUILT = {
+    base.NAME: "an engine builds it when it starts",
+    interpreter.NAME: "an engine builds it when it starts",
+    desktop.NAME: "an engine builds it when it is first asked for",
+}
+
+
 @template.command("list")
 @click.pass_obj
 def list_versions(folder: Folder) -> None:
-    """What is built on this machine, newest first."""
-    for name in (base.NAME, interpreter.NAME, host.NAME):
-        for version in folder.versions(name):
+    """List what is built on this machine, newest first, and what is not."""
+    for name in (base.NAME, interpreter.NAME, desktop.NAME, host.NAME):
+        versions = folder.versions(name)
+        for version in versions:
             click.echo(f"{name:16} {version.version:28} {version.description}")
+        if folder.is_building(name):
+            click.echo(f"{name:16} {'(being built)':28} `sandyard template build {name}` waits for it")
+        elif not versions and name in WHEN_BUILT:
+            click.echo(
+                f"{name:16} {'(not built)':28} {WHEN_BUILT[name]}; `sandyard template build {name}` builds it now"
+            )
 
 
 def _end_with(parent: int) -> None:

@@ -92,6 +92,17 @@ class Folder:
                 if work.exists():
                     remove_tree(work)
 
+    def is_building(self, name: str) -> bool:
+        """Whether a process is building `name` right now."""
+        try:
+            with (self.directory / f".{name}.lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def publish(self, work: Path, version: Version) -> Version:
         """Rename what `building` gave into place. Blocks until all is on the disk: the builders write without fsync."""
         if version.path.exists():

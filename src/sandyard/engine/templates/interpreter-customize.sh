@@ -4,12 +4,8 @@
 #   $3 the languages to add (java, r), separated by commas, or nothing
 set -eu
 base=$1 work=$2 extra=$3
-root=$work/merged
-mkdir -p "$work/rootfs" "$work/overlay" "$root"
-# no redirects and no metadata copies: the layer is stacked anew above this base, in other mounts
-mount -t overlay overlay -o "lowerdir=$base,upperdir=$work/rootfs,workdir=$work/overlay,redirect_dir=off,metacopy=off,index=off" "$root"
-mount --rbind /dev "$root/dev"
-mount -t proc proc "$root/proc"
+. "${0%/*}/layered.sh"
+open_root "$base" "$work"
 
 echo "step 0.55 copying packages"
 version=$(chroot "$root" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -35,15 +31,13 @@ case ",$extra," in *,r,*) debian="r-base-core r-cran-irkernel" ;; esac
 case ",$extra," in *,java,*) debian="$debian default-jdk-headless" ;; esac
 if [ -n "$debian" ]; then
   echo "step 0.60 installing $extra"
-  mount --bind /etc/resolv.conf "$root/etc/resolv.conf"
-  cp "$work/apt.conf" "$work/ca.crt" "$root/tmp/"
+  open_archives "$work"
   mkdir -p "$root/usr/share/man/man1" # the base is without manuals, and Java's packages do not bear it
   APT_CONFIG=/tmp/apt.conf DEBIAN_FRONTEND=noninteractive chroot "$root" sh -euc "
     apt-get -q update
     apt-get -qy install --no-install-recommends $debian
-    apt-get clean
-    rm -rf /var/lib/apt/lists/* /tmp/apt.conf /tmp/ca.crt"
-  umount "$root/etc/resolv.conf"
+    apt-get clean"
+  close_archives
 fi
 mkdir -p "$root/usr/local/share/jupyter/kernels/deno"
 cat >"$root/usr/local/share/jupyter/kernels/deno/kernel.json" <<'EOF'
@@ -74,5 +68,5 @@ for who in root user; do
     case ",'"$extra"'," in *,java,*) java -version && test -s /usr/local/share/jupyter/kernels/java/kernel.json ;; esac'
 done
 
-umount -R "$root/dev" "$root/proc" && umount "$root"
-rm -rf "$work/stage" "$work/overlay" "$work/apt.conf" "$work/ca.crt" "$root"
+close_root
+rm -rf "$work/stage" "$work/overlay" "$work/apt.conf" "$work/ca.crt" "$work/resolv.conf"

@@ -23,6 +23,7 @@ UNPACK_FROM, UNPACK_TO = 0.55, 0.94  # the share of the last big apt run after i
 _STAGE = re.compile(r"^I: (.*)")
 _TOTAL = re.compile(r"^\d+ upgraded, (\d+) newly installed")
 _STEP = re.compile(r"^(Get:\d+|Unpacking|Setting up) ")
+_SCRIPT_STEP = re.compile(r"^step (\d\.\d+)(?:-(\d\.\d+))? (.*)")
 
 
 class Report(Protocol):
@@ -80,6 +81,30 @@ class MmdebstrapProgress:
     def _tell(self, fraction: float, doing: str) -> None:
         self._fraction = max(self._fraction, fraction)
         self._report(self._fraction, doing)
+
+
+class StepProgress:
+    """Turns the output of a script into a fraction: lines such as "step 0.1-0.4 downloading packages", which say where the bar
+    stands when the step begins and ends, and what apt tells in between. Other lines change nothing."""
+
+    def __init__(self, report: Callable[[float, str], None]) -> None:
+        self._report = report
+        self._begin = self._end = 0.0
+        self._doing = ""
+        self._expected = self._seen = 0
+
+    def feed(self, line: str) -> None:
+        if step := _SCRIPT_STEP.match(line):
+            self._begin, self._doing = float(step[1]), step[3]
+            self._end = float(step[2] or step[1])
+            self._expected = self._seen = 0
+            self._report(self._begin, self._doing)
+        elif total := _TOTAL.match(line):
+            self._expected, self._seen = int(total[1]), 0
+        elif (step := _STEP.match(line)) and self._expected:
+            self._seen += 1
+            events = self._expected if step[1].startswith("Get:") else 2 * self._expected  # unpacked, then set up
+            self._report(self._begin + (self._end - self._begin) * min(1.0, self._seen / events), self._doing)
 
 
 class Bar:

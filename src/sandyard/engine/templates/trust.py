@@ -21,7 +21,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -55,6 +55,8 @@ APT_SETTING = re.compile(
     re.IGNORECASE,
 )
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_ENV = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "DENO_CERT"), BUNDLE)
+"""For programs that bring authorities of their own."""
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----\s+[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
@@ -73,6 +75,13 @@ class Trust:
     def empty(self) -> bool:
         return not (self.certificates or self.apt or self.pip or self.npm or self.env)
 
+    def with_authorities(self, pems: Iterable[bytes]) -> Trust:
+        """The same, with these authorities trusted too."""
+        found = tuple(
+            sorted({*self.certificates, *(one for pem in pems for one in _certificates(pem.decode("ascii")))})
+        )
+        return replace(self, certificates=found, env={**self.env, **_ENV}) if found else self
+
     @property
     def digest(self) -> str:
         content = {k: v for k, v in asdict(self).items() if k != "left_out"}
@@ -89,7 +98,7 @@ def read_trust(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) 
     proxies = [(name, value) for name in PROXY_VARIABLES for name, value in _either_case(environ, name)]
     env = dict(_filtered("environment", proxies, lambda _: True, left_out))
     if certificates:
-        env |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "DENO_CERT"), BUNDLE)
+        env |= _ENV
     if npm:  # npm looks below its prefix, which users move to their home
         env["NPM_CONFIG_GLOBALCONFIG"] = "/" + NPM_FILES[2]
     return Trust(certificates, apt, pip, npm, env, tuple(left_out))
@@ -217,8 +226,12 @@ def _extra_certificates(root: Path) -> tuple[str, ...]:
 
 
 def _certificates_in(path: Path) -> list[str]:
-    """The certificates of a PEM file, each in one spelling, so that they can be compared."""
-    blocks = _PEM.findall(_public_text(path))
+    return _certificates(_public_text(path))
+
+
+def _certificates(text: str) -> list[str]:
+    """The certificates in a PEM text, each in one spelling, so that they can be compared."""
+    blocks = _PEM.findall(text)
     bodies = ("".join(block.split("-----")[2].split()) for block in blocks)
     return [
         "\n".join(

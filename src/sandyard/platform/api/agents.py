@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Path, Request, Response
@@ -18,9 +19,12 @@ from sandyard.platform.domain.agents import catalogue, trial
 from sandyard.platform.domain.agents.catalogue import MAX_NAME, ListedAgent
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.agents.profiles.custom import Definition
+from sandyard.platform.domain.models import service
+from sandyard.platform.domain.models.model import Readiness
 
 router = api_router("agents")
 Agents = Annotated[catalogue.Agents, part("agents")]
+Models = Annotated[service.Models, part("models")]
 Trials = Annotated[trial.Trials, part("trials")]
 AgentName = Annotated[str, Path(max_length=100, examples=["demo"], description="The agent's name.")]
 Title = Annotated[str, Field(min_length=1, max_length=200)]
@@ -39,11 +43,14 @@ class AgentView(Model):
         title="OpenCode",
         description="The open source coding agent.",
         demo=False,
+        default=True,
         builtIn=True,
         apis=["anthropic", "openai"],
         models=["gpt-5.5"],
         modes=["build", "plan"],
         version="1.18.18",
+        modelReady=True,
+        modelProjects=[],
         definition=None,
         ownerId=None,
         createdAt=None,
@@ -54,29 +61,38 @@ class AgentView(Model):
     title: str
     description: str
     demo: bool = Field(description="No real agent: it follows written instructions, without a model.")
+    default: bool = Field(
+        description="It works where nobody has named an agent and the project has no model of its own."
+    )
     built_in: bool = Field(description="It comes with the platform.")
     apis: list[ModelApi] = Field(description="What it can speak to a model, best first. Empty: it needs none.")
     models: list[str] = Field(description="Some it is known to work with; others may be given.")
     modes: list[str]
     version: str | None = Field(description="Of what is installed in a sandbox; null: nothing is.")
+    model_ready: bool = Field(description="It needs no model, or everybody has a provider that it can use.")
+    model_projects: list[str] = Field(description="Ids of projects with a provider of their own that it can use.")
     definition: Definition | None = Field(description="Null: it comes with the platform.")
     owner_id: str | None = Field(description="Null: it is everybody's.")
     created_at: Instant | None
     updated_at: Instant | None
 
     @classmethod
-    def of(cls, listed: ListedAgent) -> AgentView:
+    def of(cls, listed: ListedAgent, readiness: Mapping[str, Readiness], default: str) -> AgentView:
         profile = listed.profile
+        ready = readiness[profile.name]
         return cls(
             name=profile.name,
             title=profile.title,
             description=profile.description,
             demo=profile.demo,
+            default=profile.name == default,
             built_in=listed.definition is None,
             apis=list(profile.apis),
             models=list(profile.models),
             modes=list(profile.modes),
             version=profile.install.version if profile.install else None,
+            model_ready=ready.everywhere,
+            model_projects=list(ready.projects),
             definition=listed.definition,
             owner_id=listed.owner_id,
             created_at=listed.created_at,
@@ -147,27 +163,32 @@ AS_IT_IS = Try()
 
 
 @router.get("/agents", name="agent.list")
-async def list_(caller: Caller, agents: Agents) -> AgentList:
+async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     """Those that come with the platform, those that are everybody's, and your own."""
-    return AgentList(items=[AgentView.of(one) for one in await agents.list(caller)])
+    found = await agents.list(caller)
+    readiness = await models.readiness(caller, [one.profile for one in found])
+    default = await models.find_default_agent(None)
+    return AgentList(items=[AgentView.of(one, readiness, default) for one in found])
 
 
 @router.post("/agents", name="agent.create", status_code=201, dependencies=[limited("create")])
-async def create(request: Request, caller: Caller, agents: Agents, body: NewAgent) -> AgentView:
+async def create(request: Request, caller: Caller, agents: Agents, models: Models, body: NewAgent) -> AgentView:
     """An agent of your own: any command line that speaks the Agent Client Protocol. What an administrator adds is everybody's."""
     note(request, target=body.name)
-    return AgentView.of(await agents.create(caller, body.name, body.title, body.definition))
+    return await _view(caller, models, await agents.create(caller, body.name, body.title, body.definition))
 
 
 @router.get("/agents/{agent_name}", name="agent.get")
-async def get(caller: Caller, agents: Agents, agent_name: AgentName) -> AgentView:
-    return AgentView.of(await agents.get(caller, agent_name))
+async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentName) -> AgentView:
+    return await _view(caller, models, await agents.get(caller, agent_name))
 
 
 @router.put("/agents/{agent_name}", name="agent.update")
-async def update(caller: Caller, agents: Agents, agent_name: AgentName, body: ChangedAgent) -> AgentView:
+async def update(
+    caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: ChangedAgent
+) -> AgentView:
     """All of it is replaced. Processes that run go on as they were started."""
-    return AgentView.of(await agents.update(caller, agent_name, body.title, body.definition))
+    return await _view(caller, models, await agents.update(caller, agent_name, body.title, body.definition))
 
 
 @router.delete("/agents/{agent_name}", name="agent.delete", status_code=204)
@@ -192,3 +213,8 @@ async def test(
         begun = TrialBegun(agent=agent_name, session_id=session_id)
         return JSONResponse(begun.model_dump(mode="json", by_alias=True), 202)
     return TrialView.model_validate(await trials.wait(trying))
+
+
+async def _view(caller: Caller, models: Models, listed: ListedAgent) -> AgentView:
+    readiness = await models.readiness(caller, [listed.profile])
+    return AgentView.of(listed, readiness, await models.find_default_agent(None))

@@ -14,6 +14,7 @@ from fastapi.security.base import SecurityBase
 from starlette.requests import HTTPConnection
 
 from sandyard.kit.errors import SandyardError, UnauthenticatedError
+from sandyard.kit.server import mark_authenticated
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 
@@ -89,6 +90,7 @@ async def caller(connection: HTTPConnection, bearer: Bearer, cookie: Cookie) -> 
     else:
         raise UnauthenticatedError("Sign in, or send an API token: Authorization: Bearer sy_…")
     connection.state.principal = found
+    mark_authenticated(connection.scope)
     return found
 
 
@@ -100,6 +102,7 @@ async def stream_caller(connection: HTTPConnection, bearer: Bearer, cookie: Cook
     if found is None:
         raise UnauthenticatedError("The ticket is not valid: it was used already or is older than 30 seconds.")
     connection.state.principal = found
+    mark_authenticated(connection.scope)
     return found
 
 

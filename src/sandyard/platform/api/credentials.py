@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Literal
 
-from fastapi import Path, Request
-from pydantic import Field, SecretStr
+from fastapi import Path, Query, Request
+from pydantic import Field
 
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.secret import Secret
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.credential_input import GivenCredentials
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.routers import api_router
-from sandyard.platform.api.schema import Input, Instant, Model, example
+from sandyard.platform.api.schema import Instant, Model, example
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.forge import access as forge
 from sandyard.platform.domain.projects import credentials as domain
-from sandyard.platform.domain.projects.credentials import MAX_TOKEN, AppKey, CredentialInfo
-from sandyard.platform.domain.projects.keys import MAX_KEY
+from sandyard.platform.domain.projects.credentials import CredentialInfo
 
 router = api_router("projects")
 Credentials = Annotated[domain.Credentials, part("credentials")]
 Access = Annotated[forge.Access, part("access")]
 Kind = Annotated[str, Path(max_length=40, examples=["token"], description="token, ssh_key, app or webhook_secret.")]
-
-
-class App(Input):
-    """A GitHub App that is installed for the repository."""
-
-    app_id: str = Field(
-        min_length=1, max_length=40, coerce_numbers_to_str=True, description="Its number or its client id."
-    )
-    installation_id: str = Field(min_length=1, max_length=20, coerce_numbers_to_str=True)
-    private_key: SecretStr = Field(
-        min_length=1, max_length=MAX_KEY, description="The .pem file that GitHub made for it."
-    )
-
-
-class GivenCredentials(Input):
-    """Each that is given replaces the one of its kind; the others stay."""
-
-    model_config = example(token="github_pat_…")  # noqa: S106
-
-    token: SecretStr | None = Field(None, min_length=1, max_length=MAX_TOKEN)
-    username: str | None = Field(
-        None, min_length=1, max_length=200, description="Beside the token; x-access-token if left out."
-    )
-    ssh_key: SecretStr | None = Field(
-        None, min_length=1, max_length=MAX_KEY, description="A private key without a passphrase."
-    )
-    app: App | None = None
-    webhook_secret: SecretStr | None = Field(None, min_length=1, max_length=MAX_TOKEN)
 
 
 class CredentialView(Model):
@@ -82,19 +54,25 @@ async def list_(caller: Caller, project_id: ProjectId, credentials: Credentials)
 
 @router.put("/projects/{project_id}/credentials", name="credential.put", dependencies=[limited("create")])
 async def put(
-    caller: Caller, project_id: ProjectId, body: GivenCredentials, request: Request, credentials: Credentials
+    caller: Caller,
+    project_id: ProjectId,
+    body: GivenCredentials,
+    request: Request,
+    projects: Projects,
+    credentials: Credentials,
+    access: Access,
+    test: Annotated[
+        bool, Query(description="Test the connection with them first, and store none if it fails.")
+    ] = False,
 ) -> CredentialList:
     """All that are given are stored, or none. The answer lists all there are."""
     note(request, kinds=sorted(body.model_fields_set - {"username"}))
-    stored = await credentials.put(
-        caller,
-        project_id,
-        token=secret(body.token),
-        username=body.username,
-        ssh_key=secret(body.ssh_key),
-        app=_app(body.app),
-        webhook_secret=secret(body.webhook_secret),
-    )
+    if test:
+        project = await projects.require_change(caller, project_id)
+        await access.check_draft(project, await asyncio.to_thread(body.drafts))
+    stored = await credentials.put(caller, project_id, **body.given())
+    if test:
+        await projects.note_connection(project_id, None)
     return CredentialList.of(stored)
 
 
@@ -109,6 +87,10 @@ class FindingView(Model):
     what: str
     ok: bool
     detail: str
+    field: str | None = Field(
+        default=None,
+        description="What is to be corrected: `token`, `repository` or `baseBranch`; null: nothing of these.",
+    )
 
 
 class BudgetView(Model):
@@ -140,13 +122,3 @@ async def test(caller: Caller, project_id: ProjectId, projects: Projects, access
         findings=[FindingView.model_validate(finding) for finding in findings],
         budget=None if budget is None else BudgetView.model_validate(budget),
     )
-
-
-def secret(given: SecretStr | None) -> Secret | None:
-    return None if given is None else Secret(given.get_secret_value())
-
-
-def _app(given: App | None) -> AppKey | None:
-    if given is None:
-        return None
-    return AppKey(given.app_id, given.installation_id, Secret(given.private_key.get_secret_value()))

@@ -156,9 +156,15 @@ async def history(
     *,
     after: After = None,
     cursor: After = None,
+    newest: Annotated[bool, Query(description="Begin with the last page instead of the first.")] = False,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")] = DEFAULT_LIMIT,
 ) -> Page[EventOut]:
-    """Oldest first. `nextCursor` is the number of the last one: send it as `cursor` (or `after`) for the next page."""
+    """Oldest first. `nextCursor` is the number of the last one: send it as `cursor` (or `after`) for the next page. With
+    `newest` it is the number of the first one, and the next page has what came before."""
+    if newest:
+        last = await events.newest(caller, filters, after=after or 0, before=cursor, limit=limit + 1)
+        items = [EventOut.model_validate(event) for event in reversed(last[:limit])]
+        return Page(items=items, next_cursor=str(items[0].seq) if len(last) > limit else None)
     found = await events.history(caller, filters, cursor or after or 0, limit + 1)
     items = [EventOut.model_validate(event) for event in found[:limit]]
     return Page(items=items, next_cursor=str(items[-1].seq) if len(found) > limit else None)

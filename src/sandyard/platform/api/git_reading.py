@@ -72,10 +72,16 @@ async def history(
     sandbox_id: SandboxId,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     skip: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    base: Annotated[bool, Query(description="Also what the branch began from.")] = False,
 ) -> History:
     """Newest first."""
     found = await git.history(caller, sandbox_id, limit=limit, skip=skip)
-    return History(items=[CommitView.model_validate(one) for one in found])
+    room = limit - len(found)
+    earlier = await git.base_history(caller, sandbox_id, limit=room) if base and room else []
+    return History(
+        items=[CommitView.model_validate(one) for one in found],
+        base=[CommitView.model_validate(one) for one in earlier],
+    )
 
 
 @router.get("/git/{sandbox_id}/status", name="git.status")

@@ -67,7 +67,11 @@ class CommitView(Model):
 
 
 class History(Model):
-    items: list[CommitView]
+    items: list[CommitView] = Field(description="The branch's own commits.")
+    base: list[CommitView] = Field(
+        default_factory=list,
+        description="With `base=true`, on the last page: the newest commits that the branch began from, as far as the limit has room.",
+    )
 
 
 class StatusEntryView(Model):

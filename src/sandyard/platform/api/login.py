@@ -13,10 +13,12 @@ from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
-from sandyard.platform.api.users import UserView
+from sandyard.platform.api.users import Password, UserView
+from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.users import service
 
 router = api_router("login")
+Events = Annotated[Feed, part("events")]
 Users = Annotated[service.Users, part("users")]
 
 
@@ -46,6 +48,20 @@ class Me(Model):
     means: str = Field(
         examples=["token:tok_0mh3k7a1x2abcdefghij"], description="What was shown: token, cookie, ticket."
     )
+    has_password: bool = Field(description="Whether the person can sign in by name.")
+    last_event: int = Field(
+        examples=[4711],
+        description="`Last-Event-ID` of a stream that misses nothing of what happens after this answer.",
+    )
+
+
+class PasswordChange(Input):
+    model_config = example(currentPassword="correct horse battery", password="another horse battery")  # noqa: S106
+
+    current_password: SecretStr | None = Field(
+        default=None, max_length=1000, description="Not needed while no password is set."
+    )
+    password: Password
 
 
 class TicketView(Model):
@@ -92,9 +108,23 @@ async def logout(caller: Caller, cookie: Cookie, response: Response, users: User
 
 
 @router.get("/me", name="login.get")
-async def me(caller: Caller, users: Users) -> Me:
+async def me(caller: Caller, users: Users, events: Events) -> Me:
+    last = events.last
     user = await users.get(caller, caller.user_id)
-    return Me(user=UserView.model_validate(user), means=caller.means)
+    return Me(
+        user=UserView.model_validate(user),
+        means=caller.means,
+        has_password=user.password is not None,
+        last_event=last,
+    )
+
+
+@router.put("/me/password", name="login.password", status_code=204, dependencies=[login_limited()])
+async def change_password(caller: Caller, body: PasswordChange, request: Request, users: Users) -> None:
+    """Changes the caller's own. All other logins end; API tokens stay valid."""
+    count_login(request, caller.name)
+    current = body.current_password.get_secret_value() if body.current_password else None
+    await users.change_own_password(caller, current, body.password.get_secret_value())
 
 
 @router.post("/tickets", name="ticket.create", status_code=201)

@@ -9,20 +9,23 @@ from fastapi import Query, Request
 from pydantic import Field, SecretStr
 
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.credentials import secret
+from sandyard.platform.api.credential_input import secret
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
 from sandyard.platform.api.trail import note
+from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import addresses, providers, service
 from sandyard.platform.domain.models.model import Price, Spent
+from sandyard.platform.domain.models.presets import all_presets, prices_taken
 from sandyard.platform.domain.models.providers import MAX_KEY, MAX_MODELS
 
 router = api_router("models")
 Models = Annotated[service.Models, part("models")]
+Agents = Annotated[catalogue.Agents, part("agents")]
 ProviderId = Annotated[str, id_in_path("provider", "prv_0mh3k7a1x2abcdefghij")]
 OfProject = Annotated[
     str | None, Query(alias="projectId", max_length=40, description="Only those that its agents may use.")
@@ -40,6 +43,35 @@ Prices = Annotated[
         examples=[{"claude-sonnet-*": {"input": 3, "output": 15, "cacheRead": 0.3, "cacheWrite": 3.75}}],
     ),
 ]
+
+
+class ModelPresetView(Model):
+    model_config = example(
+        name="anthropic",
+        title="Anthropic",
+        kind="anthropic",
+        baseUrl="https://api.anthropic.com",
+        keyRequired=True,
+        keyUrl="https://platform.claude.com/settings/keys",
+        models=["claude-sonnet-5-5"],
+        prices={"claude-sonnet-*": {"input": 3, "output": 15}},
+        agents=["opencode", "claude"],
+    )
+
+    name: str
+    title: str
+    kind: ModelApi
+    base_url: str
+    key_required: bool
+    key_url: str | None = Field(description="Where its keys are made.")
+    models: list[str] = Field(description="Empty: those that the server at its address has.")
+    prices: dict[str, Price]
+    agents: list[str] = Field(description="The agents that can use it.")
+
+
+class ModelPresets(Model):
+    items: list[ModelPresetView]
+    prices_taken: date = Field(description="The date of the prices.")
 
 
 class ModelProviderView(Model):
@@ -69,15 +101,28 @@ class ModelProviderView(Model):
 
 
 class NewModelProvider(Input):
-    model_config = example(name="anthropic", kind="anthropic", key="sk-…", models=["claude-sonnet-4-5"])
+    model_config = example(preset="anthropic", key="sk-…")
 
-    name: Name
-    kind: ModelApi
+    preset: str | None = Field(
+        default=None,
+        max_length=40,
+        description="A name from GET /model-presets. Fields left out here are taken from it.",
+    )
+    name: Name | None = Field(default=None, description="Needed without a preset.")
+    kind: ModelApi | None = Field(default=None, description="The type of its API. Needed without a preset.")
     project_id: str | None = Field(default=None, max_length=40, description="Null: for everybody; administrators only.")
     base_url: Url | None = Field(default=None, description="The provider's own if left out, where there is one.")
     key: Key | None = Field(default=None, description="Null for one that needs none.")
-    models: ModelNames = Field(default_factory=list)
-    prices: Prices = Field(default_factory=dict)
+    models: ModelNames | None = None
+    test: bool = Field(
+        default=False,
+        description="Send the provider a small request first; if that fails, nothing is stored (`connection_test_failed`, with "
+        "`cause`). Of a preset without models, those that the provider has are stored.",
+    )
+    prices: Prices | None = Field(
+        default=None,
+        description="With a preset, in addition to its own. Those of well-known providers are known anyway.",
+    )
 
 
 class ModelProviderChange(Input):
@@ -90,6 +135,7 @@ class ModelProviderChange(Input):
     key: Key | None = None
     models: ModelNames | None = None
     prices: Prices | None = None
+    test: bool = Field(default=False, description="As in POST: what does not work is not stored.")
 
 
 class ModelProviderTest(Model):
@@ -99,6 +145,10 @@ class ModelProviderTest(Model):
     detail: str
     model: str | None
     duration_ms: int
+    cause: str | None = Field(
+        default=None, description="Why it does not work: key, quota, busy, model, address, unreachable or error."
+    )
+    models: list[str] = Field(default_factory=list, description="Those it has, if it was asked for them.")
 
 
 class UsageSums(Model):
@@ -131,6 +181,17 @@ class UsageDays(Model):
     truncated: bool = Field(description="There are older days than these; ask for fewer, or for one project.")
 
 
+@router.get("/model-presets", name="model_preset.list")
+async def presets(caller: Caller, agents: Agents) -> ModelPresets:
+    """Well-known providers, with their addresses, models and prices."""
+    profiles = [one.profile for one in await agents.list(caller)]
+    items = [
+        ModelPresetView(**preset.model_dump(), agents=[one.name for one in profiles if preset.serves(one)])
+        for preset in all_presets()
+    ]
+    return ModelPresets(items=items, prices_taken=prices_taken())
+
+
 @router.get("/model-providers", name="model_provider.list")
 async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProject = None) -> Page[ModelProviderView]:
     found = await models.providers.list(caller, page, project_id=project_id)
@@ -144,11 +205,13 @@ async def create(caller: Caller, body: NewModelProvider, request: Request, model
         caller,
         name=body.name,
         kind=body.kind,
+        preset=body.preset,
         project_id=body.project_id,
         base_url=body.base_url,
         key=secret(body.key),
         models=body.models,
         prices=body.prices,
+        check=models.check_provider if body.test else None,
     )
     note(request, target=made.id, provider=made.name)
     return ModelProviderView.model_validate(made)
@@ -172,6 +235,7 @@ async def update(
         key=secret(body.key) if "key" in body.model_fields_set else providers.UNCHANGED,
         models=body.models,
         prices=body.prices,
+        check=models.check_provider if body.test else None,
     )
     return ModelProviderView.model_validate(changed)
 

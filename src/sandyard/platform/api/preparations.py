@@ -21,15 +21,14 @@ from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_p
 from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.agents.catalogue import Agents as AgentCatalogue
+from sandyard.platform.domain.models.service import Models as ModelService
 from sandyard.platform.domain.preparing import service
 from sandyard.platform.domain.preparing.model import PreparationStatus
-from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.settings import PlatformSettings
 
 router = api_router("preparations")
 Preparing = Annotated[service.Preparing, part("preparing")]
 Agents = Annotated[AgentCatalogue, part("agents")]
-Settings = Annotated[PlatformSettings, part("settings")]
+Models = Annotated[ModelService, part("models")]
 PreparationId = Annotated[str, id_in_path("preparation", "prp_00mwhnkz2f0a9s8d7f6g")]
 Wait = Annotated[
     float, Query(ge=0, le=300, description="Seconds to wait for its end; then the answer is 202 and it goes on.")
@@ -123,14 +122,14 @@ async def create(
     preparing: Preparing,
     projects: Projects,
     agents: Agents,
-    settings: Settings,
+    model_service: Models,
     project_id: ProjectId,
     body: NewPreparation,
     wait: Wait = 0,
 ) -> JSONResponse:
     """Prepare for the newest commit of the branch, unless that was done. One whose setup has failed is tried again."""
     project = await projects.get(caller, project_id)
-    name = body.agent or ProjectSettings.of(project).agent.default or settings.default_agent
+    name = body.agent or await model_service.find_default_agent(project)
     profile = await agents.profile(caller.user_id, name)
     row = await preparing.begin(caller, project, base_branch=body.base_branch, profile=profile, again=True)
     note(request, target=row.id)

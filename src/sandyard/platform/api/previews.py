@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Request
+from fastapi import Path, Request
 from pydantic import Field
 
 from sandyard.platform.api.auth import Caller
@@ -53,6 +53,12 @@ class PreviewView(Model):
     expires_at: Instant = Field(description="Until when it has to be opened; from then on the browser's cookie counts.")
 
 
+class ShownPreview(Model):
+    model_config = example(path="/settings?tab=team")
+
+    path: str | None = Field(description="null: no page of it was opened in a frame since the platform started.")
+
+
 @router.get("/sandboxes/{sandbox_id}/ports", name="port.list")
 async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> PortList:
     """TCP ports that something listens on, at most 2 seconds old. Never wakes the sandbox, nor counts as a use of it."""
@@ -66,3 +72,12 @@ async def create(
     """An address that shows a port of the sandbox in a browser, in a tab or a frame. It is good once, for 30 seconds."""
     note(request, port=body.port)
     return PreviewView.model_validate(await previews.create(caller, sandbox_id, body.port, body.path))
+
+
+@router.get("/sandboxes/{sandbox_id}/previews/{port}", name="preview.get")
+async def get(
+    caller: Caller, previews: Previews, sandbox_id: SandboxId, port: Annotated[int, Path(ge=1, le=65535)]
+) -> ShownPreview:
+    """The path of the page that you opened last in a frame that shows this port. What a page does to its address without loading another
+    page is not known."""
+    return ShownPreview(path=await previews.shown_path(caller, sandbox_id, port))

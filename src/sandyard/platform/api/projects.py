@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
-from pydantic import Field, SecretStr, StringConstraints
+from pydantic import Field, StringConstraints
 
-from sandyard.kit.secret import Secret
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.credential_input import GivenCredentials
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
@@ -17,14 +18,18 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.db.models import Project
+from sandyard.platform.domain.forge import access as forge
+from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
+from sandyard.platform.domain.models import service as model_service
 from sandyard.platform.domain.projects import credentials as credential_service
 from sandyard.platform.domain.projects import sample, service
-from sandyard.platform.domain.projects.credentials import MAX_TOKEN, checked
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 router = api_router("projects")
 Projects = Annotated[service.Projects, part("projects")]
+Models = Annotated[model_service.Models, part("models")]
 Samples = Annotated[sample.Samples, part("samples")]
+Access = Annotated[forge.Access, part("access")]
 Credentials = Annotated[credential_service.Credentials, part("credentials")]
 ProjectId = Annotated[str, id_in_path("project", "prj_0mh3k7a1x2abcdefghij")]
 MemberId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
@@ -57,6 +62,9 @@ class ProjectView(Model):
         createdAt="2026-01-31T10:00:00.000Z",
         updatedAt="2026-01-31T10:00:00.000Z",
         archivedAt=None,
+        connectionError=None,
+        forgeNote=None,
+        defaultAgent="opencode",
     )
 
     id: str
@@ -68,9 +76,18 @@ class ProjectView(Model):
     created_at: Instant
     updated_at: Instant
     archived_at: Instant | None
+    connection_error: str | None = Field(
+        description="Why the repository could not be used when it was last tried; null: it could, or was not tried yet."
+    )
+    forge_note: str | None = Field(
+        description="Why branches of this repository get no pull requests, and what to set; null: they do, or nobody expects it."
+    )
+    default_agent: str = Field(
+        description="Who works on tasks that name no agent: as `settings.agent.default` says, else the first that has a model."
+    )
 
 
-class NewProject(Input):
+class NewProject(GivenCredentials):
     model_config = example(
         name="website", repository="https://example.org/website.git", baseBranch="main", settings=_SETTINGS
     )
@@ -79,11 +96,9 @@ class NewProject(Input):
     repository: Repository | None = None
     base_branch: BaseBranch | None = None
     settings: ProjectSettings = Field(default_factory=ProjectSettings)
-    token: SecretStr | None = Field(
-        default=None, min_length=1, max_length=MAX_TOKEN, description="Opens the repository; never shown again."
-    )
-    username: str | None = Field(
-        default=None, min_length=1, max_length=200, description="Beside the token; x-access-token if left out."
+    test: bool = Field(
+        default=False,
+        description="Test the connection first; if it fails, nothing is stored (`connection_test_failed`, with `findings`).",
     )
 
 
@@ -129,25 +144,36 @@ async def list_projects(
     caller: Caller,
     page: Paging,
     projects: Projects,
+    models: Models,
     archived: Annotated[bool, Query(description="Those that were archived instead.")] = False,
 ) -> Page[ProjectView]:
     """Those the caller owns or is a member of; administrators see all."""
-    return Page[ProjectView].of(await projects.list(caller, page, archived=archived), view)
+    found = await projects.list(caller, page, archived=archived)
+    default = await models.find_default_agents(found.items)
+    return Page[ProjectView].of(found, lambda one: _view(one, default[one.id]))
 
 
 @router.post("/projects", name="project.create", status_code=201, dependencies=[limited("create")])
 async def create_project(
-    caller: Caller, body: NewProject, request: Request, projects: Projects, credentials: Credentials
+    caller: Caller,
+    body: NewProject,
+    request: Request,
+    projects: Projects,
+    credentials: Credentials,
+    access: Access,
+    models: Models,
 ) -> ProjectView:
-    token = None if body.token is None else Secret(body.token.get_secret_value())
-    drafts = checked(token, body.username)  # before anything is made
-    project = await projects.create(
+    drafts = await asyncio.to_thread(body.drafts)  # before anything is made
+    project = await projects.draft(
         caller, body.name, repository=body.repository, base_branch=body.base_branch, settings=body.settings
     )
+    if body.test:
+        await access.check_draft(project, drafts)
+    project = await projects.store(project)
     note(request, target=project.id)
     if drafts:
         await credentials.store(project.id, drafts)
-    return view(project)
+    return await view(models, project)
 
 
 @router.post(
@@ -157,27 +183,30 @@ async def create_project(
     dependencies=[limited("create")],
     responses={200: {"model": SampleProject, "description": "It was there already."}},
 )
-async def sample_project(caller: Caller, request: Request, response: Response, samples: Samples) -> SampleProject:
+async def sample_project(
+    caller: Caller, request: Request, response: Response, samples: Samples, models: Models
+) -> SampleProject:
     """The caller's own project to try things with: a small repository that the platform makes, and tasks for it. Again: the same."""
     found = await samples.ensure(caller)
     note(request, target=found.project.id)
     if not found.made:
         response.status_code = 200
-    return SampleProject(project=view(found.project), tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
+    project = await view(models, found.project)
+    return SampleProject(project=project, tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
 
 
 @router.get("/projects/{project_id}", name="project.get")
-async def get_project(caller: Caller, project_id: ProjectId, projects: Projects) -> ProjectView:
-    return view(await projects.get(caller, project_id))
+async def get_project(caller: Caller, project_id: ProjectId, projects: Projects, models: Models) -> ProjectView:
+    return await view(models, await projects.get(caller, project_id))
 
 
 @router.patch("/projects/{project_id}", name="project.update")
 async def update_project(
-    caller: Caller, project_id: ProjectId, body: ProjectChange, request: Request, projects: Projects
+    caller: Caller, project_id: ProjectId, body: ProjectChange, request: Request, projects: Projects, models: Models
 ) -> ProjectView:
     given = {name: getattr(body, name) for name in body.model_fields_set}
     note(request, changed=sorted(given))
-    return view(await projects.update(caller, project_id, **given))
+    return await view(models, await projects.update(caller, project_id, **given))
 
 
 @router.delete("/projects/{project_id}", name="project.delete", status_code=204)
@@ -204,7 +233,11 @@ async def remove_member(caller: Caller, project_id: ProjectId, user_id: MemberId
     await projects.remove_member(caller, project_id, user_id)
 
 
-def view(project: Project) -> ProjectView:
+async def view(models: Models, project: Project) -> ProjectView:
+    return _view(project, await models.find_default_agent(project))
+
+
+def _view(project: Project, default_agent: str) -> ProjectView:
     return ProjectView(
         id=project.id,
         owner_id=project.owner_id,
@@ -215,4 +248,7 @@ def view(project: Project) -> ProjectView:
         created_at=project.created_at,
         updated_at=project.updated_at,
         archived_at=project.archived_at,
+        connection_error=project.connection_error,
+        forge_note=explain_missing_pull_requests(project),
+        default_agent=default_agent,
     )

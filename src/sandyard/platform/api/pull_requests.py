@@ -25,6 +25,7 @@ from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod,
 router = api_router("pull requests")
 PullRequests = Annotated[service.PullRequests, part("pull_requests")]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[17], description="Its number on the forge.")]
+PullRequestId = Annotated[str, id_in_path("pull request", "pul_00mwhnkzc0a1b2c3d4e5")]
 TaskId = Annotated[str, id_in_path("task", "tsk_0mh3k7a1x2abcdefghij")]
 OfProject = Annotated[
     str | None,
@@ -101,8 +102,8 @@ class InProject(Input):
     project_id: Id | None = Field(default=None, description="Needed only when two of your projects have this number.")
 
 
-class Merge(InProject):
-    model_config = example(projectId="prj_0mh3k7a1x2abcdefghij", method="squash")
+class MergeHow(Input):
+    model_config = example(method="squash")
 
     method: MergeMethod | None = Field(default=None, description="As the project says if left out.")
     head_commit: str | None = Field(
@@ -112,7 +113,11 @@ class Merge(InProject):
     )
 
 
-NO_PROJECT, AS_THE_PROJECT_SAYS = InProject(), Merge()
+class Merge(InProject, MergeHow):
+    model_config = example(projectId="prj_0mh3k7a1x2abcdefghij", method="squash")
+
+
+NO_PROJECT, AS_THE_PROJECT_SAYS, AS_SEEN = InProject(), Merge(), MergeHow()
 
 
 @router.post(
@@ -190,6 +195,36 @@ async def refresh(
     """Ask the forge how it stands. What is new becomes an event."""
     row = await _one(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.refresh(row))
+
+
+@router.get("/pull-requests/{pull_request_id}", name="pull_request.get_by_id")
+async def get_by_id(caller: Caller, pulls: PullRequests, pull_request_id: PullRequestId) -> PullRequestView:
+    """A pull request, or the branch that was pushed to a remote without pull requests."""
+    return PullRequestView.model_validate(await pulls.get_by_id(caller, pull_request_id))
+
+
+@router.post("/pull-requests/{pull_request_id}/merge", name="pull_request.merge_by_id", **_CHANGES)
+async def merge_by_id(
+    request: Request,
+    caller: Caller,
+    pulls: PullRequests,
+    pull_request_id: PullRequestId,
+    body: MergeHow = AS_SEEN,
+) -> PullRequestView:
+    """On a remote without pull requests, the pushed branch is merged into its base here and the base is pushed; a branch that is checked
+    out in a work tree of the remote is refused (`branch_checked_out`). If it was merged already, nothing more happens."""
+    note(request, target=pull_request_id)
+    done = await pulls.merge(caller, pull_request_id, body.method, head_commit=body.head_commit)
+    return PullRequestView.model_validate(done)
+
+
+@router.post("/pull-requests/{pull_request_id}/refresh", name="pull_request.refresh_by_id", **_CHANGES)
+async def refresh_by_id(
+    request: Request, caller: Caller, pulls: PullRequests, pull_request_id: PullRequestId
+) -> PullRequestView:
+    """Ask the forge how it stands, or the remote whether the branch was merged there. What is new becomes an event."""
+    note(request, target=pull_request_id)
+    return PullRequestView.model_validate(await pulls.refresh(await pulls.get_by_id(caller, pull_request_id)))
 
 
 @router.get("/tasks/{task_id}/pull-request", name="task.pull_request")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
@@ -74,6 +75,15 @@ class SandboxView(Model):
         return cls.model_validate(row)
 
 
+class ListedSandbox(SandboxView):
+    title: str | None = Field(None, description="The title of its session, which is its task's title if it has one.")
+    project_name: str | None = None
+
+    @classmethod
+    def named(cls, row: models.Sandbox, names: service.SandboxNames) -> ListedSandbox:
+        return cls.model_validate(row).model_copy(update=asdict(names))
+
+
 class NewSandbox(Input):
     model_config = example(template="base", envs={"STAGE": "test"})
 
@@ -100,16 +110,19 @@ async def list_(
     everybody: Annotated[bool, Query(alias="all", description="Also those of others that you may see.")] = False,
     status: Status | None = None,
     session_id: Annotated[str | None, Query(alias="sessionId", max_length=40)] = None,
-) -> Page[SandboxView]:
+) -> Page[ListedSandbox]:
     """Your sandboxes, newest first; destroyed ones only with `status=destroyed`."""
     found = await sandboxes.list_sandboxes(caller, page, everybody=everybody, status=status, session_id=session_id)
-    return Page.of(found, SandboxView.of)
+    names = await sandboxes.names_of(found.items)
+    return Page.of(found, lambda row: ListedSandbox.named(row, names.get(row.id) or service.SandboxNames()))
 
 
 @router.get("/sandboxes/{sandbox_id}", name="sandbox.get")
-async def get(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
+async def get(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> ListedSandbox:
     """What is known of it. Never wakes it."""
-    return SandboxView.of(await sandboxes.get_status(caller, sandbox_id))
+    row = await sandboxes.get_status(caller, sandbox_id)
+    names = await sandboxes.names_of([row])
+    return ListedSandbox.named(row, names.get(row.id) or service.SandboxNames())
 
 
 @router.delete("/sandboxes/{sandbox_id}", name="sandbox.destroy", status_code=204)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from sandyard.platform.domain.tasks.cards import AttemptCard, Card
 from sandyard.platform.domain.tasks.columns import BoardPage
 from sandyard.platform.domain.tasks.fields import WantedAttempt
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.outcomes import Outcome, outcomes_of
 
 TASK, PROJECT = "tsk_0mh3k7a1x2abcdefghij", "prj_0mh3k7a1x2abcdefghij"
 ATTEMPT, SESSION = "att_0mh3k7a1x2abcdefghij", "ses_0mh3k7a1x2abcdefghij"
@@ -57,11 +59,22 @@ class StepView(Model):
     number: int
     name: str
     status: str = Field(description="running, completed or failed")
+    outcome: Outcome = Field(
+        description="What came of it. `failed`: also a check that ran and found something, `fixed`: which a later try in the same "
+        "round has fixed. `skipped`: the project has no check. `not_applicable`: the remote has no pull requests."
+    )
     tries: int = Field(description="More than one: it was begun again after a crash.")
     detail: dict[str, Any]
     error: str | None
     started_at: Instant
     finished_at: Instant | None
+
+    @classmethod
+    def of_all(cls, steps: Sequence[models.Step]) -> list[StepView]:
+        return [
+            cls(**{name: getattr(step, name) for name in _OF_STEP}, outcome=outcome)
+            for step, outcome in zip(steps, outcomes_of(steps), strict=True)
+        ]
 
 
 class AttemptView(Model):
@@ -92,7 +105,12 @@ class AttemptView(Model):
     branch: str | None
     head: str | None = Field(description="The newest commit of its branch.")
     spent: SpentView
-    seconds: float | None = Field(description="Since it began to work, or until its end.")
+    seconds: float | None = Field(
+        description="How long it has worked, without the waiting before and between its rounds."
+    )
+    working_since: Instant | None = Field(
+        description="While it works: from when a clock runs that shows `seconds`. Null: it does not work now."
+    )
     pull_request: PullSummary | None
     error: str | None
     error_code: str | None
@@ -118,8 +136,9 @@ class AttemptView(Model):
             head=detail.get("head"),
             spent=SpentView.model_validate(card.spent),
             seconds=card.seconds,
+            working_since=card.working_since,
             pull_request=_pull(card.pull_request),
-            steps=None if card.steps is None else [StepView.model_validate(step) for step in card.steps],
+            steps=None if card.steps is None else StepView.of_all(card.steps),
         )
 
 
@@ -181,7 +200,10 @@ class ColumnView(Model):
     status: Column
     total: int = Field(description="Cards in the column.")
     matching: int = Field(description="Of those, the ones that match the filters.")
-    items: list[CardView] = Field(description="Of those, this page.")
+    failed: int = Field(
+        description="Of `total`, the ones in progress that have failed. They don't count for the column's limit."
+    )
+    items: list[CardView] = Field(description="Of those that match, this page.")
 
 
 class BoardView(Model):
@@ -196,6 +218,7 @@ class BoardView(Model):
                     status=one.column,
                     total=one.total,
                     matching=one.matching,
+                    failed=one.failed,
                     items=[CardView.of(card) for card in one.cards],
                 )
                 for one in page.columns
@@ -207,6 +230,7 @@ class BoardView(Model):
 class ProjectCounts(Model):
     project_id: str
     columns: dict[Column, int] = Field(description="How many cards each has; columns without any are left out.")
+    failed: int = Field(description="Of those in progress, the ones that have failed.")
 
 
 class TaskCounts(Model):
@@ -246,6 +270,7 @@ class QueueView(Model):
     items: list[Waiting]
 
 
+_OF_STEP = ("round", "number", "name", "status", "tries", "detail", "error", "started_at", "finished_at")
 _OF_WAITING = ("task_id", "project_id", "number", "agent", "model", "round", "queued_at")
 _OF_ATTEMPT = (
     *("id", "task_id", "number", "owner_id", "session_id", "agent", "model", "status", "step", "round"),

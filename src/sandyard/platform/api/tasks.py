@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query, Request, Response
+from fastapi import Body, Query, Request, Response
 from pydantic import Field
 
 from sandyard.platform.api.auth import Caller
@@ -124,6 +124,20 @@ class Move(Input):
     )
 
 
+class Retry(Input):
+    model_config = example(message="Use the existing helper instead.")
+
+    message: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_FEEDBACK,
+        description="What the agent is told when it goes on with what has failed or was stopped.",
+    )
+    attempt_id: str | None = Field(
+        default=None, max_length=60, description="Only this attempt goes on; left out: all that failed or were stopped."
+    )
+
+
 class Pick(Input):
     model_config = example(attemptId=ATTEMPT)
 
@@ -157,7 +171,12 @@ async def list_(
 async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     """How many cards there are, by project and column."""
     found = await tasks.counts(caller)
-    return TaskCounts(items=[ProjectCounts(project_id=project, columns=each) for project, each in found.items()])
+    return TaskCounts(
+        items=[
+            ProjectCounts(project_id=project, columns=columns, failed=failed)
+            for project, (columns, failed) in found.items()
+        ]
+    )
 
 
 @router.get("/board", name="task.board")
@@ -222,9 +241,13 @@ async def stop(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
 
 
 @router.post("/tasks/{task_id}/retry", name="task.retry", dependencies=[limited("execute")])
-async def retry(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
-    """Once more: what has failed or was stopped goes on with the work it has done; what is done starts over."""
-    return TaskView.of(await tasks.cards.one(await tasks.retry(caller, task_id)))
+async def retry(
+    caller: Caller, tasks: Tasks, task_id: TaskId, body: Annotated[Retry, Body(default_factory=Retry)]
+) -> TaskView:
+    """Once more: what has failed or was stopped goes on with the work it has done, and reads the message if there is one; what is done
+    starts over."""
+    row = await tasks.retry(caller, task_id, message=body.message, attempt_id=body.attempt_id)
+    return TaskView.of(await tasks.cards.one(row))
 
 
 @router.get("/tasks/{task_id}/attempts", name="task.attempts")

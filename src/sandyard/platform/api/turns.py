@@ -19,10 +19,12 @@ from sandyard.platform.db import models
 from sandyard.platform.domain.agents import asks, turns
 from sandyard.platform.domain.agents.model import AskKind, AskStatus, Origin, TurnStatus
 from sandyard.platform.domain.agents.rows import HIDDEN
+from sandyard.platform.domain.tasks import board
 
 router = api_router("turns")
 Turns = Annotated[turns.Turns, part("turns")]
 Asks = Annotated[asks.Asks, part("asks")]
+Tasks = Annotated[board.Tasks, part("tasks")]
 TurnId = Annotated[str, id_in_path("turn", "trn_00mwi1cctnrcrsa8m4re")]
 AskId = Annotated[str, id_in_path("question", "ask_00mwi1cd0a1b2c3d4e5f")]
 MAX_PROMPT = 200_000
@@ -135,7 +137,9 @@ class AskView(Model):
     detail: dict[str, Any] = Field(description="`options` to choose from, the `toolCall`, or the `form` to fill in.")
     status: AskStatus
     answer: dict[str, Any] | None
-    decided_by: str | None = Field(description="person, policy, timeout or cancel.")
+    decided_by: str | None = Field(
+        description="person, policy, timeout or cancel; overruled: refused by the policy, and allowed by a person since."
+    )
     user_id: str | None
     created_at: Instant
     expires_at: Instant | None = Field(description="Refused then, if nobody answers.")
@@ -154,6 +158,21 @@ class Answer(Input):
         None, description="The option that means this, whatever the agent calls it."
     )
     content: dict[str, Any] | None = Field(None, max_length=200, description="What was filled into a form.")
+    message: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_PROMPT,
+        description="With a refused permission: what the agent should do instead. It becomes the session's next turn.",
+    )
+
+
+class Allowance(Input):
+    model_config = example(resume=True)
+
+    resume: bool = Field(
+        default=True,
+        description="Go on with the session's failed attempt at its task, or tell its agent, unless it is at work.",
+    )
 
 
 @router.post("/sessions/{session_id}/turns", name="turn.create", status_code=202, dependencies=[limited("execute")])
@@ -219,6 +238,26 @@ async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
 @router.post("/asks/{ask_id}/answer", name="ask.answer")
 async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId, body: Answer) -> AskView:
     """With one of optionId, decision or content. The agent goes on, and is woken for that."""
-    ask = await service.answer(caller, ask_id, option_id=body.option_id, decision=body.decision, content=body.content)
+    ask = await service.answer(
+        caller,
+        ask_id,
+        option_id=body.option_id,
+        decision=body.decision,
+        content=body.content,
+        message=body.message,
+    )
     note(request, session=ask.session_id, decision=body.decision, option=body.option_id)
+    return AskView.of(ask)
+
+
+@router.post("/asks/{ask_id}/allow", name="ask.allow", dependencies=[limited("execute")])
+async def allow(
+    request: Request, caller: Caller, service: Asks, prompts: Turns, cards: Tasks, ask_id: AskId, body: Allowance
+) -> AskView:
+    """Allow what the project's policy refused (`decidedBy: policy`, with the `pattern` in its detail), for the rest of the session, and
+    go on. Only for the project's owner and administrators."""
+    ask = await service.allow(caller, ask_id)
+    note(request, session=ask.session_id, pattern=ask.detail.get("pattern"))
+    if body.resume and not await cards.resume_allowed(caller, ask.session_id, [ask.title]):
+        await prompts.resume_allowed(caller, ask.session_id, [ask.title])
     return AskView.of(ask)

@@ -126,9 +126,11 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine: AsyncEngine | None = None
         self._reads: AsyncEngine | None = None
+        self._writes: AsyncEngine | None = None
         self._writing = asyncio.Lock()  # SQLite has one writer: to wait here is cheaper than to poll there
         self._tasks = TaskSet("database")
         self._told: list[Callable[[Sequence[Event]], None]] = []
+        self._told_committed: list[Callable[[Sequence[Event]], None]] = []
         self._withheld: str | None = None
 
     async def open(self) -> None:
@@ -152,12 +154,13 @@ class Database:
         self._engine = engine
         # no transaction around a single question: on PostgreSQL that is two more round trips
         self._reads = engine if self.is_sqlite else engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._writes = engine.execution_options(write=True)
 
     async def close(self) -> None:
         await self._tasks.cancel()
         if self._engine is not None:
             await self._engine.dispose()
-            self._engine = self._reads = None
+            self._engine = self._reads = self._writes = None
 
     @property
     def engine(self) -> AsyncEngine:
@@ -202,12 +205,16 @@ class Database:
         """`told` is called, in the loop, after every commit of this process that had events, and after some that failed."""
         self._told.append(told)
 
+    def listen_committed(self, told: Callable[[Sequence[Event]], None]) -> None:
+        """The same, only after commits that are known to have happened, and before those who `listen`."""
+        self._told_committed.append(told)
+
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
         """For questions: each is answered from what was committed when it was asked. What is changed in it is not kept."""
         self._require()
         with translated():
-            async with AsyncSession(self._reads, expire_on_commit=False) as session:
+            async with self._session(self._reads) as session:
                 yield session
 
     @contextlib.asynccontextmanager
@@ -218,18 +225,34 @@ class Database:
         try:
             async with self._writing if self.is_sqlite else contextlib.nullcontext():
                 with translated():
-                    engine = self.engine.execution_options(write=True)
-                    async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
-                        change = Transaction(session)
-                        yield change
-                        self._require()  # it may have been withheld since
-                        if change.events:
-                            await self._number(session, change.events)
-                            told = change.events
+                    async with self._session(self._writes) as session:
+                        async with session.begin():
+                            change = Transaction(session)
+                            yield change
+                            self._require()  # it may have been withheld since
+                            if change.events:
+                                await self._number(session, change.events)
+                                told = change.events
+                        if told:
+                            for listener in self._told_committed:
+                                listener(told)
         finally:  # also of whoever is cancelled when it is committed: to look in vain does no harm
             if told:
                 for listener in self._told:
                     listener(told)
+
+    @contextlib.asynccontextmanager
+    async def _session(self, engine: AsyncEngine | None) -> AsyncIterator[AsyncSession]:
+        session = AsyncSession(engine, expire_on_commit=False)
+        if not self.is_sqlite:
+            async with session:
+                yield session
+            return
+        try:
+            yield session
+        finally:
+            await session.close()  # SQLite never waits, so this cannot be cancelled: it needs no task of its own
+            await asyncio.sleep(0)
 
     def _require(self) -> None:
         if self._engine is None:
@@ -239,8 +262,8 @@ class Database:
 
     async def _number(self, session: AsyncSession, events: list[Event]) -> None:
         """Give the events their numbers, in the order of commits."""
-        await session.flush()
         if not self.is_sqlite:
+            await session.flush()  # before the lock, which all others wait for
             await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _EVENTS_LOCK})
             await session.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
         session.add_all(events)

@@ -68,6 +68,7 @@ class Ownership:
         self._me = identity
         self._stack = contextlib.AsyncExitStack()
         self._connection: Any = None
+        self._asking = asyncio.Lock()  # a connection answers one question at a time
         self._broken = asyncio.Event()
         self._free_since: float | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -112,10 +113,11 @@ class Ownership:
         write = (
             "INSERT INTO settings (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
         )
-        if self._connection is None:
-            raise DatabaseUnavailableError
-        with translated():  # on the connection that holds the lock: what is lost with it is not signed
-            await self._connection.execute(write, _NAME, owner, timeout=ANSWER_S)
+        async with self._asking:
+            if self._connection is None:
+                raise DatabaseUnavailableError
+            with translated():  # on the connection that holds the lock: what is lost with it is not signed
+                await self._connection.execute(write, _NAME, owner, timeout=ANSWER_S)
 
     async def release(self) -> None:
         """Whoever stands by may take it at once. Idempotent."""
@@ -161,7 +163,10 @@ class Ownership:
         return {} if found is None else dict(json.loads(found))
 
     async def _ask(self, question: str, *arguments: Any) -> Any:
-        return await self._connection.fetchval(question, *arguments, timeout=ANSWER_S)
+        async with self._asking:
+            if self._connection is None:
+                raise DatabaseUnavailableError
+            return await self._connection.fetchval(question, *arguments, timeout=ANSWER_S)
 
     async def _connect(self) -> None:
         if self._connection is not None and not self._broken.is_set():

@@ -17,6 +17,7 @@ from sandyard.platform.domain.forge.access import Access
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.mcp_servers.service import McpServers
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.preparing.service import Preparing
 from sandyard.platform.domain.previews.service import Previews
@@ -71,6 +72,7 @@ class Services:
     remotes: Remotes
     credentials: Credentials
     models: Models
+    mcp_servers: McpServers
     access: Access
     git: GitService
     pull_requests: PullRequests

@@ -83,7 +83,8 @@ def test_from_a_project_to_a_pushed_branch(yard: Yard, upstream: Upstream, site:
     yard.ok("git", "commit", name, "-m", "fix: say 2", "--staged")
     yard.ok("git", "commit", name, "-m", "feat: more", "-m", "Why.")
     assert yard.run("git", "commit", name, "-m", "feat: more").returncode == 1, "nothing is left to commit"
-    assert [line.partition(" ")[2] for line in yard.ok("git", "log", name).splitlines()] == ["feat: more", "fix: say 2"]
+    subjects = [line.partition(" ")[2] for line in yard.ok("git", "log", name).splitlines()]
+    assert subjects == ["feat: more", "fix: say 2", "feat: begin"], "its own, and what it began from"
 
     pushed = read(yard, "git", "push", name)
     branch = pushed["detail"]["branch"]
@@ -162,10 +163,12 @@ def test_a_sandbox_without_a_session(yard: Yard, site: str) -> None:
 
 
 def test_a_project_that_cannot_be_reached(yard: Yard, tmp_path: Path) -> None:
-    done = yard.run("project", "add", "nowhere", "--repository", str(tmp_path / "none.git"))
+    wanted = ("project", "add", "nowhere", "--repository", str(tmp_path / "none.git"))
+    done = yard.run(*wanted)
     assert done.returncode == 1
-    made = json.loads(done.stdout)
     assert "✗ repository: " in done.stderr.decode()
+    assert not [one for one in read(yard, "project", "list")["items"] if one["name"] == "nowhere"]
+    made = read(yard, *wanted, "--no-test")
     opened = yard.run("session", "create", "--project", made["id"], "--wait")
     assert opened.returncode != 0
     assert b"was opened, but has no checkout: " in opened.stderr

@@ -8,12 +8,10 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from mcp import Client, StdioServerParameters
-from mcp.client.stdio import stdio_client
-from mcp.shared.exceptions import MCPError
 
 from sandyard.cli.main import cli
 from sandyard.platform.api.app import build
@@ -23,8 +21,14 @@ from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 from tests.databases import with_schema
+from tests.later import Later
 from tests.unit.platform.api.mcp_client import done, refused, serving
 from tests.unit.platform.world import ROOT
+
+if TYPE_CHECKING:
+    import mcp
+else:
+    mcp = Later("mcp")
 
 
 @pytest.fixture
@@ -38,8 +42,8 @@ async def token(services: Services) -> str:
     return (await services.users.create_token(Principal(user.id, "maria", "member", "test"), "x")).value.reveal()
 
 
-def program(url: str, token: str) -> StdioServerParameters:
-    return StdioServerParameters(
+def program(url: str, token: str) -> mcp.StdioServerParameters:
+    return mcp.StdioServerParameters(
         command=sys.executable,
         args=["-c", "from sandyard.cli.main import cli; cli()", "mcp", "--stdio"],
         env={**os.environ, "SANDYARD_URL": url.removesuffix("/mcp"), "SANDYARD_TOKEN": token},
@@ -59,12 +63,12 @@ def test_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_bridge(services: Services) -> None:
     async with serving(build(services, ROUTERS)) as url:
         value = await token(services)
-        async with Client(stdio_client(program(url, value)), mode="legacy") as agent:
+        async with mcp.Client(mcp.stdio_client(program(url, value)), mode="legacy") as agent:
             assert agent.instructions is not None and "create_task" in agent.instructions
             assert [tool.name for tool in (await agent.list_tools()).tools] == list(TOOLS)
             assert (await done(agent, "list_projects"))["items"] == []
             assert (await refused(agent, "get_session", sessionId="ses_none"))[0] == "not_found"
-            with pytest.raises(MCPError, match="no tool"):
+            with pytest.raises(mcp.MCPError, match="no tool"):
                 await agent.call_tool("format_disk", {})
 
 
@@ -72,10 +76,10 @@ async def test_the_bridge_outlives_the_server(services: Services) -> None:
     app = build(services, ROUTERS)
     value = await token(services)
     async with serving(app) as url:
-        agent = Client(stdio_client(program(url, value)))
+        agent = mcp.Client(mcp.stdio_client(program(url, value)))
         await agent.__aenter__()
         await done(agent, "list_projects")
-    with pytest.raises(MCPError, match="does not answer"):
+    with pytest.raises(mcp.MCPError, match="does not answer"):
         await agent.call_tool("list_projects", {})
     port = int(url.removesuffix("/mcp").rpartition(":")[2])
     async with serving(app, port):

@@ -31,6 +31,11 @@ GOOD = {
     "findings": [{"what": "base_branch", "ok": True, "detail": "main is\x1b[2J there."}],
     "budget": None,
 }
+REFUSED = {
+    "code": "connection_test_failed",
+    "detail": "The connection test failed.",
+    "findings": [{"what": "credential", "ok": False, "detail": "The token is wrong."}],
+}
 BAD = {"ok": False, "findings": [{"what": "credential", "ok": False, "detail": "The token is wrong."}]}
 
 
@@ -58,15 +63,13 @@ def test_add_with_a_token(ready: Server) -> None:
     result = run("add", "website", "--repository", address, "--base", "main", "--token-stdin", stdin="ghp_secret\n")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == PROJECT
-    assert result.stderr == "✓ base branch: main is [2J there.\n"
     assert "ghp_secret" not in result.output
-    assert asked(ready) == [
-        ("POST", "/projects"),
-        ("PUT", "/projects/prj_1/credentials"),
-        ("POST", "/projects/prj_1/test"),
-    ]
-    assert ready.asked[0].json() == {"name": "website", "repository": address, "baseBranch": "main"}
-    assert ready.asked[1].json() == {"token": "ghp_secret"}
+    assert asked(ready) == [("POST", "/projects")], "with its token, so that it is made whole or not at all"
+    given = {"name": "website", "repository": address, "baseBranch": "main", "token": "ghp_secret", "test": True}
+    assert ready.asked[0].json() == given
+    ready.on("POST", "/projects", Reply(201, {**PROJECT, "forgeNote": "Set its API address."}))
+    result = run("add", "website", "--repository", address, "--no-token")
+    assert "Set its API address. To set it: sandyard project set prj_1 --api-url https://HOST/api/v3\n" in result.stderr
 
 
 def test_add_with_keys(ready: Server, tmp_path: Path) -> None:
@@ -77,11 +80,12 @@ def test_add_with_keys(ready: Server, tmp_path: Path) -> None:
     forge = ["--forge", "github", "--api-url", "https://ghe.example.org/api/v3"]
     result = run("add", "w", "--repository", "git@example.org:o/w", *options, *forge, "--no-test")
     assert result.exit_code == 0, result.output
-    assert asked(ready)[-1] == ("PUT", "/projects/prj_1/credentials")
+    assert asked(ready) == [("POST", "/projects")]
     settings = {"forge": {"kind": "github", "apiUrl": "https://ghe.example.org/api/v3"}}
     assert ready.asked[0].json()["settings"] == settings
     given = {"appId": "7", "installationId": "9", "privateKey": "APP KEY\n"}
-    assert ready.asked[1].json() == {"sshKey": "SSH KEY\n", "app": given}
+    sent = ready.asked[0].json()
+    assert (sent["sshKey"], sent["app"], sent["test"]) == ("SSH KEY\n", given, False)
 
 
 def test_a_path_of_this_machine_is_made_absolute(
@@ -96,21 +100,21 @@ def test_a_path_of_this_machine_is_made_absolute(
         ] == sent
 
 
-def test_a_project_that_does_not_work_yet(ready: Server) -> None:
-    ready.on("POST", "/projects/prj_1/test", Reply(200, BAD))
+def test_what_does_not_work_is_not_added(ready: Server) -> None:
+    ready.on("POST", "/projects", Reply(409, REFUSED, "application/problem+json"))
     result = run("add", "website", "--repository", "https://example.org/x", "--no-token")
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["id"] == "prj_1"
+    assert (result.exit_code, result.stdout) == (1, "")
     assert "✗ credential: The token is wrong.\n" in result.stderr
-    assert "sandyard project test prj_1" in result.stderr
-
-
-def test_a_credential_that_is_refused_leaves_the_project(ready: Server) -> None:
-    ready.on("PUT", "/projects/prj_1/credentials", problem(400, "invalid_argument", "That is no token."))
+    assert "website was not added. To add it anyway: --no-test" in result.stderr
+    ready.on("POST", "/projects", problem(400, "invalid_argument", "That is no token."))
     result = run("add", "website", "--repository", "https://example.org/x", "--token-stdin", stdin="x\n")
-    assert result.exit_code == 1
-    assert "was added as prj_1" in result.stderr
-    assert "That is no token." in result.stderr
+    assert (result.exit_code, "That is no token." in result.stderr) == (1, True)
+
+
+def test_a_broken_project_is_marked(ready: Server) -> None:
+    broken = {**PROJECT, "connectionError": "There is no repository."}
+    ready.on("GET", "/projects", Reply(200, {"items": [broken], "nextCursor": None}))
+    assert "There is no repository." in run("list", "-o", "table").stdout
 
 
 def test_on_a_terminal_the_token_is_asked_for_and_not_shown(ready: Server) -> None:
@@ -124,7 +128,7 @@ def test_on_a_terminal_the_token_is_asked_for_and_not_shown(ready: Server) -> No
         assert b"ghp_typed" not in terminal.shown
     finally:
         terminal.close()
-    assert ready.asked[1].json() == {"token": "ghp_typed"}
+    assert ready.asked[0].json()["token"] == "ghp_typed"
 
 
 @pytest.mark.parametrize(
@@ -154,9 +158,14 @@ def test_a_new_token(ready: Server) -> None:
     assert result.exit_code == 0, result.output
     (put,) = [request for request in ready.asked if request.method == "PUT"]
     assert put.json() == {"token": "ghp_new", "username": "me"}
-    ready.on("POST", "/projects/prj_1/test", Reply(200, BAD))
-    assert run("token", "prj_1", "--webhook-secret-stdin", stdin="hush\n").exit_code == 1
-    assert [request.json() for request in ready.asked if request.method == "PUT"][-1] == {"webhookSecret": "hush"}
+    assert put.query == {"test": "true"}
+    assert run("token", "prj_1", "--webhook-secret-stdin", stdin="hush\n").exit_code == 0
+    last = [request for request in ready.asked if request.method == "PUT"][-1]
+    assert (last.json(), last.query) == ({"webhookSecret": "hush"}, {"test": "false"})
+    ready.on("PUT", "/projects/prj_1/credentials", Reply(409, REFUSED, "application/problem+json"))
+    result = run("token", "website", "--token-stdin", stdin="ghp_wrong\n")
+    assert (result.exit_code, "Nothing was stored" in result.stderr) == (1, True)
+    assert "✗ credential: The token is wrong." in result.stderr
     ready.on("DELETE", "/projects/prj_1/credentials/ssh_key", Reply(204))
     assert run("token", "website", "--remove", "ssh-key").exit_code == 0
     assert run("token", "website").exit_code == 1, "in a pipe there is nobody to ask"

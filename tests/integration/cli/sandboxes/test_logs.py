@@ -12,7 +12,7 @@ def test_detached_and_logs(yard: Yard, box: str) -> None:
         pass
     said = yard.run("sandbox", "logs", box, "--command", number)
     assert (said.stdout, said.stderr) == (b"from afar\n", b"oh\n")
-    text = yard.ok("sandbox", "logs", box, "--limit", "5")
+    text = yard.ok("sandbox", "logs", box, "--limit", "1")  # others may have written gigabytes
     assert "$ echo from afar; echo oh >&2  (exited 0, " in text
     assert "\nfrom afar\n" in text
     yard.ok("sandbox", "exec", box, "true")

@@ -14,8 +14,8 @@ def test_a_shell(yard: Yard, box: str) -> None:
         terminal.resize(20, 60)
         terminal.type("sleep 0.3; stty size\r")
         terminal.until("20 60")
-        terminal.type("sleep 1000\r")
-        terminal.until("sleep 1000")
+        terminal.type("bash -c 'echo it ru''ns; sleep 1000'\r")
+        terminal.until("it runs")  # before that, Ctrl-C would reach the shell in place of the command
         terminal.type("\x03")
         terminal.type("echo still $X\r")
         terminal.until("still kept")

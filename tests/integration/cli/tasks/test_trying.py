@@ -42,3 +42,17 @@ def test_nothing_that_a_repository_names_is_run(hostile: Path) -> None:
     assert repository_of(str(hostile), local=True) == str(hostile)
     assert (left_out(str(hostile)) or "").startswith("2 files are not committed")
     assert not (hostile.parent / "ran").exists(), (hostile.parent / "ran").read_text()
+
+
+@pytest.mark.parametrize("name", [b"a=b", b"a\x0cb", b"a\x1cb", "a\u2028b".encode(), b"a\xff"], ids=ascii)
+def test_no_filter_has_a_name_that_hides_it(hostile: Path, name: bytes) -> None:
+    program = hostile.parent / "program"
+    (hostile / ".gitattributes").write_bytes(b"* filter=" + name + b"\n")
+    with (hostile / ".git" / "config").open("ab") as config:
+        config.write(b'[filter "' + name + b'"]\n\tclean = ' + bytes(program) + b"\n")
+    subprocess.run(["git", "-C", str(hostile), "-c", "core.fsmonitor=false", "status"], check=True, capture_output=True)
+    ran = hostile.parent / "ran"
+    assert ran.read_text(), "git itself runs it"
+    ran.unlink()
+    assert left_out(str(hostile))
+    assert not ran.exists(), ran.read_text()

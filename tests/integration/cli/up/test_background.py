@@ -13,7 +13,6 @@ import pytest
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up.background import Background
-from tests.integration.cli.real import bytecode
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +20,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "SANDYARD_DATA_DIR": str(tmp_path / "data"),
         "SANDYARD_DRIVER": "fake",
-        **bytecode(tmp_path),
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SANDYARD_POOL_SIZE", "0")

@@ -16,10 +16,13 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from sandyard.cli.engine import announce
 from sandyard.cli.main import cli
 from sandyard.cli.up import command, lifeline
 from sandyard.cli.up.command import Plan
 from sandyard.cli.up.state import State
+from sandyard.engine.app import Ready
+from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command
 from tests.integration.cli.real import Yard
 
@@ -153,6 +156,21 @@ def test_where_to_sign_in(state: State, monkeypatch: pytest.MonkeyPatch, capsys:
         "sign in at:  https://yard.example.org/sign-in#token=sy_first",
         "Warning: look out.",
     ]
+
+
+def test_how_the_engine_is_reached_over_tls(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the engine says of TLS is passed on, and nothing else of its start."""
+    settings = EngineSettings(tls_port=443, domain="example.com", data_dir=state.engine)
+    authority = state.engine / "tls/example.com/ca.pem"
+    announce(Ready("http://127.0.0.1:8701", False, None, "fake", "example.com", authority), settings)
+    said = capsys.readouterr().out.splitlines()
+    engine = command.children(PLAN, state)[0]
+    for line in said:
+        engine.heard(line)
+    heard = capsys.readouterr().out.splitlines()
+    assert heard == said[said.index(heard[0]) :]
+    assert f"sandyard ca --data-dir {state.engine} --domain example.com" in "\n".join(heard)
+    assert "E2B_API_URL" not in "\n".join(heard)
 
 
 def test_against_e2b_cloud(state: State, monkeypatch: pytest.MonkeyPatch) -> None:

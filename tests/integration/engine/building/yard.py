@@ -10,7 +10,7 @@ from sandyard.engine.building.model import Build, Kind, Layer, Recipe, Size, Sta
 from sandyard.engine.building.registry import BuiltTemplates, WithBuilt
 from sandyard.engine.building.repository import BuildRepository
 from sandyard.engine.building.service import Builds
-from sandyard.engine.drivers.fake import FakeDriver
+from sandyard.engine.drivers.fake.driver import FakeDriver
 from sandyard.engine.images.model import Image, RegistryAuth, Report
 from sandyard.engine.sandboxes.model import CreateSandbox, Sandbox, Template
 from sandyard.engine.sandboxes.service import Sandboxes

@@ -421,6 +421,7 @@ def test_a_flood_with_a_slow_reader_is_held_back_and_not_lost(dial: Dial) -> Non
     assert output == "".join(f"{number}\n" for number in range(1, 1500001)) + "done\n"
 
 
+@pytest.mark.slow
 def test_a_thousand_processes(dial: Dial) -> None:
     """Listed, and ended; no descriptor is left open by them."""
     control = dial()

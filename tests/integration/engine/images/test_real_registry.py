@@ -23,7 +23,7 @@ LOGIN = RegistryAuth.parse({"type": "registry", "username": USER, "password": PA
 WRONG = RegistryAuth.parse({"type": "registry", "username": USER, "password": "looking-glass"})
 
 
-@pytest.fixture(params=["password", "tokens"])
+@pytest.fixture(params=[pytest.param("password", marks=pytest.mark.slow), "tokens"])
 def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealRegistry]:
     start = registries.with_password if request.param == "password" else registries.with_tokens
     with start(tmp_path / "registry") as running:

@@ -11,7 +11,7 @@ import random
 import sys
 from pathlib import Path
 
-from sandyard.engine.drivers.fake import FakeDriver
+from sandyard.engine.drivers.fake.driver import FakeDriver
 from sandyard.engine.sandboxes.model import CreateSandbox
 from sandyard.engine.sandboxes.service import Sandboxes
 from sandyard.engine.settings import EngineSettings

@@ -31,6 +31,7 @@ def live_and_die(path: Path, seed: int, pick: random.Random) -> list[list[str]]:
     return [line.split() for line in said if line.count(" ") == 1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_nothing_is_lost_and_nothing_is_left(tmp_path: Path) -> None:
     pick = random.Random(7)

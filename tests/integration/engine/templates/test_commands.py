@@ -42,12 +42,19 @@ def test_what_is_built_needs_nothing(folder: Folder) -> None:
     assert (done.exit_code, done.output) == (0, "")
 
 
-def test_list_shows_what_is_there(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_what_is_there_and_what_is_not(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(folder, "base", "b1")
     publish(folder, host.NAME, "h1")
     monkeypatch.setenv("SANDYARD_TEMPLATES_DIR", str(folder.directory))
-    done = CliRunner().invoke(commands.template, ["list"])
-    assert [line.split()[:2] for line in done.output.splitlines()] == [["base", "b1"], ["host", "h1"]]
+    with folder.building("code-interpreter"):
+        shown = CliRunner().invoke(commands.template, ["list"]).output.splitlines()
+    assert [line[:45].split(maxsplit=1) for line in shown] == [
+        ["base", "b1                          "],
+        ["code-interpreter", "(being built)               "],
+        ["desktop", "(not built)                 "],
+        ["host", "h1                          "],
+    ]
+    assert "when it is first asked for; `sandyard template build desktop` builds it now" in shown[2]
 
 
 def test_a_builder_whose_engine_is_gone_builds_nothing(folder: Folder) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     place = ["--templates-dir", str(folder.directory), "build"]
     run = CliRunner().invoke
     done = run(commands.template, [*place, "code-interpreter"])
-    assert (done.exit_code, "build that first" in done.output) == (1, True)
+    assert (done.exit_code, "Build base first" in done.output) == (1, True)
     done = run(commands.template, [*place, "code-interpreter", "--if-possible"])
     assert (done.exit_code, "base in its place" in done.output) == (0, True)
     done = run(commands.template, [*place, "base", "--with", "r"])
@@ -97,6 +98,78 @@ def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     built_on(folder, below, interpreter.Recipe(below).digest)
     done = run(commands.template, [*place, "code-interpreter"])
     assert (done.exit_code, done.output) == (0, "")
+
+
+def test_languages_are_added_to_those_it_has(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[tuple[str, ...] | None] = []
+
+    def build(folder: Folder, report: object, extras: tuple[str, ...] | None, *, force: bool) -> Version:
+        wanted.append(extras)
+        return built_on(folder, below, f"i{len(wanted)}", ",".join(extras or ()))
+
+    monkeypatch.setattr(commands, "missing_for_base", list)
+    monkeypatch.setattr(interpreter, "build", build)
+    monkeypatch.setattr(interpreter.base, "size_of", lambda _: "1 MB")
+    below = publish(folder, "base", "b1")
+    for extras in ("java", "r", ""):
+        command = ["--templates-dir", str(folder.directory), "build", "code-interpreter", "--with", extras]
+        CliRunner().invoke(commands.template, command)
+    assert wanted == [("java",), ("java", "r"), ()]
+
+
+async def test_a_language_is_added_when_it_is_first_asked_for(
+    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = with_python(publish(folder, "base", "b1"))
+    built_on(folder, below, interpreter.Recipe(below).digest)
+    templates.open()
+    builds: list[tuple[str, ...]] = []
+    failure: str | None = "no route to the archive"
+
+    async def build(*command: str) -> str | None:
+        builds.append(command)
+        if failure is None:
+            built_on(folder, below, f"i{len(builds)}", command[2])
+        return failure
+
+    monkeypatch.setattr(templates, "_build", build)
+    assert templates.add_language("cobol") is None
+    told = templates.add_language("r")
+    assert told is not None
+    assert "being added" in told
+    assert "`sandyard template build code-interpreter --with r`" in told
+    assert templates.add_language("r") == told, "it is begun once"
+    assert templates._adder is not None
+    await templates._adder
+    assert builds == [("code-interpreter", "--with", "r")]
+    told = templates.add_language("r")
+    assert told is not None
+    assert "failed: no route to the archive." in told
+    assert len(builds) == 1, "what has failed is not tried by every request"
+    failure, before = None, layers(templates, "code-interpreter-v1")
+    templates.add_language("java")
+    await templates._adder
+    assert layers(templates, "code-interpreter-v1") != before, "new sandboxes have it, without a restart"
+    told = templates.add_language("java")
+    assert told is not None
+    assert "New sandboxes have it" in told
+
+
+async def test_what_others_build_is_served_without_a_restart(
+    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = with_python(publish(folder, "base", "b1"))
+    built_on(folder, below, interpreter.Recipe(below).digest)
+    templates.open()
+    monkeypatch.setattr(catalogue, "WATCH_SECONDS", 0.01)
+    before = layers(templates, "code-interpreter-v1")
+    await templates.start()
+    built = built_on(folder, below, "by-hand", "r")
+    async with asyncio.timeout(20):
+        while layers(templates, "code-interpreter-v1") == before:
+            await asyncio.sleep(0.01)
+    assert str(built.rootfs) in layers(templates, "code-interpreter-v1")
+    await templates.close()
 
 
 def test_the_locks_name_no_registry() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ from sandyard.platform.settings import PlatformSettings
 from tests.databases import with_schema
 from tests.unit.platform.world import ROOT, Person, client
 
+EMPTY = ("commit", "-q", "--allow-empty", "-m", "chore: begin")
 TOKEN = "github_pat_11ABCDEFG0123456789_wxyz"
 
 
@@ -148,6 +150,45 @@ async def test_the_connection_is_tried(room: Room, tmp_path: Path) -> None:
     tried = await room.otto.post(f"{path}/test", timeout=30)
     assert tried.status_code == 200, tried.text
     assert tried.json()["ok"] is False and not all(one["ok"] for one in tried.json()["findings"])
+
+
+async def test_what_does_not_work_is_not_stored(room: Room, tmp_path: Path) -> None:
+    chief = await room.services.users.create(ROOT, "chief", "admin")
+    principal = Principal(chief.id, "chief", "admin", "test")
+    issued = await room.services.users.create_token(principal, "test")
+    repository = tmp_path / "there"
+    for words in (("init", "-q", "-b", "main", "."), ("-c", "user.name=A", "-c", "user.email=a@b", *EMPTY)):
+        repository.mkdir(exist_ok=True)
+        subprocess.run(["git", *words], cwd=repository, check=True)
+    async with client(build(room.services, ROUTERS), Person(principal, issued.value.reveal())) as web:
+        wrong = {"name": "website", "repository": str(tmp_path / "missing"), "test": True}
+        refused = await web.post("/api/v1/projects", json=wrong)
+        told = refused.json()
+        assert (refused.status_code, told["code"]) == (409, "connection_test_failed"), refused.text
+        assert [one["what"] for one in told["findings"] if not one["ok"]] == ["repository"]
+        nowhere = {**wrong, "repository": str(repository), "baseBranch": "nowhere"}
+        assert "nowhere" in (await web.post("/api/v1/projects", json=nowhere)).json()["detail"]
+        token = {"name": "x", "repository": "http://127.0.0.1:9/a/b.git", "token": TOKEN, "test": True}
+        assert (await web.post("/api/v1/projects", json=token)).status_code == 409
+        assert (await web.get("/api/v1/projects")).json()["items"] == []
+        events = await room.services.audit.list(ROOT, AuditQuery(action="project.create"), PageRequest())
+        assert TOKEN not in json.dumps([one.detail for one in events.items])
+
+        made = await web.post("/api/v1/projects", json={**wrong, "repository": str(repository)})
+        assert (made.status_code, made.json()["connectionError"]) == (201, None)
+        path = f"/api/v1/projects/{made.json()['id']}"
+        repository.rename(tmp_path / "moved")
+        assert (await web.post(f"{path}/test")).json()["ok"] is False
+        assert "no such repository" in (await web.get("/api/v1/projects")).json()["items"][0]["connectionError"]
+        (tmp_path / "moved").rename(repository)
+        assert (await web.post(f"{path}/test")).json()["ok"] is True
+        assert (await web.get(path)).json()["connectionError"] is None
+
+        moved = {"repository": "http://127.0.0.1:9/a/b.git"}
+        assert (await web.patch(path, json=moved)).status_code == 200
+        kept = await web.put(f"{path}/credentials", params={"test": "true"}, json={"token": TOKEN})
+        assert (kept.status_code, kept.json()["code"]) == (409, "connection_test_failed"), kept.text
+        assert (await web.get(f"{path}/credentials")).json() == {"items": []}
 
 
 async def test_a_repository_does_not_move_with_a_token(room: Room) -> None:

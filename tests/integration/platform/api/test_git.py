@@ -97,9 +97,15 @@ async def test_from_a_checkout_to_a_pushed_branch(desk: Desk) -> None:
     assert (refused.status_code, refused.json()["code"]) == (409, "no_checkout")
     cloned = await desk.done("clone")
     branch = cloned["detail"]["branch"]
-    assert branch.startswith("task-") and cloned["projectId"] == desk.project and cloned["sessionId"] == desk.session
+    assert (
+        branch.startswith("session/untitled-session-")
+        and cloned["projectId"] == desk.project
+        and cloned["sessionId"] == desk.session
+    )
     checkout = await desk.get(f"git/{desk.sandbox}")
     assert (checkout["branch"], checkout["baseBranch"], checkout["pushed"]) == (branch, "main", None)
+    fresh = await desk.get(f"git/{desk.sandbox}/history", base="true")
+    assert (fresh["items"], len(fresh["base"])) == ([], 1), "what it began from is there before its first commit"
     assert (await desk.get(f"git/{desk.sandbox}/status"))["clean"] is True
 
     await desk.write("größe.txt", "one\n")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from mcp import Client
 
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS
@@ -18,6 +17,9 @@ from sandyard.platform.domain.paging import PageRequest
 from tests.integration.platform.domain.sandboxes.yard import Yard, until
 from tests.unit.platform.api.mcp_client import client, done, kept, refused, running, serving, token_of
 from tests.unit.platform.world import ROOT
+
+if TYPE_CHECKING:
+    from mcp import Client
 
 
 @pytest.fixture
@@ -207,6 +209,7 @@ async def test_sessions(yard: Yard, mcp: Client) -> None:
     assert (await refused(mcp, "get_session", sessionId=made["id"]))[0] == "not_found"
 
 
+@pytest.mark.slow
 async def test_many_at_once(newest: Client) -> None:
     box = (await done(newest, "create_sandbox"))["id"]
     results = await asyncio.gather(

@@ -6,10 +6,9 @@ import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mcp import Client
 
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS
@@ -18,6 +17,9 @@ from sandyard.platform.domain.paging import PageRequest
 from tests.integration.platform.domain.sandboxes.yard import Yard
 from tests.unit.platform.api.mcp_client import client, done, kept, refused, serving, token_of
 from tests.unit.platform.world import ROOT
+
+if TYPE_CHECKING:
+    from mcp import Client
 
 GIT = ["git", "-c", "user.name=Maria", "-c", "user.email=maria@example.org", "-c", "init.defaultBranch=main"]
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -42,6 +42,7 @@ from sandyard.platform.db.models import (
 )
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.agents.profiles.custom import Definition
+from sandyard.platform.domain.mcp_servers.service import McpServerDraft
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.tasks.schedules import ScheduledTask
 from sandyard.platform.domain.users.model import Principal
@@ -75,14 +76,17 @@ class Belongings:
     schedule_id: str
     agent_name: str
     provider_id: str
+    server_id: str
     turn_id: str
     ask_id: str
+    pull_request_id: str
     number: str
+    port: str
     kind: str
     name: str
 
 
-NOWHERE = {"name": "NOBODYS_KEY", "number": "8008", "kind": "ssh_key"}
+NOWHERE = {"name": "NOBODYS_KEY", "number": "8008", "port": "8008", "kind": "ssh_key"}
 """Of what has no id."""
 
 
@@ -130,6 +134,9 @@ class Step:
 
 
 class Walk:
+    _document: ClassVar[dict[str, Any]] = {}
+    """The same for every application; it takes a second to make."""
+
     def __init__(self, services: Services, app: FastAPI) -> None:
         self.services, self.app = services, app
         self.owner: Person
@@ -147,6 +154,9 @@ class Walk:
             kind=ModelApi.OPENAI_CHAT,
             project_id=project.id,
             base_url=f"http://localhost:9/{SECRET}",
+        )
+        server = await self.services.mcp_servers.create(
+            principal, project.id, McpServerDraft(name="owners", command=SECRET, args=[SECRET], env={"WORDS": SECRET})
         )
         schedule = await self.services.schedules.create(
             principal, project.id, name=SECRET, cron="0 0 1 1 *", timezone="UTC", task=ScheduledTask(title=SECRET)
@@ -201,9 +211,12 @@ class Walk:
             schedule_id=schedule.id,
             agent_name="owners-agent",
             provider_id=provider.id,
+            server_id=server.id,
             turn_id=TURN,
             ask_id=ASK,
+            pull_request_id=PULL,
             number="7007",
+            port="8000",
             kind="webhook_secret",
             name="OWNERS_KEY",
         )
@@ -215,7 +228,7 @@ class Walk:
         return {name: NOWHERE.get(name, value[:-6] + "zzzzzz") for name, value in self.there.items()}
 
     def steps(self) -> Iterator[Step]:
-        document = self.app.openapi()
+        document = Walk._document = Walk._document or self.app.openapi()
         for route in iter_route_contexts(self.app.routes):
             for method in sorted(getattr(route, "methods", None) or {"WS"}):
                 operation = document["paths"].get(route.path, {}).get(method.lower(), {})
@@ -264,6 +277,7 @@ class Walk:
 
 TURN, ASK = ordered_id("trn_"), ordered_id("ask_")
 OPERATION, CHECKPOINT, PREPARATION = ordered_id("gop_"), ordered_id("ckp_"), ordered_id("prp_")
+PULL = ordered_id("pul_")
 
 
 def _git_rows(project_id: str, session_id: str, sandbox_id: str, task_id: str, now: datetime) -> list[Base]:
@@ -284,7 +298,7 @@ def _git_rows(project_id: str, session_id: str, sandbox_id: str, task_id: str, n
         GitOperation(id=OPERATION, kind="push", status="completed", created_at=now, **done, **mine),
         Checkpoint(id=CHECKPOINT, reason="asked", commit="3" * 40, changed=0, created_at=now, **mine, **where),
         PullRequest(
-            id=ordered_id("pul_"),
+            id=PULL,
             task_id=task_id,
             number=7007,
             head_branch=SECRET,

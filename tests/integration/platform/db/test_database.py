@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import event, func, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -116,6 +116,25 @@ async def test_what_is_rolled_back_was_never_told(database: Database) -> None:
     assert await events(database) == []
     async with database.reading() as session:
         assert await session.scalar(select(func.count()).select_from(Setting)) == 0
+
+
+async def test_of_a_commit_that_fails_it_is_not_said_that_it_has_happened(database: Database) -> None:
+    heard: list[str] = []
+    database.listen(lambda told: heard.append("perhaps"))
+    database.listen_committed(lambda told: heard.append("surely"))
+
+    def fail(session: object) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        async with database.transaction() as tx:
+            tx.emit("user.created")
+            event.listen(tx.session.sync_session, "before_commit", fail)
+    assert heard == ["perhaps"]
+    assert await events(database) == []
+    async with database.transaction() as tx:
+        tx.emit("user.created")
+    assert heard == ["perhaps", "surely", "perhaps"]
 
 
 async def test_of_whoever_leaves_when_it_is_committed_others_hear(

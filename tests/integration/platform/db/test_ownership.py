@@ -78,7 +78,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def cut(platform: Platform, postgres: Server) -> None:
     """End its connection that holds the lock, on the server's side."""
-    pid = await platform.ownership._ask("SELECT pg_backend_pid()")
+    pid = platform.ownership._connection.get_server_pid()
     await postgres.execute(f"SELECT pg_terminate_backend({pid})")
 
 
@@ -93,6 +93,14 @@ async def test_the_second_stands_by_and_takes_over_at_once_when_the_first_ends_i
     await first.ownership.release()
     await second.becomes_owner()
     assert asyncio.get_running_loop().time() - began < module.GRACE_S
+
+
+async def test_questions_that_meet_on_its_connection_wait_for_each_other(start: Callable[[str], Platform]) -> None:
+    first = start("a")
+    await first.becomes_owner()
+    ask = first.ownership._ask
+    answers = await asyncio.gather(first.ownership.sign(), ask("SELECT 1"), first.ownership.sign(), ask("SELECT 2"))
+    assert answers == [None, 1, None, 2]
 
 
 async def test_a_restart_of_the_server_leaves_it_with_its_owner(

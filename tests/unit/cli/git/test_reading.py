@@ -95,13 +95,13 @@ def test_the_log(server: Server) -> None:
     result = run("log", SANDBOX, "--limit", "2", "--skip", "1")
     assert result.stdout == "abcdef0123 fix: the login [2J\n" * 2
     assert "--limit" in result.stderr
-    assert server.asked[0].query == {"limit": "2", "skip": "1"}
+    assert server.asked[0].query == {"limit": "2", "skip": "1", "base": "true"}
     full = run("log", SANDBOX, "--full").stdout
     assert full.startswith(
         f"commit {HEAD}\nAuthor:    Maria <maria@example.org>\nCommitter: Sandyard <bot@example.org>\nDate:"
     )
     assert "\n\n    fix: the login^[[2J\n\n    It was red.\n\n    Co-authored-by: x\n\ncommit " in full
-    assert json.loads(run("log", SANDBOX, "-o", "json").stdout) == {"items": [COMMIT, COMMIT]}
+    assert json.loads(run("log", SANDBOX, "-o", "json").stdout) == {"items": [COMMIT, COMMIT], "base": []}
 
 
 def test_a_long_log_takes_several_requests(server: Server) -> None:
@@ -119,7 +119,11 @@ def test_a_long_log_takes_several_requests(server: Server) -> None:
 
 
 def test_no_commit_yet(server: Server) -> None:
-    server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": []}))
+    """What it began from is shown all the same."""
+    server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [], "base": [COMMIT]}))
     result = run("log", SANDBOX)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "no commit yet" in result.stderr
+    assert (result.exit_code, result.stdout) == (0, "abcdef0123 fix: the login [2J\n")
+    assert result.stderr == "No commits of its own yet. It began from:\n"
+    server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [COMMIT], "base": [COMMIT, COMMIT]}))
+    result = run("log", SANDBOX)
+    assert (result.stdout.count("fix: the login"), result.stderr) == (3, "Before that, on its base:\n")

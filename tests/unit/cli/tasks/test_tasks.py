@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.unit.cli.server import Reply, Server, problem
+from tests.unit.cli.server import Reply, Request, Server, problem
 from tests.unit.cli.tasks.answers import AGENTS, PULL, TASK, attempt, page, step, task
 
 OTHER = "tsk_00mwhnkzc0zzzzzzzzzz"
@@ -123,6 +125,28 @@ def test_names_that_are_none_or_not_one(ready: Server) -> None:
     assert TASK in result.stderr and OTHER in result.stderr
 
 
+def test_a_list_asks_for_everything_at_once(ready: Server) -> None:
+    together = threading.Barrier(4, timeout=10)
+    answers = {
+        "/tasks": page([task()]),
+        "/projects": Reply(200, PROJECTS),
+        "/agents": Reply(200, AGENTS),
+        "/asks": page([]),
+    }
+
+    def when_all_are_asked(reply: Reply) -> Callable[[Request], Reply]:
+        def answer(request: Request) -> Reply:
+            together.wait()
+            return reply
+
+        return answer
+
+    for path, reply in answers.items():
+        ready.on("GET", path, when_all_are_asked(reply))
+    result = run("list", "-o", "table")
+    assert (result.exit_code, TASK in result.stdout) == (0, True), result.output
+
+
 def test_list(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     running = attempt(step="verify", pullRequest=PULL)
     ready.on(
@@ -130,6 +154,12 @@ def test_list(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         "/tasks",
         page([task("backlog", id=OTHER, title="Later " * 20), task("in_progress", running, projectId="prj_2")]),
     )
+    whole = run("list", "-o", "table").stdout
+    assert "Later " * 19 in whole, "nothing is cut in a pipe"
+    assert "PROJECT" in whole
+    assert "…" not in whole
+    for module in ("output", "tasks.listing"):
+        monkeypatch.setattr(f"sandyard.cli.{module}.is_terminal", lambda: True)
     for width in (80, 200):
         monkeypatch.setenv("COLUMNS", str(width))
         lines = run("list", "-o", "table").stdout.splitlines()
@@ -148,7 +178,13 @@ def test_list(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_show(ready: Server) -> None:
-    steps = [step("setup"), step("verify", "failed", number=2, error="exit code 1\x1b[2J", tries=2)]
+    steps = [
+        step("setup"),
+        step("verify", "failed", number=2, error="exit code 1\x1b[2J", tries=2),
+        step("verify", number=3, outcome="fixed", detail={"exitCode": 2}),
+        step("verify", number=4, outcome="skipped"),
+        step("pull_request", number=5, outcome="not_applicable"),
+    ]
     spent = {"calls": 3, "inputTokens": 900, "outputTokens": 100, "costUsd": 0.0123, "unpriced": 0}
     one = attempt("failed", steps=steps, error="It fails.", spent=spent, seconds=75.2, verified=False)
     shown = task("in_progress", one, description="All\nof it", pullRequest=PULL, blockedBy=[OTHER], needs=[OTHER])
@@ -158,7 +194,11 @@ def test_show(ready: Server) -> None:
     said = run("show", TASK, "-o", "table").stdout
     assert "Attempt 1: demo (no model): failed" in said
     assert "1 min 15 s, not verified, 1000 tokens, $0.0123" in said
-    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (begun 2 times)  exit code 1 [2J\n  It fails.\n" in said
+    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (begun 2 times)  exit code 1 [2J\n" in said
+    assert (
+        "  ✗ verify  2.5 s  exit code 2  (fixed afterwards)\n  - verify  skipped: the project has no check\n"
+        "  - pull request  not applicable: the remote has no pull requests\n  It fails.\n" in said
+    )
     assert "Pull request #7 fix: the login (open): sandyard/login into main\n  https://example.org" in said
     assert f"? The agent asks: Which?\n  To answer: sandyard task answer {TASK} ANSWER\n" in said
     assert "  All\n  of it\n" in said
@@ -178,6 +218,15 @@ def test_compare_and_queue(ready: Server) -> None:
     assert rows[2] == ["2", "codex", "ready", "$1.50", "10", "3.5", "s"]
     assert f"sandyard task pick {TASK} N" in result.stderr
     assert len(json.loads(run("compare", TASK).stdout)["items"]) == 2
+    error = f"The check still fails: {'very ' * 40}long.\nIt said: \x1b[2Jno."
+    both = [attempt("failed", error=error, diff=diff), attempt("ready", number=2, agent="codex", seconds=3.5)]
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, task("in_progress", *both)))
+    table, _, errors = run("compare", TASK, "-o", "table").stdout.partition("\n\n")
+    assert [line.split()[:2] for line in table.splitlines()] == [["ATTEMPT", "AGENT"], ["1", "demo"], ["2", "codex"]]
+    assert max(map(len, table.splitlines())) < 80, "an error does not widen the table"
+    assert errors.startswith("Attempt 1:\n  The check still fails: very")
+    assert "  It said: " in errors
+    assert "\x1b" not in errors
     entry = {"position": 1, "taskId": TASK, "number": 1, "title": "Mend", "reason": "This machine runs 8 at once."}
     ready.on("GET", "/queue", Reply(200, {"items": [entry]}))
     assert "This machine runs 8 at once." in run("queue", "-o", "table").stdout
@@ -188,6 +237,7 @@ def test_compare_and_queue(ready: Server) -> None:
     [
         (["stop", TASK], "stop", None),
         (["retry", TASK], "retry", None),
+        (["retry", TASK, "--message", "Paint it"], "retry", {"message": "Paint it"}),
         (["move", TASK, "in-progress", "--feedback", "No"], "move", {"status": "in_progress", "feedback": "No"}),
         (["move", TASK, "done", "--position", "0"], "move", {"status": "done", "position": 0}),
         (["pick", TASK, "1"], "pick", {"attemptId": "att_1"}),
@@ -199,6 +249,15 @@ def test_verbs(ready: Server, arguments: list[str], path: str, body: Any) -> Non
     assert (result.exit_code, result.stdout) == (0, f"{TASK} Mend the login: in progress (queued)\n")
     assert (ready.asked[-1].json() if ready.asked[-1].body else None) == body
     assert json.loads(run(*arguments).stdout)["id"] == TASK
+
+
+def test_another_agent_goes_on(ready: Server) -> None:
+    ready.on("PATCH", f"/tasks/{TASK}", Reply(200, task("in_progress", attempt("failed"))))
+    ready.on("POST", f"/tasks/{TASK}/retry", Reply(200, task("in_progress", attempt("queued"))))
+    assert run("retry", TASK, "--agent", "codex").exit_code == 0
+    changed, retried = ready.asked[-2:]
+    assert (changed.method, changed.json()) == ("PATCH", {"agent": "codex", "model": None, "attempts": []})
+    assert retried.path.endswith("/retry")
 
 
 def test_remove_asks_first(ready: Server) -> None:

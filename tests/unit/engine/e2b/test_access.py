@@ -231,3 +231,31 @@ async def test_guesses_cost_the_guesser(gate: Bench) -> None:
         url = f"/files?path={number}&signature=v1_x"
         seen.add((await gate.ask(f"GET {url} HTTP/1.1\r\nHost: engine\r\n\r\n".encode()))[0])
     assert seen == {401, 429} or time.monotonic() - started > 5
+
+
+async def test_a_language_that_the_interpreter_lacks_is_added(gate: Bench) -> None:
+    asked: list[str] = []
+
+    def add(language: str) -> str | None:
+        asked.append(language)
+        return "It is being added." if language == "r" else None
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        language = head.split()[1].removeprefix(b"/execute/").decode()
+        status, told = (200, "") if language == "fine" else (400, f"x-missing-language: {language}\r\n")
+        writer.write(f"HTTP/1.1 {status} X\r\n{told}content-length: 4\r\nconnection: close\r\n\r\nlost".encode())
+        writer.close()
+
+    await gate.sockets.listen(refuse, port=49999)
+    await gate.sockets.listen(refuse, port=8000)
+    gate.gateway._add_language = add
+    status, headers, body = await gate.ask(request("POST", "/execute/r", port=49999))
+    assert (status, body) == (400, b"It is being added.")
+    assert "x-missing-language" not in headers
+    assert (await gate.ask(request("POST", "/execute/cobol", port=49999)))[2] == b"lost"
+    assert (await gate.ask(request("POST", "/execute/fine", port=49999)))[2] == b"lost"
+    assert (await gate.ask(request("POST", "/execute/java", port=8000)))[2] == b"lost", (
+        "no other port is the interpreter's"
+    )
+    assert asked == ["r", "cobol"]

@@ -38,6 +38,7 @@ from sandyard.engine.sandboxes.model import (
     SnapshotQuery,
     State,
     Template,
+    TemplateStatus,
 )
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
@@ -142,7 +143,7 @@ class Verbs:
         self.calls.append(("logs", sandbox_id, query))
         return [LogEntry(NOW, LogLevel.INFO, "The sandbox was created", {"a": "b"})]
 
-    def resolve_template(self, name: str) -> Template:
+    def find_template(self, name: str) -> Template:
         if name in ("base", "tbase", "ns/base:default"):
             return BASE
         raise NotFoundError(f"Template '{name}' not found")
@@ -549,6 +550,11 @@ class TestTemplates:
         found = TemplateWithBuildsModel.from_dict((await client.get("/templates/base")).json())
         assert found.builds[0].status == "ready"
         error_of(await client.get("/templates/none"), 404)
+
+    def test_one_that_is_not_built(self) -> None:
+        unbuilt = Template("tdesk", (), aliases=("desktop",), status=TemplateStatus.WAITING, memory_mb=8192)
+        shown = TemplateModel.from_dict(views.template(unbuilt, Limits()))
+        assert (shown.build_status, shown.build_count, shown.memory_mb) == ("waiting", 0, 8192)
 
     @pytest.mark.parametrize("name", ["base", "ns%2Fbase%3Adefault", "ns/base:default"])
     async def test_aliases(self, client: Client, name: str) -> None:

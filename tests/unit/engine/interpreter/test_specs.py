@@ -28,8 +28,12 @@ def test_kernels_are_found_by_name_and_language(tmp_path: Path) -> None:
     assert (python.env, python.forked) == ({"A": "b"}, None)
     assert specs.find("r", found).by_message
     assert specs.find("ir", found).name == "ir"
-    with pytest.raises(specs.UnknownLanguageError, match=r"'java'.*Installed: python, r\."):
+    with pytest.raises(specs.UnknownLanguageError, match=r"'java'.*Installed: python, r\.") as unknown:
         specs.find("java", found)
+    assert unknown.value.language == "java", "which the engine can add"
+    with pytest.raises(specs.UnknownLanguageError) as unknown:
+        specs.find("cobol", found)
+    assert unknown.value.language is None
 
 
 @pytest.mark.parametrize(

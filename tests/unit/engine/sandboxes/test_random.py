@@ -134,7 +134,13 @@ class Story:
         await self.yard.settle()
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + STORIES))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(FIRST + number, marks=pytest.mark.slow if number >= STORIES // 2 else ())
+        for number in range(STORIES)
+    ],
+)
 async def test_random_story(tmp_path: Path, seed: int) -> None:
     yard = Yard(tmp_path, suspend=seed % 2 == 0, suspend_after_s=100, kill_patience_s=0.01, pool_size=seed % 3)
     await yard.start()

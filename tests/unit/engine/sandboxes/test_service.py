@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from sandyard.engine.sandboxes.model import (
     SnapshotQuery,
     State,
     Template,
+    TemplateStatus,
 )
 from sandyard.kit.errors import (
     ConflictError,
@@ -349,6 +352,39 @@ async def test_deleted_snapshot_stays_on_disk_while_needed(yard: Yard) -> None:
     await yard.settle()
     assert yard.host.snapshots == {}
     assert yard.database.query("SELECT count(*) FROM snapshots") == [(0,)]
+
+
+async def test_a_template_that_is_not_ready(yard: Yard) -> None:
+    unbuilt = Template("desk", (), ("desktop",), status=TemplateStatus.WAITING, yields=True)
+    yard.templates.templates.append(unbuilt)
+    asked: list[str] = []
+
+    def make_ready(template: Template) -> str:
+        asked.append(template.id)
+        return "is being built."
+
+    yard.service._make_ready = make_ready
+    assert yard.service.find_template("desktop") is unbuilt
+    assert asked == [], "who only looks wants nothing built"
+    with pytest.raises(NotFoundError, match=r"^template 'desktop' is being built\.$"):
+        await yard.create(template="desktop")
+    assert asked == ["desk"]
+    assert not yard.service.has_snapshot("desktop")
+    sandbox = await yard.create()
+    own = await yard.service.snapshot(sandbox.id, "desktop")  # as it was possible before there was such a template
+    assert yard.service.has_snapshot("desktop")
+    assert (await yard.create(template="desktop")).template_id == own.id
+    yard.templates.templates[-1] = replace(unbuilt, status=TemplateStatus.READY)
+    assert yard.service.resolve_template("desktop").id == own.id
+
+
+async def test_nothing_is_kept_ready_of_a_template_that_is_not(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, pool_size=2, default_template="desktop")
+    yard.templates.templates.append(Template("desk", (), ("desktop",), status=TemplateStatus.WAITING))
+    await yard.start()
+    await yard.settle()
+    assert yard.host.machines == {}
+    await yard.stop()
 
 
 async def test_snapshot_names_and_tags(yard: Yard) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import itertools
 
-from sandyard.engine.templates.progress import Bar, Lines, MmdebstrapProgress, report_to
+from sandyard.engine.templates.progress import Bar, Lines, MmdebstrapProgress, StepProgress, report_to
 
 
 def apt_run(packages: int) -> list[str]:
@@ -81,3 +81,16 @@ def test_a_pipe_gets_a_line_a_tenth_and_a_terminal_a_bar() -> None:
     assert "half" in screen.getvalue()
     assert screen.getvalue().endswith("\n")
     assert "base: built" in screen.getvalue().rpartition("\r")[2]
+
+
+def test_steps_of_a_script_move_on_with_apt() -> None:
+    told: list[tuple[float, str]] = []
+    progress = StepProgress(lambda fraction, doing: told.append((round(fraction, 3), doing)))
+    lists = "Get:1 http://mirror.example bookworm InRelease [151 kB]"
+    log = ["step 0.02 reading package lists", lists, "step 0.1-0.3 downloading", *apt_run(4)]
+    log += ["step 0.4-0.8 installing", *apt_run(4)[:1], *unpacking(4), "step 0.9 trying it out", "anything else", lists]
+    for line in log:
+        progress.feed(line + "\n")
+    assert [fraction for fraction, doing in told if doing == "downloading"] == [0.1, 0.15, 0.2, 0.25, 0.3]
+    assert [fraction for fraction, doing in told if doing == "installing"][::4] == [0.4, 0.6, 0.8]
+    assert (told[0], told[1][0], told[-1]) == ((0.02, "reading package lists"), 0.1, (0.9, "trying it out"))

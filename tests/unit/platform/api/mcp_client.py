@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 from fastapi import FastAPI
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CallToolResult
 
 from sandyard.kit.listen import listen
 from sandyard.platform import app as platform
 from sandyard.platform.domain.sandboxes.model import Status
+from tests.later import Later
 
 if TYPE_CHECKING:
+    import mcp
+    from mcp import Client
+    from mcp.client import streamable_http
+    from mcp_types import CallToolResult
+
     from tests.integration.platform.domain.sandboxes.yard import Yard
+else:
+    mcp, streamable_http = Later("mcp"), Later("mcp.client.streamable_http")
 
 
 @contextlib.asynccontextmanager
@@ -39,7 +44,7 @@ async def serving(app: FastAPI, port: int = 0) -> AsyncIterator[str]:
 async def client(url: str, token: str, *, mode: str = "auto", **headers: str) -> AsyncIterator[Client]:
     async with (
         httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}", **headers}, timeout=60) as web,
-        Client(streamable_http_client(url, http_client=web), mode=mode) as made,
+        mcp.Client(streamable_http.streamable_http_client(url, http_client=web), mode=mode) as made,
     ):
         yield made
 

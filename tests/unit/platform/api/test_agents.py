@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 
 from sandyard.platform.api.agents import router
 from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.agents.trial import Trial, TrialStep
+from sandyard.platform.domain.models.model import Readiness
 from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.world import World, client, opened
 
@@ -41,10 +43,21 @@ class FakeTrials:
         return await trying
 
 
+class NoModels:
+    """No provider is set up."""
+
+    async def find_default_agent(self, project: object) -> str:
+        return "demo"
+
+    async def readiness(self, caller: Principal, profiles: Sequence[Profile]) -> dict[str, Readiness]:
+        return {one.name: Readiness(not one.apis) for one in profiles}
+
+
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with opened(tmp_path) as made:
         made.agents, made.trials = Agents(made.database), FakeTrials()  # type: ignore[attr-defined]
+        made.models = NoModels()  # type: ignore[attr-defined]
         yield made
 
 

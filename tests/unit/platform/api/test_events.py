@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from sandyard.kit.clock import SystemClock
 from sandyard.platform.api import events as module
-from sandyard.platform.api import problems
+from sandyard.platform.api import login, problems
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.domain.events import Feed
@@ -107,7 +107,7 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     await feed.open()
     app = FastAPI()
     problems.install(app)
-    app.router.routes.extend(module.router.routes)
+    app.router.routes.extend([*module.router.routes, *login.router.routes])
     app.state.services = SimpleNamespace(settings=settings, clock=clock, database=database, events=feed, users=users)
     listener = socket.create_server(("127.0.0.1", 0))
     server = Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=DEADLINE))
@@ -147,6 +147,17 @@ async def test_taken_up_where_it_was_left(yard: Yard) -> None:
     async with yard.open(headers={"Last-Event-ID": ""}) as stream:
         new = await yard.emit()
         assert (await stream.event())["seq"] == new
+
+
+async def test_nothing_is_missed_after_who_one_is_was_asked(yard: Yard) -> None:
+    async with yard.open() as stream:
+        before = await yard.emit()
+        assert (await stream.event())["seq"] == before
+    me = (await yard.http.get("/me", headers={"Authorization": f"Bearer {yard.token}"})).json()
+    assert me["lastEvent"] == before
+    sent = [await yard.emit() for _ in range(2)]
+    async with yard.open(headers={"Last-Event-ID": str(me["lastEvent"])}) as stream:
+        assert [(await stream.event())["seq"] for _ in range(2)] == sent
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "9" * 19, "9" * 5000, "0x10", "²"])
@@ -202,6 +213,20 @@ async def test_history_in_pages(yard: Yard) -> None:
         cursor, pages = answer.json()["nextCursor"], pages + 1
     assert seen == sent
     assert pages == 3
+
+
+async def test_the_newest_first_page(yard: Yard) -> None:
+    sent = [await yard.emit(number=number, session_id="ses_1") for number in range(5)]
+    headers, params = {"Authorization": f"Bearer {yard.token}"}, {"limit": 2, "sessionId": "ses_1", "newest": True}
+    pages = []
+    cursor: dict[str, str] = {}
+    while cursor or not pages:
+        answer = (await yard.http.get("/events/history", headers=headers, params=params | cursor)).json()
+        pages.append([event["seq"] for event in answer["items"]])
+        cursor = {"cursor": answer["nextCursor"]} if answer["nextCursor"] else {}
+    assert pages == [sent[3:], sent[1:3], sent[:1]]
+    after = await yard.http.get("/events/history", headers=headers, params=params | {"after": sent[3]})
+    assert [event["seq"] for event in after.json()["items"]] == sent[4:]
 
 
 async def test_a_revoked_token_ends_its_stream(yard: Yard) -> None:

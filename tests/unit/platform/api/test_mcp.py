@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
 import httpx2
 import jsonschema
 import pytest
-from mcp.client import ClientSession
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPError
 
 from sandyard.platform.api.app import build
 from sandyard.platform.api.mcp import tools as mcp_tools
@@ -25,8 +22,17 @@ from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 from tests.databases import with_schema
+from tests.later import Later
 from tests.unit.platform.api.mcp_client import client, done, refused, serving
 from tests.unit.platform.world import ROOT, Person
+
+if TYPE_CHECKING:
+    from mcp.client import session as sessions
+    from mcp.client import streamable_http
+    from mcp.shared import exceptions
+else:
+    sessions, streamable_http = Later("mcp.client.session"), Later("mcp.client.streamable_http")
+    exceptions = Later("mcp.shared.exceptions")
 
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 INITIALIZE: dict[str, Any] = {
@@ -71,7 +77,7 @@ async def test_what_the_protocol_says(place: Place, mode: str) -> None:
         assert [tool.name for tool in listed] == list(mcp_tools.TOOLS)
         if mode == "legacy":
             await mcp.send_ping()
-        with pytest.raises(MCPError, match="no tool"):
+        with pytest.raises(exceptions.MCPError, match="no tool"):
             await mcp.call_tool("format_disk", {})
 
 
@@ -125,7 +131,7 @@ async def test_nobody_comes_in_without_a_token(place: Place) -> None:
 async def test_pages_of_other_sites_are_refused(place: Place) -> None:
     maria = await place.person("maria")
     host = place.url.removeprefix("http://").removesuffix("/mcp")
-    async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}) as web:
+    async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}, timeout=60) as web:
         for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
             answer = await web.post(place.url, json=INITIALIZE, headers={"Origin": origin})
             assert answer.status_code == 403, origin
@@ -206,7 +212,7 @@ async def test_a_revoked_token_ends_at_the_next_call(place: Place) -> None:
         tokens = await place.services.users.list_tokens(maria.principal, PageRequest())
         for token in tokens.items:
             await place.services.users.revoke_token(maria.principal, token.id)
-        with pytest.raises(MCPError):
+        with pytest.raises(exceptions.MCPError):
             await done(mcp, "list_projects")
 
 
@@ -225,9 +231,9 @@ async def test_a_client_goes_on_after_a_restart(tmp_path: Path) -> None:
         maria = await place.person("maria")
         current.append(url)
         web = httpx2.AsyncClient(headers=maria.headers, transport=Follow(), timeout=30)
-        streams = streamable_http_client("http://127.0.0.1:1/mcp", http_client=web)
+        streams = streamable_http.streamable_http_client("http://127.0.0.1:1/mcp", http_client=web)
         read, write = await streams.__aenter__()
-        session = await ClientSession(read, write).__aenter__()
+        session = await sessions.ClientSession(read, write).__aenter__()
         await session.initialize()
         assert not (await session.call_tool("list_projects", {})).is_error
     async with opened(settings) as services, serving(build(services, ROUTERS)) as url:

@@ -12,6 +12,8 @@ import pytest
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.db.models import ModelCall
+from sandyard.platform.domain.agents.profiles import BUILT_IN
+from sandyard.platform.domain.models.model import NoModelError
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
@@ -72,6 +74,74 @@ async def test_a_provider_and_its_key(services: Services, admin: httpx.AsyncClie
     assert (await admin.get(path)).status_code == 404
 
 
+async def test_a_preset_fills_in_what_is_left_out(admin: httpx.AsyncClient) -> None:
+    listed = (await admin.get("/api/v1/model-presets")).json()
+    presets = {one["name"]: one for one in listed["items"]}
+    assert (presets["anthropic"]["agents"], presets["anthropic"]["keyRequired"]) == (["opencode", "claude"], True)
+    assert (presets["ollama"]["keyRequired"], presets["ollama"]["models"]) == (False, [])
+    assert listed["pricesTaken"] >= "2026-11-17"
+    made = (await admin.post(PROVIDERS, json={"preset": "openrouter", "key": KEY})).json()
+    for field in ("name", "kind", "baseUrl", "models"):
+        assert made[field] == presets["openrouter"][field]
+    assert set(made["prices"]) == set(presets["openrouter"]["prices"])
+    price = {"qwen": {"input": 1, "output": 1}}
+    own = {
+        "preset": "ollama",
+        "name": "den",
+        "baseUrl": "http://10.0.0.9:11434/v1",
+        "models": ["qwen"],
+        "prices": price,
+    }
+    made = (await admin.post(PROVIDERS, json=own)).json()
+    assert (made["name"], made["baseUrl"], made["models"]) == ("den", "http://10.0.0.9:11434/v1", ["qwen"])
+    assert set(made["prices"]) == {"*", "qwen"}
+    for wrong in ({"preset": "nobody"}, {"name": "x"}, {"name": "x", "kind": "openai_chat"}):
+        assert (await admin.post(PROVIDERS, json=wrong)).status_code == 400
+
+
+async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncClient) -> None:
+    owner = await person(services, "owner")
+    project = await services.projects.create(owner.principal, "website")
+
+    async def agents(web: httpx.AsyncClient) -> dict[str, tuple[bool, list[str]]]:
+        items = (await web.get("/api/v1/agents")).json()["items"]
+        return {one["name"]: (one["modelReady"], one["modelProjects"]) for one in items}
+
+    async def default_agents(web: httpx.AsyncClient) -> dict[str, str]:
+        """Who works where nobody has named an agent, by project; `platform`: without a project."""
+        listed = (await web.get("/api/v1/projects")).json()["items"]
+        default = [one["name"] for one in (await web.get("/api/v1/agents")).json()["items"] if one["default"]]
+        return {one["name"]: one["defaultAgent"] for one in listed} | {"platform": ", ".join(default)}
+
+    async with client(build(services, ROUTERS), owner) as web:
+        found = await agents(web)
+        assert (found["demo"], found["claude"], found["codex"]) == ((True, []), (False, []), (False, []))
+        with pytest.raises(
+            NoModelError, match=r"^Claude Code needs a model, and no Anthropic API key is set up\.$"
+        ) as none:
+            await services.models.require(project.id, BUILT_IN["claude"], None)
+        assert "sandyard" not in str(none.value)  # people on the web read it too
+        assert await default_agents(web) == {"website": "demo", "platform": "demo"}
+        own = {"preset": "openai", "key": KEY, "projectId": project.id}
+        assert (await admin.post(PROVIDERS, json=own)).status_code == 201
+        assert await default_agents(web) == {"website": "opencode", "platform": "demo"}
+        await admin.post(PROVIDERS, json={"preset": "anthropic", "key": KEY})
+        assert await default_agents(web) == {"website": "opencode", "platform": "opencode"}
+        change = {"settings": {"agent": {"default": "claude"}}}
+        changed = await web.patch(f"/api/v1/projects/{project.id}", json=change)
+        assert changed.json()["defaultAgent"] == "claude"
+        assert await default_agents(web) == {"website": "claude", "platform": "opencode"}
+        found = await agents(web)
+        assert (found["claude"], found["codex"]) == ((True, []), (False, [project.id]))
+        assert found["opencode"] == (True, [project.id])
+        assert (await web.get("/api/v1/agents/codex")).json()["modelProjects"] == [project.id]
+    async with client(build(services, ROUTERS), await person(services, "stranger")) as web:
+        assert (await agents(web))["codex"] == (False, [])
+    with pytest.raises(NoModelError) as unknown:
+        await services.models.require(project.id, BUILT_IN["claude"], "gpt-2")
+    assert unknown.value.code == "model_unknown"
+
+
 async def test_the_verdict(admin: httpx.AsyncClient) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.headers.get("authorization") != f"Bearer {KEY}":
@@ -90,14 +160,50 @@ async def test_the_verdict(admin: httpx.AsyncClient) -> None:
         assert (await admin.post(f"{path}/test")).json()["ok"] is True
         await admin.patch(path, json={"models": ["tiny"]})
         verdict = (await admin.post(f"{path}/test")).json()
-        assert (verdict["ok"], verdict["detail"]) == (True, "The model tiny answered.")
+        assert (verdict["ok"], verdict["detail"]) == (True, "a works: the model tiny answered.")
         await admin.patch(path, json={"key": "sk-another-one-altogether"})
         refused = (await admin.post(f"{path}/test")).json()
         assert (refused["ok"], "sk-another" in refused["detail"]) == (False, False)
-        assert "does not accept the key" in refused["detail"]
+        assert (refused["cause"], refused["detail"][:30]) == ("key", "a refused the API key (401). I")
     gone = (await admin.post(f"{path}/test")).json()
-    assert gone["ok"] is False
-    assert "cannot be reached" in gone["detail"]
+    assert (gone["ok"], gone["cause"]) == (False, "unreachable")
+    assert "could not be reached" in gone["detail"]
+
+
+async def test_only_what_works_is_stored(admin: httpx.AsyncClient) -> None:
+    async def handler(seen: Seen, reply: Reply) -> None:
+        if seen.target == "/v1/models":
+            await reply.whole({"data": [{"id": "qwen"}, {"id": "llama"}]})
+        elif seen.headers.get("authorization") != f"Bearer {KEY}":
+            await reply.whole({"error": {"message": f"no such key: {seen.headers.get('authorization')}"}}, status=401)
+        else:
+            await scripted.chat(seen, reply)
+
+    async with scripted.opened() as upstream:
+        upstream.handler = handler
+        body = {"name": "a", "kind": "openai_chat", "baseUrl": upstream.url, "models": ["tiny"], "test": True}
+        refused = await admin.post(PROVIDERS, json={**body, "key": "sk-another-one-altogether"})
+        told = refused.json()
+        assert (refused.status_code, told["code"], told["cause"]) == (409, "connection_test_failed", "key")
+        assert told["detail"].startswith("a refused the API key (401).")
+        assert "sk-another" not in refused.text
+        assert (await admin.get(PROVIDERS)).json()["items"] == []
+        made = (await admin.post(PROVIDERS, json={**body, "key": KEY})).json()
+        path = f"{PROVIDERS}/{made['id']}"
+        wrong = await admin.patch(path, json={"key": "sk-another-one-altogether", "test": True})
+        assert (wrong.status_code, wrong.json()["cause"]) == (409, "key")
+        moved = await admin.patch(path, json={"baseUrl": "https://elsewhere.example.org", "test": True})
+        assert (moved.status_code, moved.json()["code"]) == (409, "conflict")  # the key is not shown there
+        assert (await admin.get(path)).json()["hint"] == made["hint"]
+        assert (await admin.patch(path, json={"models": ["tiny", "big"], "test": True})).status_code == 200
+        local = {"preset": "ollama", "baseUrl": f"{upstream.url}/v1", "models": [], "test": True}
+        assert (await admin.post(PROVIDERS, json=local)).json()["models"] == ["qwen", "llama"]
+        asked = len(upstream.seen)
+        assert (await admin.post(PROVIDERS, json=local)).json()["code"] == "conflict"  # the name is taken
+        assert len(upstream.seen) == asked
+    gone = await admin.post(PROVIDERS, json={**body, "name": "b"})
+    assert (gone.status_code, gone.json()["cause"]) == (409, "unreachable")
+    assert (await admin.post(PROVIDERS, json={**body, "name": "b", "test": False})).status_code == 201
 
 
 async def test_usage(services: Services, admin: httpx.AsyncClient) -> None:

@@ -5,17 +5,19 @@ import re
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from sandyard.platform.api.openapi import TAGS
 from sandyard.platform.app import ROUTERS
-from tests.unit.platform.world import World, client
+from tests.unit.platform.world import client, opened
 
 OPEN = {"service_health", "service_ready", "login_create", "webhook_github"}
 
 
-@pytest.fixture
-async def document(world: World) -> dict[str, Any]:
-    async with client(world.app(*ROUTERS)) as web:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Once for all: it takes a second to make."""
+    async with opened(tmp_path_factory.mktemp("world")) as world, client(world.app(*ROUTERS)) as web:
         answer = await web.get("/api/v1/openapi.json")
         assert answer.status_code == 200
         found: dict[str, Any] = answer.json()

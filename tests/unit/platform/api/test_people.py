@@ -13,6 +13,8 @@ import pytest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from tests.unit.platform.world import PASSWORD, World, client, everything
 
+CSRF = {"X-Sandyard-CSRF": "1"}
+
 
 class Room:
     """An administrator, a member and a stranger at the same door."""
@@ -92,6 +94,29 @@ async def test_members_and_users(room: Room) -> None:
         room.maria.delete(f"/api/v1/users/{otto['id']}"),
     ):
         assert (await call).status_code == 403
+
+
+async def test_ones_own_password(room: Room) -> None:
+    app = room.world.app()
+    login = {"name": "maria", "password": PASSWORD}
+    path, first = "/api/v1/me/password", {"password": PASSWORD}
+    assert (await room.maria.get("/api/v1/me")).json()["hasPassword"] is False
+    assert (await room.maria.put(path, json={"password": "short"})).status_code == 400
+    assert (await room.maria.put(path, json=first)).status_code == 204, "without a current one while there is none"
+    assert (await room.maria.get("/api/v1/me")).json()["hasPassword"] is True
+    async with client(app) as here, client(app) as elsewhere:
+        for web in (here, elsewhere):
+            assert (await web.post("/api/v1/login", json=login)).status_code == 200
+        for body in (first, {**first, "currentPassword": "wrong"}):
+            refused = await here.put(path, json=body, headers=CSRF)
+            assert refused.status_code == 403 and refused.json()["code"] == "wrong_password"
+        new = {"currentPassword": PASSWORD, "password": "another horse battery"}
+        changed = await here.put(path, json=new, headers=CSRF)
+        assert changed.status_code == 204
+        assert (await here.get("/api/v1/me")).status_code == 200, "this login goes on"
+        assert (await elsewhere.get("/api/v1/me")).status_code == 401, "others end"
+        assert (await elsewhere.post("/api/v1/login", json=login)).status_code == 401
+    assert (await room.maria.get("/api/v1/me")).status_code == 200, "tokens go on"
 
 
 async def test_tokens(room: Room) -> None:
@@ -200,7 +225,7 @@ async def test_secrets(room: Room) -> None:
     assert (await room.maria.put("/api/v1/secrets/1KEY", json={"value": "x"})).status_code == 400
     assert (await room.maria.put("/api/v1/secrets/KEY", json={"value": "x" * 70_000})).status_code == 400
     async with room.world.database.reading() as session:
-        told = json.dumps([event.data for event in await room.world.events()])
+        told = json.dumps([event.data for event in await room.world.emitted()])
         assert "hunter" not in told and session is not None
 
 

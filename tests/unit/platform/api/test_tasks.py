@@ -111,14 +111,20 @@ async def test_what_is_known_of_an_attempt(front: Front) -> None:
             )
         )
         row = await tx.session.merge(attempt)
-        row.status, row.started_at, row.finished_at = AttemptStatus.IN_REVIEW, now, now + timedelta(seconds=90)
+        row.status, row.started_at, row.finished_at = AttemptStatus.IN_REVIEW, now, now + timedelta(hours=9)
         row.detail = {
             "verified": {"ok": False, "command": "make test", "exitCode": 2, "seconds": 3.5, "at": "x"},
             "diff": {"files": 2, "added": 10, "removed": 3},
             "branch": "b",
             "head": "1" * 40,
         }
-        tx.add(Step(attempt_id=row.id, round=1, number=1, name="setup", status="completed", started_at=now))
+        for round_, number, name, began, ended in (
+            (1, 1, "setup", 0, 10),
+            (1, 2, "agent", 15, 50),
+            (2, 1, "agent", 30_000, 30_040),  # feedback came the next day
+        ):
+            times = {"started_at": now + timedelta(seconds=began), "finished_at": now + timedelta(seconds=ended)}
+            tx.add(Step(attempt_id=row.id, round=round_, number=number, name=name, status="completed", **times))
     await front.desk.becomes(task, AttemptStatus.IN_REVIEW, Column.IN_REVIEW)
     found = await front.get(f"/tasks/{task.id}")
     (view,) = found["attempts"]
@@ -126,7 +132,8 @@ async def test_what_is_known_of_an_attempt(front: Front) -> None:
     assert view["diff"] == {"files": 2, "added": 10, "removed": 3}
     assert (view["spent"]["calls"], view["spent"]["costUsd"], view["spent"]["unpriced"]) == (2, 0.25, 1)
     assert (view["seconds"], view["sandboxId"], view["pullRequest"]["number"]) == (90.0, "sbx_1", 7)
-    assert [step["name"] for step in view["steps"]] == ["setup"]
+    assert [step["name"] for step in view["steps"]] == ["setup", "agent", "agent"]
+    assert view["workingSince"] is None
     assert found["pullRequest"]["url"] == "https://x.test/1"
     assert (await front.get(f"/tasks/{task.id}/attempts"))["items"] == [view]
     (listed,) = (await front.get("/tasks", status="in_review"))["items"]
@@ -215,7 +222,11 @@ async def test_the_board_comes_in_pages_however_much_is_on_it(front: Front) -> N
         (f"Card {4 + 500 * number}", 100 * number) for number in range(4)
     ]
     (counts,) = (await front.get("/tasks/counts"))["items"]
-    assert counts == {"projectId": front.desk.project.id, "columns": {column.value: 400 for column in Column}}
+    assert counts == {
+        "projectId": front.desk.project.id,
+        "columns": {column.value: 400 for column in Column},
+        "failed": 0,
+    }
 
 
 async def test_what_a_board_is_filtered_by(front: Front) -> None:

@@ -7,6 +7,7 @@ import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { failed } from "@/ui/toast";
+import { needsKey } from "./ready";
 import type { StepName, Trial } from "./trial";
 import { useTrial } from "./use-trial";
 
@@ -32,6 +33,7 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
           <p className="flex flex-wrap items-center gap-1.5 text-[13px] font-medium">
             {agent.title} <code className="font-mono text-xs font-normal text-soft">{agent.name}</code>
             {agent.demo && <Badge tone="warn">Demo: no model, follows written instructions</Badge>}
+            {needsKey(agent) && agent.modelProjects.length === 0 && <Badge tone="warn">Needs a key</Badge>}
             {!agent.builtIn && <Badge tone="accent">{agent.ownerId ? "Own" : "Everybody's"}</Badge>}
             {agent.version && agent.builtIn && <Badge>{agent.version}</Badge>}
           </p>

@@ -16,7 +16,8 @@ export interface Actions {
   startWhenReady: (task: TaskCard, on: boolean) => void;
   edit: (task: TaskCard) => void;
   remove: (task: TaskCard) => void;
-  open: (task: TaskCard) => void;
+  /** Its page, or one tab of it. */
+  open: (task: TaskCard, tab?: string) => void;
   /** What can be done with it, beside that button. */
   menu: (task: TaskCard, button: HTMLElement) => void;
   /** From one card to another, by the keyboard. */

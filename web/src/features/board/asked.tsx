@@ -5,6 +5,7 @@ import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
 import { task as taskQuery } from "@/api/queries";
 import type { TaskCard } from "@/api/types";
+import { leading } from "@/features/tasks/card-facts";
 import { whenStopped } from "@/features/tasks/deleting";
 import { EditTaskDialog } from "@/features/tasks/new-task";
 import { Confirm } from "@/ui/dialog";
@@ -27,10 +28,11 @@ export function Asked({
     return (
       <FeedbackDialog
         title={asking.move.task.title}
+        sessionId={leading(asking.move.task)?.sessionId}
         onClose={onClose}
-        onSend={(feedback) => {
+        onSend={(feedback, sent) => {
           onClose();
-          onMove({ ...asking.move, feedback });
+          onMove({ ...asking.move, feedback, sent });
         }}
       />
     );

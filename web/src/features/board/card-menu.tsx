@@ -3,6 +3,7 @@ import { ArrowRight, Clock, Ellipsis, ExternalLink, Pencil, Play, RotateCw, Squa
 import { useRef } from "react";
 import type { TaskCard } from "@/api/types";
 import { hasFailed, running } from "@/features/tasks/card-facts";
+import { useRetryLabel } from "@/features/tasks/use-task";
 import { COLUMNS } from "@/lib/status";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
 import { useActions } from "./actions";
@@ -64,6 +65,7 @@ export function CardMenu({ shown, onClose }: { shown: OpenMenu | null; onClose: 
 function Items({ task }: { task: TaskCard }) {
   const actions = useActions();
   const navigate = useNavigate();
+  const retryLabel = useRetryLabel(task);
   const busy = running(task);
   const backlog = task.status === "backlog";
   const again =
@@ -95,7 +97,7 @@ function Items({ task }: { task: TaskCard }) {
       )}
       {again && (
         <MenuItem onSelect={() => actions.retry(task)}>
-          <RotateCw className={ICON} aria-hidden /> {task.status === "done" ? "Start over" : "Retry"}
+          <RotateCw className={ICON} aria-hidden /> {retryLabel}
         </MenuItem>
       )}
       <MenuItem onSelect={() => actions.edit(task)}>

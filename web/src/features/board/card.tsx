@@ -14,15 +14,17 @@ import {
   Hand,
   Layers,
 } from "lucide-react";
-import { memo, type ReactNode, useEffect, useRef, useState } from "react";
+import { type MouseEvent, memo, type ReactNode, useEffect, useRef, useState } from "react";
 import type { Sandbox, TaskCard } from "@/api/types";
-import { clockOf, current, leading, modelOf, running, spentOn, wordFor } from "@/features/tasks/card-facts";
+import { clockOf, current, hasFailed, leading, modelOf, running, spentOn, wordFor } from "@/features/tasks/card-facts";
+import { Worked } from "@/features/tasks/worked";
+import { plainText } from "@/lib/fences";
 import { cost, plural } from "@/lib/format";
 import { safeHref } from "@/lib/links";
 import { CHECKS, PULLS, SANDBOXES } from "@/lib/status";
 import { Badge } from "@/ui/badge";
 import { Status } from "@/ui/status";
-import { Elapsed } from "@/ui/time";
+import { Ago } from "@/ui/time";
 import { useActions } from "./actions";
 import { CardMenuButton } from "./card-menu";
 
@@ -74,7 +76,7 @@ export const Card = memo(function Card({
       data-testid="card"
       className={clsx(
         "flex cursor-grab flex-col gap-1.5 rounded-md border bg-surface p-2.5 text-xs has-[[data-card]:focus-visible]:border-accent",
-        needsYou && "border-warn",
+        needsYou ? "border-warn" : hasFailed(task) && "border-bad",
         dragging && "opacity-40",
       )}
     >
@@ -89,7 +91,7 @@ export const Card = memo(function Card({
             aria-keyshortcuts="Alt+ArrowUp Alt+ArrowDown Alt+ArrowLeft Alt+ArrowRight"
             onKeyDown={(event) => key(task, event)}
             onClick={(event) => {
-              if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+              if (opensElsewhere(event)) return;
               event.preventDefault();
               open(task);
             }}
@@ -116,7 +118,7 @@ export const Card = memo(function Card({
           )}
         </div>
       )}
-      {task.error && <p className="line-clamp-2 break-words text-bad">{task.error}</p>}
+      {task.error && <p className="line-clamp-6 break-words text-bad">{plainText(task.error)}</p>}
       {blockers && (
         <p className={clsx(META, "text-soft")}>
           <Ban className={SMALL} aria-hidden />
@@ -166,10 +168,18 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
   if (clock) {
     shown.push(
       <Fact key="clock" icon={<Clock className={SMALL} aria-hidden />} label="Elapsed">
-        <Elapsed from={clock.from} to={clock.to} />
+        <Worked attempt={clock} />
       </Fact>,
     );
   }
+  const diff = leading(task)?.diff;
+  if (diff && (diff.added || diff.removed))
+    shown.push(
+      <span key="diff" title={plural(diff.files, "file")}>
+        <span className="sr-only">Lines changed</span> <span className="text-ok">+{diff.added}</span>{" "}
+        <span className="text-bad">−{diff.removed}</span>
+      </span>,
+    );
   if (spent)
     shown.push(
       <Fact key="spent" label="Cost">
@@ -177,7 +187,11 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
         {spent.more && "+"}
       </Fact>,
     );
-  if (!shown.length) return null;
+  shown.push(
+    <span key="age" className="ml-auto">
+      <span className="sr-only">Created</span> <Ago at={task.createdAt} />
+    </span>,
+  );
   return (
     <div className="flex flex-wrap items-center gap-x-2.5 gap-y-0.5 text-2xs text-faint tabular-nums">{shown}</div>
   );
@@ -193,13 +207,19 @@ function Fact({ icon, label, children }: { icon?: ReactNode; label?: string; chi
   );
 }
 
-/** What has come of it: the pull request or the pushed branch, and the checks. */
+/** A new tab or window is wanted: the browser's to do. */
+function opensElsewhere(event: MouseEvent): boolean {
+  return Boolean(event.button) || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey;
+}
+
+/** What has come of it: the pull request on its forge, or the changes of the pushed branch; and the checks. */
 function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
+  const { open } = useActions();
   const pull = task.pullRequest;
   const verified = running(task) ? null : (leading(task)?.verified ?? null);
   if (!pull && verified === null) return null;
-  const href = pull ? safeHref(pull.url) : undefined;
   const numbered = pull?.number ? `#${pull.number}` : undefined;
+  const forge = numbered && /^https?:/.test(pull?.url ?? "") ? safeHref(pull?.url) : undefined;
   const Icon = numbered ? GitPullRequest : GitBranch;
   const label = pull && (
     <Badge
@@ -214,21 +234,25 @@ function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   );
   return (
     <div className="flex min-w-0 flex-wrap items-center gap-1">
-      {label &&
-        (href && /^https?:/.test(pull?.url ?? "") ? (
-          <a
-            href={href}
-            target="_blank"
-            rel="noreferrer noopener"
-            draggable={false}
-            tabIndex={tabStop ? 0 : -1}
-            className="inline-flex min-w-0 rounded hover:underline"
-          >
-            {label}
-          </a>
-        ) : (
-          label
-        ))}
+      {label && (
+        <a
+          {...(forge
+            ? { href: forge, target: "_blank", rel: "noreferrer noopener" }
+            : {
+                href: `/tasks/${encodeURIComponent(task.id)}?tab=changes`,
+                onClick: (event: MouseEvent) => {
+                  if (opensElsewhere(event)) return;
+                  event.preventDefault();
+                  open(task, "changes");
+                },
+              })}
+          draggable={false}
+          tabIndex={tabStop ? 0 : -1}
+          className="inline-flex min-w-0 rounded hover:underline"
+        >
+          {label}
+        </a>
+      )}
       {pull && pull.checks !== "none" && <Check tone={CHECKS[pull.checks].tone} text={CHECKS[pull.checks].text} />}
       {verified !== null && (!pull || pull.checks === "none") && (
         <Check tone={verified ? "ok" : "bad"} text={verified ? "Verified" : "Not verified"} />

@@ -105,7 +105,8 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
     read();
   }, [near, shown.length, read]);
 
-  const over = limit !== undefined && count.total > limit;
+  const held = count.total - count.failed;
+  const over = limit !== undefined && held > limit;
   const end = list.measurementsCache.at(-1);
   return (
     <section
@@ -127,11 +128,16 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
         <Dot tone={COLUMNS[column].tone} />
         <h2 className="truncate text-[13px] font-semibold">{COLUMNS[column].text}</h2>
         <span className="text-xs text-faint tabular-nums">
-          {count.matching === count.total ? count.total : `${count.matching} of ${count.total}`}
+          {count.matching === count.total ? held : `${count.matching} of ${count.total}`}
         </span>
+        {count.failed > 0 && (
+          <Badge tone="bad" className="tabular-nums">
+            {count.failed} failed
+          </Badge>
+        )}
         {limit !== undefined && (
-          <Badge tone={over ? "bad" : count.total === limit ? "warn" : "idle"} className="tabular-nums">
-            {over ? `over its limit of ${limit}` : count.total === limit ? `full, limit ${limit}` : `limit ${limit}`}
+          <Badge tone={over ? "bad" : held === limit ? "warn" : "idle"} className="tabular-nums">
+            {over ? `over its limit of ${limit}` : held === limit ? `full, limit ${limit}` : `limit ${limit}`}
           </Badge>
         )}
         <IconButton
@@ -242,7 +248,13 @@ function Folded({ column, shown, count, onFold, find, closed, follow }: ColumnPr
         <ChevronsLeftRight className="size-3.5" aria-hidden />
         <span className="sr-only">Unfold</span>
         <span className="text-[13px] font-semibold [writing-mode:vertical-rl]">{COLUMNS[column].text}</span>
-        <span className="text-xs text-faint tabular-nums">{count.total}</span>
+        <span className="text-xs text-faint tabular-nums">{count.total - count.failed}</span>
+        {count.failed > 0 && (
+          <span className="text-xs text-bad tabular-nums">
+            {count.failed}
+            <span className="sr-only"> failed</span>
+          </span>
+        )}
       </button>
     </section>
   );

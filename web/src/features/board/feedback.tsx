@@ -1,50 +1,87 @@
+import { Trash2 } from "lucide-react";
 import { useState } from "react";
-import { Button } from "@/ui/button";
+import type { FileDiff } from "@/api/types";
+import { placeWords, promptOf, useComments } from "@/features/changes/comments";
+import { useDraft } from "@/features/conversation/compose";
+import { Button, IconButton } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Textarea } from "@/ui/field";
 
 const MOST = 50_000;
+const REVIEW = {
+  title: "Send back to the agent",
+  action: "Send back",
+  label: "What should be different?",
+  hint: "The agent reads this and goes on with the work it has done. Ctrl+Enter sends it.",
+};
+const TURN = {
+  title: "Send to the agent",
+  action: "Send to the agent",
+  label: "Message (optional)",
+  hint: "Placed above the comments. Ctrl+Enter sends it.",
+};
 
-/** A card goes back from review with words: they are the agent's next prompt. */
+/**
+ * What the agent gets to read next: a person's words, and the comments on the session's changes that were not sent yet. Both stay until
+ * `onSend` calls `sent`. `sessionId` undefined: there is nothing to comment on.
+ */
 export function FeedbackDialog({
   title,
+  sessionId,
+  files = [],
+  inReview = true,
+  busy = false,
   onSend,
   onClose,
 }: {
   title: string;
-  onSend: (words: string) => void;
+  sessionId: string | undefined;
+  files?: FileDiff[];
+  inReview?: boolean;
+  busy?: boolean;
+  onSend: (words: string, sent: () => void) => void;
   onClose: () => void;
 }) {
-  const [words, setWords] = useState("");
+  const [words, setWords] = useDraft(sessionId ?? ""); // one message: what is written in the conversation's box is its beginning
+  const store = useComments(sessionId ?? "");
   const [missing, setMissing] = useState(false);
+  const shown = inReview ? REVIEW : TURN;
+  const { comments } = store;
+  const empty = !words.trim() && !comments.length;
+  const text = comments.length ? promptOf(comments, files, words) : words.trim();
   const send = () => {
-    if (words.trim()) onSend(words.trim());
-    else setMissing(true);
+    if (busy) return;
+    if (empty) setMissing(true);
+    else
+      onSend(text, () => {
+        setWords("");
+        store.removeAll(comments.map((one) => one.id));
+      });
   };
   return (
     <Dialog
       open
       onOpenChange={(open) => !open && onClose()}
-      title="Back to the agent"
+      title={shown.title}
       description={title}
       footer={
         <>
           <Button onClick={onClose}>Cancel</Button>
-          <Button look="primary" onClick={send}>
-            Send back
+          <Button look="primary" busy={busy} onClick={send}>
+            {shown.action}
           </Button>
         </>
       }
     >
       <Field
-        label="What should be different?"
-        hint="The agent reads this and goes on with the work it has done. Ctrl+Enter sends it."
-        error={missing && !words.trim() ? "Without words the agent would not know what to do." : undefined}
+        label={shown.label}
+        hint={shown.hint}
+        error={missing && empty ? "Write what the agent should do." : undefined}
       >
         {(wear) => (
           <Textarea
             {...wear}
-            rows={6}
+            rows={comments.length ? 3 : 6}
             maxLength={MOST}
             value={words}
             autoFocus
@@ -55,6 +92,39 @@ export function FeedbackDialog({
           />
         )}
       </Field>
+      {comments.length > 0 && (
+        <>
+          <ul aria-label="Comments" className="mt-3 flex flex-col gap-1.5">
+            {comments.map((comment) => (
+              <li key={comment.id} className="rounded-md border px-2.5 py-1.5">
+                <div className="flex items-center gap-2">
+                  <p className="min-w-0 flex-1 font-mono text-2xs text-soft [overflow-wrap:anywhere]">
+                    {comment.path}, {placeWords(comment)}
+                  </p>
+                  <IconButton
+                    size="sm"
+                    label={`Remove the comment on ${comment.path}`}
+                    onClick={() => store.remove(comment.id)}
+                  >
+                    <Trash2 className="size-3.5" aria-hidden />
+                  </IconButton>
+                </div>
+                <p className="text-[13px] whitespace-pre-wrap [overflow-wrap:anywhere]">{comment.text}</p>
+              </li>
+            ))}
+          </ul>
+          <details className="mt-3 text-xs">
+            <summary className="cursor-pointer text-soft">What the agent will read</summary>
+            <pre
+              // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
+              tabIndex={0}
+              className="mt-1 max-h-64 overflow-auto rounded-md border bg-sunken p-2 font-mono text-2xs whitespace-pre-wrap"
+            >
+              {text}
+            </pre>
+          </details>
+        </>
+      )}
     </Dialog>
   );
 }

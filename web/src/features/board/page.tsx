@@ -21,13 +21,15 @@ import { CardMenu, type OpenMenu } from "./card-menu";
 import { BoardColumn } from "./column";
 import { Filters } from "./filters";
 import { whither } from "./keyboard";
+import { firstColumn } from "./opening";
 import { columnsOf, nudged, ORDER, WAYS } from "./order";
-import { ColumnPicker } from "./picker";
+import { ColumnPicker, showColumn } from "./picker";
 import { useShortcut } from "./use-shortcut";
 import { useBoardView } from "./view";
 
 const route = getRouteApi("/inside/board");
 const FOLDED: Column[] = ["cancelled"];
+const ONE_COLUMN = "(max-width: 639px)";
 
 export function BoardPage() {
   useTitle("Board");
@@ -131,7 +133,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
     return {
       ...actions,
       key,
-      open: (task) => navigate({ to: "/tasks/$taskId", params: { taskId: task.id } }),
+      open: (task, tab) => navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: tab ? { tab } : {} }),
       menu: (task, button) => setMenu({ task, button }),
     };
   }, [actions, navigate]);
@@ -148,6 +150,14 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
       },
     });
   }, [find]);
+
+  const opened = useRef(false);
+  useEffect(() => {
+    if (opened.current || !view.asksKnown) return;
+    opened.current = true;
+    const first = firstColumn(data.items, view.asked);
+    if (first && matchMedia(ONE_COLUMN).matches) showColumn(board.current, first);
+  }, [data.items, view.asked, view.asksKnown]);
 
   const only = search.project ?? (view.projects.size === 1 ? [...view.projects.keys()][0] : undefined);
   const limits = (only && view.projects.get(only)?.settings.tasks?.wipLimits) || {};

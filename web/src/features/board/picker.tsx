@@ -5,6 +5,10 @@ import type { Column } from "@/api/types";
 import { COLUMNS } from "@/lib/status";
 import { ORDER } from "./order";
 
+export function showColumn(board: HTMLElement | null, column: Column): void {
+  board?.querySelector(`[data-column="${column}"]`)?.scrollIntoView({ inline: "center", block: "nearest" });
+}
+
 /** On a phone one column fills the screen: this says which, and leads to the others. */
 export function ColumnPicker({
   board,
@@ -31,9 +35,7 @@ export function ColumnPicker({
   }, [board]);
   const pick = (column: Column) => {
     onPick(column);
-    requestAnimationFrame(() =>
-      board.current?.querySelector(`[data-column="${column}"]`)?.scrollIntoView({ inline: "center", block: "nearest" }),
-    );
+    requestAnimationFrame(() => showColumn(board.current, column));
   };
   return (
     <nav aria-label="Columns" className="flex shrink-0 gap-1 overflow-x-auto px-3 pb-2 sm:hidden">
@@ -49,9 +51,19 @@ export function ColumnPicker({
           )}
         >
           {COLUMNS[column].text}
-          <span className="tabular-nums">{counts[column].matching}</span>
+          <CardCount count={counts[column]} />
         </button>
       ))}
     </nav>
+  );
+}
+
+function CardCount({ count: { total, matching, failed } }: { count: Count }) {
+  if (matching !== total) return <span className="tabular-nums">{matching}</span>;
+  return (
+    <>
+      <span className="tabular-nums">{total - failed}</span>
+      {failed > 0 && <span className="text-bad tabular-nums">· {failed} failed</span>}
+    </>
   );
 }

@@ -11,6 +11,8 @@ export interface Move {
   /** Its place in the column; null: where new ones go. */
   at: number | null;
   feedback?: string;
+  /** The feedback has reached the platform. */
+  sent?: () => void;
   /** The focus goes along. */
   keep?: boolean;
 }
@@ -36,7 +38,8 @@ export function useMove(refused: (move: Move, words: string) => void) {
       changeCards(client, (cards) => moved(cards, task.id, to, at));
       return { status: task.status, position: task.position };
     },
-    onSuccess: (card) => {
+    onSuccess: (card, move) => {
+      move.sent?.();
       client.setQueryData(["task", card.id], card);
       changeCards(client, (cards) =>
         cards.map((one) => (one.id === card.id ? { ...one, ...card, position: one.position } : one)),

@@ -13,6 +13,8 @@ export interface BoardView {
   projects: ReadonlyMap<string, Project>;
   /** Sessions in which something waits for a person. */
   asked: ReadonlySet<string>;
+  /** Whether the platform has answered, or failed to, which those are. */
+  asksKnown: boolean;
   agents: ReadonlyMap<string, Agent>;
   sandboxes: ReadonlyMap<string, Sandbox["status"]>;
   titles: ReadonlyMap<string, string>;
@@ -35,7 +37,7 @@ const NONE: ReadonlyMap<string, Sandbox["status"]> = new Map();
 export function useBoardView(board: BoardData | undefined, chosen: string | undefined): BoardView {
   const { data: known } = useQuery(projects);
   const { data: workers } = useQuery(agents);
-  const { data: asks } = useQuery(pendingAsks);
+  const { data: asks, isPending: asksAwaited } = useQuery(pendingAsks);
   const { data: waiting } = useQuery(queue);
   const { data: states } = useQuery(sandboxes);
   const byId = useMemo(() => new Map<string, Project>(known?.map((one) => [one.id, one])), [known]);
@@ -56,11 +58,12 @@ export function useBoardView(board: BoardData | undefined, chosen: string | unde
       projects: byId,
       agents: byName,
       asked,
+      asksKnown: !asksAwaited,
       sandboxes: states ?? NONE,
       titles,
       several: !chosen && byId.size > 1,
     }),
-    [byId, byName, asked, states, titles, places, chosen],
+    [byId, byName, asked, asksAwaited, states, titles, places, chosen],
   );
 }
 

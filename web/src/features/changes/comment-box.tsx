@@ -87,7 +87,8 @@ export function Writing({
   return (
     <section aria-label={`Write a comment on ${place.path}, ${placeWords(place)}`} className={`${FRAME} p-2.5`}>
       <p className="mb-1.5 text-xs text-soft">
-        On {placeWords(place)}. Click another line number with Shift for a range.
+        On {placeWords(place)}.
+        <span className="pointer-coarse:hidden"> Click another line number with Shift for a range.</span>
       </p>
       <Textarea
         ref={box}

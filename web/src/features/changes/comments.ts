@@ -25,6 +25,7 @@ export interface CommentStore {
   add: (comment: Omit<Comment, "id">) => void;
   edit: (id: string, text: string) => void;
   remove: (id: string) => void;
+  removeAll: (ids: readonly string[]) => void;
   clear: () => void;
 }
 
@@ -36,6 +37,7 @@ export function useComments(sessionId: string): CommentStore {
     add: (comment) => set([...comments, { ...comment, id: crypto.randomUUID() }]),
     edit: (id, text) => set(comments.map((one) => (one.id === id ? { ...one, text } : one))),
     remove: (id) => set(comments.filter((one) => one.id !== id)),
+    removeAll: (ids) => ids.length && set(comments.filter((one) => !ids.includes(one.id))),
     clear: () => set([]),
   };
 }

@@ -2,6 +2,7 @@
 import clsx from "clsx";
 import { type MouseEvent, memo } from "react";
 import type { Token } from "@/lib/highlight";
+import { isCoarse } from "@/lib/pointer";
 import { anchorOf } from "./comments";
 import type { Hunk, Line, Side } from "./patch";
 import { changedWords, marked, type Span } from "./words";
@@ -85,6 +86,7 @@ function Gutter({
   const look = clsx(
     "relative flex shrink-0 select-none font-mono text-2xs leading-5 text-faint tabular-nums",
     both ? "w-[4.5rem] @max-lg:w-10" : "w-11",
+    onGutter && "pointer-coarse:!w-16",
   );
   // drawn by the style sheet: numbers are no part of the text, of what is copied, or of a button's name
   const drawn = "pr-1.5 text-right before:content-[attr(data-number)]";
@@ -108,11 +110,21 @@ function Gutter({
       onClick={(event: MouseEvent) => onGutter(anchor.side, anchor.number, event.shiftKey)}
     >
       {numbers}
-      <span className="absolute top-0.5 left-0.5 hidden size-4 place-items-center rounded bg-accent text-on-accent group-hover/gutter:grid group-focus-visible/gutter:grid">
+      <span className="absolute top-0.5 left-0.5 hidden size-4 place-items-center rounded bg-accent text-on-accent group-hover/gutter:grid group-focus-visible/gutter:grid pointer-coarse:grid pointer-coarse:size-5 pointer-coarse:bg-accent-soft pointer-coarse:text-accent">
         {PLUS}
       </span>
     </button>
   );
+}
+
+/** A finger needs no more than the line; its number is the button for everybody else. */
+function tapped(line: Line, onGutter: OnGutter | undefined) {
+  if (!onGutter) return undefined;
+  return (event: MouseEvent) => {
+    if (!isCoarse() || !getSelection()?.isCollapsed || (event.target as Element).closest("button")) return;
+    const { side, number } = anchorOf(line);
+    onGutter(side, number, false);
+  };
 }
 
 export const UnifiedLine = memo(function UnifiedLine({
@@ -130,9 +142,12 @@ export const UnifiedLine = memo(function UnifiedLine({
 }) {
   const line = hunk.lines[at] as Line;
   return (
+    // biome-ignore lint/a11y/noStaticElementInteractions: the line's number is a button that does the same
+    // biome-ignore lint/a11y/useKeyWithClickEvents: the same
     <div
+      onClick={tapped(line, onGutter)}
       className={clsx(
-        "flex min-h-5 font-mono text-xs leading-5",
+        "flex min-h-5 font-mono text-xs leading-5 pointer-coarse:min-h-6",
         TINTS[line.kind],
         chosen && "shadow-[inset_3px_0_var(--accent)]",
       )}
@@ -164,7 +179,7 @@ export const SplitLine = memo(function SplitLine({
   onGutter?: OnGutter | undefined;
 }) {
   return (
-    <div className="grid min-h-5 grid-cols-2 font-mono text-xs leading-5">
+    <div className="grid min-h-5 grid-cols-2 font-mono text-xs leading-5 pointer-coarse:min-h-6">
       <SplitHalf hunk={hunk} half={left} side="old" onGutter={onGutter} />
       <SplitHalf hunk={hunk} half={right} side="new" onGutter={onGutter} />
     </div>
@@ -193,7 +208,12 @@ function SplitHalf({
   const edge = side === "new" && "border-l";
   if (!line) return <div className={clsx("bg-sunken/60", edge)} />;
   return (
-    <div className={clsx("flex min-w-0", edge, TINTS[line.kind], half.chosen && "shadow-[inset_3px_0_var(--accent)]")}>
+    // biome-ignore lint/a11y/noStaticElementInteractions: the line's number is a button that does the same
+    // biome-ignore lint/a11y/useKeyWithClickEvents: the same
+    <div
+      onClick={tapped(line, onGutter)}
+      className={clsx("flex min-w-0", edge, TINTS[line.kind], half.chosen && "shadow-[inset_3px_0_var(--accent)]")}
+    >
       <Gutter line={line} number={line[side]} onGutter={onGutter} />
       <span className="w-4 shrink-0 text-center text-faint select-none">{SIGNS[line.kind]}</span>
       <code className={CODE}>

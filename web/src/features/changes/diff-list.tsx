@@ -12,6 +12,7 @@ import {
 } from "react";
 import type { FileDiff } from "@/api/types";
 import { languageOf } from "@/lib/highlight";
+import { isCoarse } from "@/lib/pointer";
 import { coloursOf, useColours } from "./colours";
 import { Writing, Written } from "./comment-box";
 import type { CommentStore, Place } from "./comments";
@@ -51,6 +52,7 @@ export interface ListProps {
 }
 
 const ROW_PX = 20;
+const FINGER_PX = 24;
 const CHARACTER_PX = 7.3;
 
 function heightOf(row: Row, width: number): number {
@@ -64,7 +66,8 @@ function heightOf(row: Row, width: number): number {
       ? lines[row.at]?.text.length
       : Math.max(lines[row.left]?.text.length ?? 0, lines[row.right]?.text.length ?? 0);
   const room = Math.max(120, (row.kind === "pair" ? width / 2 : width) - 96);
-  return ROW_PX * Math.max(1, Math.ceil(((longest ?? 0) * CHARACTER_PX) / room));
+  const height = ROW_PX * Math.max(1, Math.ceil(((longest ?? 0) * CHARACTER_PX) / room));
+  return isCoarse() ? Math.max(FINGER_PX, height) : height;
 }
 
 export function DiffList(props: ListProps) {

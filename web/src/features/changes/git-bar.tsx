@@ -21,7 +21,7 @@ import { words } from "@/ui/states";
 import { toast } from "@/ui/toast";
 import { Conflicts } from "./conflicts";
 import { Refusal } from "./operations";
-import { type Checkout, type GitStatus, git, type How, isCode, type Operation } from "./queries";
+import { type Checkout, type GitStatus, git, type How, isAhead, isCode, type Operation } from "./queries";
 
 interface Wanted {
   how: How;
@@ -76,7 +76,7 @@ export function GitBar({
     push.reset();
     update.reset();
   };
-  const ahead = checkout.pushed === null || (status?.head ?? checkout.head) !== checkout.pushed;
+  const ahead = isAhead(checkout, status);
   const wanted = (how: How, source: "base" | "branch" = "base") => {
     close();
     update.mutate({ how, source });

@@ -38,18 +38,21 @@ function useFresh(sandboxId: string, sessionId: string): () => void {
 export function ChangesPanel({
   sandboxId,
   sessionId,
+  gone,
   task,
 }: {
   sandboxId: string;
   sessionId: string;
+  /** The sandbox was destroyed, or has failed: nothing wakes it. */
+  gone: boolean;
   task?: Task | undefined;
 }) {
   const [against, setAgainst] = useState("base");
   const checkout = useQuery(queries.checkout(sandboxId));
-  const status = useQuery({ ...queries.status(sandboxId), enabled: !!checkout.data });
+  const status = useQuery({ ...queries.status(sandboxId), enabled: !checkout.error });
   const pushed = checkout.data?.pushed ?? null;
   const since = against === "pushed" ? (pushed ?? "base") : against;
-  const diff = useQuery({ ...queries.diff(sandboxId, since), enabled: !!checkout.data });
+  const diff = useQuery({ ...queries.diff(sandboxId, since), enabled: !checkout.error }); // all three at once
   const store = useComments(sessionId);
   const refresh = useFresh(sandboxId, sessionId);
   const client = useQueryClient();
@@ -116,7 +119,7 @@ export function ChangesPanel({
         <p className="flex items-center gap-2 border-b bg-idle-soft px-3 py-1 text-xs text-soft">
           <MoonStar className="size-3.5 shrink-0" aria-hidden />
           <span>
-            The sandbox does not run. This is how its files were kept
+            {gone ? "The sandbox is gone." : "The sandbox does not run."} This is how its files were kept
             {status.data.asOf ? (
               <>
                 {" "}
@@ -125,7 +128,7 @@ export function ChangesPanel({
             ) : (
               " last"
             )}
-            ; committing or pushing wakes it.
+            {gone ? ". To change them, start a new sandbox." : "; committing or pushing wakes it."}
           </span>
         </p>
       )}
@@ -134,7 +137,7 @@ export function ChangesPanel({
           A {status.data.underWay} is under way: resolve the conflicts and commit, or give it up under Update.
         </p>
       )}
-      {status.data && <CommitBox sandboxId={sandboxId} status={status.data} />}
+      {status.data && !gone && <CommitBox sandboxId={sandboxId} status={status.data} />}
       <Loaded query={diff} loading={<Loading lines={10} label="Reading the changes" />}>
         {(found) => (
           <DiffView

@@ -15,6 +15,11 @@ export const checkout = (sandboxId: string) =>
     queryFn: () => got(api.GET("/api/v1/git/{sandbox_id}", { params: { path: { sandbox_id: sandboxId } } })),
   });
 
+/** Whether the branch has commits that were not pushed. `status` is of the sandbox now, if it is known. */
+export function isAhead(checkout: Checkout, status: GitStatus | undefined): boolean {
+  return checkout.pushed === null || (status?.head ?? checkout.head) !== checkout.pushed;
+}
+
 export const status = (sandboxId: string) =>
   queryOptions({
     queryKey: ["git", sandboxId, "status"],

@@ -1,7 +1,10 @@
-import { useMemo, useState } from "react";
+import { useId, useMemo, useState } from "react";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, Input, Select, Switch, Textarea } from "@/ui/field";
 import { check, type Filled, type FormField, fieldsOf, standing } from "./form";
+
+/** As many choices are shown side by side; more are a list that opens. */
+const SHOWN_CHOICES = 8;
 
 const FREE: FormField[] = [
   {
@@ -122,6 +125,9 @@ function One({
     );
   }
   const text = typeof value === "string" ? value : "";
+  if (field.type === "choice" && field.choices.length <= SHOWN_CHOICES) {
+    return <Radios field={field} label={label} value={text} error={error} onChange={onChange} />;
+  }
   return (
     <Field
       label={
@@ -158,5 +164,48 @@ function One({
         );
       }}
     </Field>
+  );
+}
+
+function Radios({
+  field,
+  label,
+  value,
+  error,
+  onChange,
+}: {
+  field: FormField;
+  label: string;
+  value: string;
+  error: string | undefined;
+  onChange: (value: Filled) => void;
+}) {
+  const group = useId();
+  return (
+    <fieldset className="flex flex-col gap-1">
+      <legend className="mb-1 text-[13px] font-medium">
+        {label}
+        {!field.required && <span className="font-normal text-faint"> (optional)</span>}
+      </legend>
+      {field.choices.map((choice, index) => (
+        <label key={choice.label} className="flex items-start gap-2 text-[13px]">
+          <input
+            type="radio"
+            name={group}
+            className="mt-0.5 size-4 shrink-0 accent-accent"
+            checked={value === String(index)}
+            onChange={() => onChange(String(index))}
+            onClick={() => !field.required && value === String(index) && onChange("")}
+          />
+          <span className="min-w-0 break-words">
+            {choice.label}
+            {choice.hint && <span className="block text-xs text-faint">{choice.hint}</span>}
+          </span>
+        </label>
+      ))}
+      {(error || field.hint) && (
+        <p className={error ? "text-xs text-bad" : "text-xs text-faint"}>{error || field.hint}</p>
+      )}
+    </fieldset>
   );
 }

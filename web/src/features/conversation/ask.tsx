@@ -1,16 +1,22 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
 import { CircleCheck, CircleHelp, CircleX, ShieldQuestion } from "lucide-react";
+import { useState } from "react";
 import type { Schemas } from "@/api/client";
 import { api, got } from "@/api/client";
+import { session as sessionQuery } from "@/api/queries";
 import type { Ask } from "@/api/types";
-import { duration } from "@/lib/format";
+import { roughly } from "@/lib/format";
 import { Button } from "@/ui/button";
 import { Ago, useNow } from "@/ui/time";
 import { failed } from "@/ui/toast";
+import { AllowButton } from "./allow";
 import { AskForm } from "./ask-form";
 import { Fold } from "./fold";
-import { list, record, toolCallOf, words } from "./parts";
+import { list, record, toolCallOf, withoutRepeats, words } from "./parts";
 import { useName } from "./people";
+import { Refusal } from "./refusal";
+import { isRefusedByPolicy } from "./refused";
 import { CallDetails } from "./tool-call";
 
 export interface AskOption {
@@ -31,11 +37,11 @@ export function AskRow({ ask }: { ask: Ask }) {
   return ask.status === "pending" ? <Pending ask={ask} /> : <Settled ask={ask} />;
 }
 
-function useAnswer(ask: Ask) {
+export function useAnswer(ask: Ask | undefined) {
   const client = useQueryClient();
   return useMutation({
     mutationFn: (body: Schemas["Answer"]) =>
-      got(api.POST("/api/v1/asks/{ask_id}/answer", { params: { path: { ask_id: ask.id } }, body })),
+      got(api.POST("/api/v1/asks/{ask_id}/answer", { params: { path: { ask_id: ask?.id ?? "" } }, body })),
     onSuccess: (done) => {
       client.setQueriesData<Ask[]>({ queryKey: ["asks"] }, (known) =>
         known?.map((one) => (one.id === done.id ? done : one)),
@@ -48,11 +54,11 @@ function useAnswer(ask: Ask) {
 
 function Pending({ ask }: { ask: Ask }) {
   const answer = useAnswer(ask);
+  const [refused, refuse] = useState<string | null>(null);
   const platform = words(ask.detail.by) !== "";
   const form = ask.kind === "question" && !platform;
   const options = optionsOf(ask);
-  const call = ask.detail.toolCall ? toolCallOf(record(ask.detail.toolCall)) : null;
-  const reason = words(ask.detail.reason);
+  const call = ask.detail.toolCall ? withoutRepeats(toolCallOf(record(ask.detail.toolCall)), ask.title) : null;
   const Icon = ask.kind === "permission" ? ShieldQuestion : CircleHelp;
   const busy = answer.isPending || answer.isSuccess;
   const pressed = (body: Schemas["Answer"]) =>
@@ -75,7 +81,7 @@ function Pending({ ask }: { ask: Ask }) {
       </div>
       <div className="flex flex-col gap-2 px-3 py-2">
         {call && <CallDetails call={call} />}
-        {reason && <p className="text-xs text-soft">Why a person is asked: {reason}</p>}
+        <Reason ask={ask} />
         {form ? (
           <AskForm
             schema={ask.detail.form}
@@ -84,18 +90,25 @@ function Pending({ ask }: { ask: Ask }) {
             onAnswer={(content) => answer.mutate({ content })}
             onDecline={() => answer.mutate({ decision: "reject" })}
           />
+        ) : refused !== null ? (
+          <Refusal
+            busy={busy}
+            onRefuse={(message) => answer.mutate({ optionId: refused, ...(message && { message }) })}
+            onCancel={() => refuse(null)}
+          />
         ) : (
           <div className="flex flex-wrap gap-2">
             {options.map((one) => {
               const body = { optionId: one.id };
               const no = one.kind.startsWith("reject");
+              const asksWhy = ask.kind === "permission" && one.kind === "reject_once";
               return (
                 <Button
                   key={one.id}
                   look={no ? "danger" : one.kind === "allow_once" ? "primary" : "plain"}
                   busy={pressed(body)}
                   disabled={busy}
-                  onClick={() => answer.mutate(body)}
+                  onClick={() => (asksWhy ? refuse(one.id) : answer.mutate(body))}
                   className="max-w-full"
                 >
                   <span className="truncate">{one.name}</span>
@@ -114,10 +127,35 @@ function Pending({ ask }: { ask: Ask }) {
   );
 }
 
+/** Why a person is asked, and where that is changed. */
+function Reason({ ask }: { ask: Ask }) {
+  const reason = words(ask.detail.reason);
+  const projectId = useQuery({ ...sessionQuery(ask.sessionId), enabled: reason !== "" }).data?.projectId;
+  if (!reason) return null;
+  return (
+    <p className="text-xs text-soft">
+      {reason}{" "}
+      {projectId && (
+        <Link
+          to="/projects/$projectId"
+          params={{ projectId }}
+          search={{ tab: "agent" }}
+          className="text-accent underline underline-offset-2"
+        >
+          Change permissions
+        </Link>
+      )}
+    </p>
+  );
+}
+
 function Countdown({ until }: { until: string }) {
   const left = (Date.parse(until) - useNow()) / 1000;
   return (
-    <span className="tabular-nums"> · {left > 0 ? `refuses itself in ${duration(left)}` : "its time is over"}</span>
+    <span className="tabular-nums">
+      {" · "}
+      {left > 0 ? `refused automatically in ${roughly(left)}` : "refused: nobody answered in time"}
+    </span>
   );
 }
 
@@ -136,7 +174,12 @@ function Settled({ ask }: { ask: Ask }) {
   const Icon = yes ? CircleCheck : CircleX;
   const call = ask.detail.toolCall ? toolCallOf(record(ask.detail.toolCall)) : null;
   const reason = words(ask.detail.reason);
-  const by = ask.decidedBy === "person" ? name(ask.userId) : ask.decidedBy === "policy" ? "the project's policy" : null;
+  const by =
+    ask.decidedBy === "person" || ask.decidedBy === "overruled"
+      ? name(ask.userId)
+      : ask.decidedBy === "policy"
+        ? "the project's policy"
+        : null;
   return (
     <Fold
       id={ask.id}
@@ -153,7 +196,7 @@ function Settled({ ask }: { ask: Ask }) {
       more={() => (
         <div className="ml-5 flex flex-col gap-2 border-l py-1.5 pl-3 text-[13px]">
           <p className="break-words whitespace-pre-wrap">{ask.title}</p>
-          {call && <CallDetails call={call} />}
+          {call && <CallDetails call={withoutRepeats(call, ask.title)} />}
           <Given ask={ask} />
           <p className="text-xs text-soft">
             {text}
@@ -166,6 +209,11 @@ function Settled({ ask }: { ask: Ask }) {
               </>
             )}
           </p>
+          {isRefusedByPolicy(ask) && (
+            <div>
+              <AllowButton asks={[ask]} />
+            </div>
+          )}
         </div>
       )}
     />
@@ -193,6 +241,7 @@ function outcome(ask: Ask): { text: string; yes: boolean } {
   if (ask.status === "expired") return { text: "Not answered in time", yes: false };
   if (ask.status === "cancelled") return { text: "No longer asked", yes: false };
   const answer = ask.answer ?? {};
+  if (ask.decidedBy === "overruled") return { text: "Allowed from now on", yes: true };
   if (answer.action === "accept") return { text: "Answered", yes: true };
   if (answer.action) return { text: "Declined", yes: false };
   const kind = words(answer.kind) || words(answer.decision);

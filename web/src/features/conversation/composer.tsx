@@ -3,11 +3,15 @@ import { CornerDownLeft, Square } from "lucide-react";
 import { useRef, useState } from "react";
 import { api, got } from "@/api/client";
 import { agents } from "@/api/queries";
-import type { Attempt, Message, Session, Task, Turn } from "@/api/types";
+import type { Ask, Attempt, Message, Session, Task, Turn } from "@/api/types";
+import { promptOf, useComments } from "@/features/changes/comments";
+import { plural } from "@/lib/format";
 import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Select } from "@/ui/field";
-import { failed } from "@/ui/toast";
+import { failed, toast } from "@/ui/toast";
+import { answerOf, questionOf } from "./answering";
+import { useAnswer } from "./ask";
 import { modelsOf, modesOf, type Option, type SlashCommand, suggested } from "./choices";
 import { useDraft } from "./compose";
 import { prompting, type Way } from "./prompting";
@@ -25,11 +29,12 @@ interface Composed {
   running: Turn | undefined;
   queued: Turn[];
   messages: Message[];
+  asks: Ask[];
   onSent: () => void;
 }
 
-/** Where the next prompt is written, and what runs is stopped. */
-export function Composer({ session, task, attempt, running, queued, messages, onSent }: Composed) {
+/** Where the next prompt is written, questions are answered, and what runs is stopped. Comments on the changes are sent along. */
+export function Composer({ session, task, attempt, running, queued, messages, asks, onSent }: Composed) {
   const [draft, setDraft] = useDraft(session.id);
   const [wanted, setWay] = useState<Way>();
   const [model, setModel] = useState<string>();
@@ -41,10 +46,20 @@ export function Composer({ session, task, attempt, running, queued, messages, on
   const allowed = prompting(session, task, attempt);
   const way = wanted && allowed.ways.includes(wanted) ? wanted : (allowed.ways[0] ?? "chat");
   const commands = suggested(state, draft);
+  const question = questionOf(asks);
+  const answer = useAnswer(question);
+  const store = useComments(session.id);
+  const comments = question ? [] : store.comments;
 
   const send = useMutation({
-    mutationFn: async ({ text, key }: { text: string; key: string }) => {
-      if (way === "round" && task) {
+    mutationFn: async ({ text, key }: { text: string; key: string; draft: string; comments: string[] }) => {
+      if (way === "round" && task && allowed.retry) {
+        const body = { message: text, attemptId: attempt?.id ?? null };
+        const moved = await got(
+          api.POST("/api/v1/tasks/{task_id}/retry", { params: { path: { task_id: task.id } }, body }),
+        );
+        client.setQueryData(["task", task.id], moved);
+      } else if (way === "round" && task) {
         const body = { status: "in_progress" as const, feedback: text };
         const moved = await got(
           api.POST("/api/v1/tasks/{task_id}/move", { params: { path: { task_id: task.id } }, body }),
@@ -57,9 +72,10 @@ export function Composer({ session, task, attempt, running, queued, messages, on
         );
       }
     },
-    onSuccess: (_, { text }) => {
+    onSuccess: (_, sent) => {
       // what was written meanwhile stays
-      if (box.current === null || box.current.value.trim() === text) setDraft("");
+      if (box.current === null || box.current.value.trim() === sent.draft) setDraft("");
+      store.removeAll(sent.comments);
       onSent();
       setModel(undefined);
       setMode(undefined);
@@ -70,9 +86,26 @@ export function Composer({ session, task, attempt, running, queued, messages, on
     // once more under the same key where the answer was lost: it is the same turn
     retry: (failures, error) => way === "chat" && failures < 2 && (error as { status?: number }).status === 0,
   });
-  const ready = draft.trim() !== "" && allowed.ways.length > 0 && !send.isPending;
-  const submit = () =>
-    ready && send.mutate({ text: draft.trim(), key: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}` });
+  const busy = send.isPending || answer.isPending;
+  const ready = (draft.trim() !== "" || comments.length > 0) && (question || allowed.ways.length > 0) && !busy;
+  const reply = (asked: Ask) => {
+    const given = answerOf(asked, draft.trim());
+    if ("error" in given) toast.error("Could not answer", { description: given.error });
+    else answer.mutate(given.body, { onSuccess: () => setDraft("") });
+  };
+  const submit = () => {
+    if (!ready) return;
+    if (question) {
+      reply(question);
+      return;
+    }
+    send.mutate({
+      text: comments.length ? promptOf(comments, [], draft) : draft.trim(),
+      key: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`,
+      draft: draft.trim(),
+      comments: comments.map((one) => one.id),
+    });
+  };
 
   if (allowed.closed)
     return <Closed session={session} reason={allowed.closed} provision={allowed.provision ?? false} />;
@@ -101,14 +134,24 @@ export function Composer({ session, task, attempt, running, queued, messages, on
             value={draft}
             rows={Math.min(10, Math.max(2, draft.split("\n").length))}
             maxLength={way === "round" ? MOST_FEEDBACK : MOST}
-            aria-label={way === "round" ? "Feedback to the agent" : "Message to the agent"}
+            aria-label={
+              question
+                ? "Answer to the agent"
+                : way === "round" && !allowed.retry
+                  ? "Feedback to the agent"
+                  : "Message to the agent"
+            }
             aria-describedby={`${session.id}-hint`}
             placeholder={
-              way === "round"
-                ? "What should be different?"
-                : running
-                  ? "What comes next? It waits until the agent is done."
-                  : "Tell the agent what to do"
+              question
+                ? question.title
+                : way === "round"
+                  ? allowed.retry
+                    ? "Tell the agent how to continue"
+                    : "What should be different?"
+                  : running
+                    ? "What comes next? It waits until the agent is done."
+                    : "Tell the agent what to do"
             }
             onChange={(event) => setDraft(event.target.value)}
             onKeyDown={(event) => {
@@ -118,6 +161,11 @@ export function Composer({ session, task, attempt, running, queued, messages, on
             }}
             className="block w-full resize-none bg-transparent px-3 pt-2 text-[13.5px] focus-visible:outline-none"
           />
+          {comments.length > 0 && (
+            <p className="px-3 pb-1 text-xs text-soft" aria-live="polite">
+              {plural(comments.length, "comment")} on the changes will be sent too.
+            </p>
+          )}
           <div className="flex flex-wrap items-center gap-1.5 px-2 pb-2">
             {allowed.ways.length > 1 && (
               <Select
@@ -126,7 +174,11 @@ export function Composer({ session, task, attempt, running, queued, messages, on
                 value={way}
                 onChange={(value) => setWay(value as Way)}
                 choices={[
-                  { value: "round", label: "As feedback", detail: "Next round: checked, committed, pushed" },
+                  {
+                    value: "round",
+                    label: allowed.retry ? "Continue the task" : "As feedback",
+                    detail: "Next round: checked, committed, pushed",
+                  },
                   { value: "chat", label: "Only talk", detail: "Stays in the sandbox" },
                 ]}
               />
@@ -154,15 +206,25 @@ export function Composer({ session, task, attempt, running, queued, messages, on
                 <Kbd>Enter</Kbd> sends, <Kbd>Shift</Kbd> <Kbd>Enter</Kbd> breaks the line
               </span>
               {running && <Stop turn={running} />}
-              <Button type="submit" look="primary" size="sm" busy={send.isPending} disabled={!ready}>
+              <Button type="submit" look="primary" size="sm" busy={busy} disabled={!ready}>
                 <CornerDownLeft className="size-3.5" aria-hidden />
-                {way === "round" ? "Send back" : running ? "Queue" : "Send"}
+                {question
+                  ? "Answer"
+                  : way === "round"
+                    ? allowed.retry
+                      ? "Send and retry"
+                      : "Send back"
+                    : running
+                      ? "Queue"
+                      : "Send"}
               </Button>
             </span>
           </div>
         </form>
         <p id={`${session.id}-hint`} className="mt-1 min-h-4 text-xs text-faint">
-          {allowed.hint[way] || (session.archivedAt ? "The session is archived; a prompt brings it back." : "")}
+          {question
+            ? "The agent waits for your answer."
+            : allowed.hint[way] || (session.archivedAt ? "The session is archived; a prompt brings it back." : "")}
         </p>
       </div>
     </div>

@@ -21,9 +21,29 @@ it("makes fields from a schema", () => {
   expect(fields[3]?.choices.map((one) => one.label)).toEqual(["Red", "Green"]);
   expect(fields[3]?.initial).toBe("1");
   expect(fields[4]?.choices).toEqual([
-    { value: "s", label: "Small" },
-    { value: "l", label: "l" },
+    { value: "s", label: "Small", hint: "" },
+    { value: "l", label: "l", hint: "" },
   ]);
+});
+
+it("takes a question of Claude Code, with an answer of one's own beside its choices", () => {
+  const fields = fieldsOf({
+    type: "object",
+    properties: {
+      question_0: {
+        type: "string",
+        title: "Colour",
+        oneOf: [{ const: "Red" }, { const: "Blue", description: "as the sky" }],
+      },
+      question_0_custom: { type: "string", title: "Other" },
+    },
+  });
+  expect(fields[0]?.choices.map((one) => one.hint)).toEqual(["", "as the sky"]);
+  expect(check(fields, { question_0: "1" })).toEqual({ content: { question_0: "Blue" }, errors: {} });
+  expect(check(fields, { question_0_custom: "green" })).toEqual({
+    content: { question_0_custom: "green" },
+    errors: {},
+  });
 });
 
 it("checks what is needed and what is wrong", () => {

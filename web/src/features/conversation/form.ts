@@ -6,7 +6,7 @@ export interface FormField {
   label: string;
   hint: string;
   type: "text" | "long" | "number" | "integer" | "boolean" | "choice" | "choices";
-  choices: { value: unknown; label: string }[];
+  choices: { value: unknown; label: string; hint: string }[];
   required: boolean;
   initial: Filled;
   least: number | undefined;
@@ -70,11 +70,11 @@ function fieldOf(name: string, field: Record<string, unknown>, required: boolean
 function choicesOf(field: Record<string, unknown>): FormField["choices"] {
   if (Array.isArray(field.enum)) {
     const names = list(field.enumNames);
-    return field.enum.map((value, index) => ({ value, label: words(names[index]) || String(value) }));
+    return field.enum.map((value, index) => ({ value, label: words(names[index]) || String(value), hint: "" }));
   }
   return list(field.oneOf ?? field.anyOf).flatMap((one) => {
-    const { const: value, title } = record(one);
-    return value === undefined ? [] : [{ value, label: words(title) || String(value) }];
+    const { const: value, title, description } = record(one);
+    return value === undefined ? [] : [{ value, label: words(title) || String(value), hint: words(description) }];
   });
 }
 

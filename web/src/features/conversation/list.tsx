@@ -26,12 +26,15 @@ interface Listed {
   onEarlier: () => void;
   /** Its own turns are tried again by the task, not here. */
   ofTask: boolean;
+  /** Whose model providers its agent uses. */
+  projectId: string | undefined;
+  agent: string | undefined;
   /** How often somebody has said something here: they want to see what comes of it. */
   sent: number;
 }
 
 /** The transcript. Only what is in sight is in the page; it follows its end while the reader is there. */
-export function Listing({ rows, turns, running, more, reaching, onEarlier, ofTask, sent }: Listed) {
+export function Listing({ rows, turns, running, more, reaching, onEarlier, ofTask, projectId, agent, sent }: Listed) {
   const frame = useRef<HTMLDivElement>(null);
   const [following, setFollowing] = useState(true);
   const [held, setHeld] = useState(false);
@@ -154,6 +157,8 @@ export function Listing({ rows, turns, running, more, reaching, onEarlier, ofTas
                       live={running !== undefined && turnOf(row, turns)?.id === running.id}
                       last={item.index === rows.length - 1 && !running}
                       ofTask={ofTask}
+                      projectId={projectId}
+                      agent={agent}
                     />
                   ) : (
                     running && <Working turn={running} />
@@ -199,11 +204,20 @@ interface Shown {
   live: boolean;
   last: boolean;
   ofTask: boolean;
+  projectId: string | undefined;
+  agent: string | undefined;
 }
 
-const OneRow = memo(function OneRow({ row, turn, live, last, ofTask }: Shown) {
+const OneRow = memo(function OneRow({ row, turn, live, last, ofTask, projectId, agent }: Shown) {
   if (row.kind === "turn")
-    return <TurnLine turn={row.turn} retryable={last && !(ofTask && row.turn.origin !== "person")} />;
+    return (
+      <TurnLine
+        turn={row.turn}
+        retryable={last && !(ofTask && row.turn.origin !== "person")}
+        projectId={projectId}
+        agent={agent}
+      />
+    );
   if (row.kind === "ask") return <AskRow ask={row.ask} />;
   const { message, writing } = row;
   if (message.role === "user") return <PromptRow message={message} origin={turn?.origin} />;
@@ -223,6 +237,8 @@ function same(before: Shown, now: Shown): boolean {
     before.live !== now.live ||
     before.last !== now.last ||
     before.ofTask !== now.ofTask ||
+    before.projectId !== now.projectId ||
+    before.agent !== now.agent ||
     before.turn?.origin !== now.turn?.origin
   )
     return false;

@@ -67,6 +67,8 @@ export function ConversationPanel({
             reaching={told.reaching}
             onEarlier={told.earlier}
             ofTask={task !== undefined}
+            projectId={session.data?.projectId ?? undefined}
+            agent={session.data?.agent ?? undefined}
             sent={sent}
           />
         )}
@@ -79,6 +81,7 @@ export function ConversationPanel({
             running={running}
             queued={queued}
             messages={told.messages}
+            asks={asks}
             onSent={() => setSent((before) => before + 1)}
           />
         )}

@@ -105,6 +105,29 @@ export function commandOf(call: ToolCall): string | null {
   return Array.isArray(command) && command.every((one) => typeof one === "string") ? command.join(" ") : null;
 }
 
+/**
+ * A call as it is shown below a title that may be its command: each thing once. Codex repeats the command in its text, with the names of the
+ * decisions for which there are buttons.
+ */
+export function withoutRepeats(call: ToolCall, title: string): ToolCall {
+  const command = commandOf(call);
+  const input = { ...record(call.input) };
+  if (command !== null) {
+    if (plainWords(command) === plainWords(title)) delete input.command;
+    if (`${words(input.cwd)}/` === FOLDER) delete input.cwd;
+  }
+  const content = call.content.flatMap((one): CallContent[] => {
+    if (one.type !== "text") return [one];
+    const text = (one.text.split(/^Available Decisions:/m)[0] ?? "").trim();
+    const repeats = plainWords(text).includes(plainWords(command ?? title)) && /requires approval/i.test(text);
+    return text && !repeats ? [{ ...one, text }] : [];
+  });
+  return { ...call, input: command === null ? call.input : input, content };
+}
+
+/** Words alone, whatever quotes and spaces are around them. */
+const plainWords = (text: string): string => text.replace(/[`'"\\\s]+/g, " ").trim();
+
 /** As people read it: text stays text, the rest becomes JSON. */
 export function shownValue(value: unknown): string {
   return typeof value === "string" ? value : JSON.stringify(value, null, 2);

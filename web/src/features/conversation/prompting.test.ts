@@ -28,10 +28,15 @@ it("does not send back one of several before it is picked", () => {
   expect(prompting(session("running"), task("in_review", one, attempt("failed")), one).ways).toEqual(["round", "chat"]);
 });
 
-it("knows that words during a round belong to it, and words after a failure do not", () => {
+it("knows that words during a round belong to it, and words after a failure continue the task", () => {
   const busy = attempt("running", { step: "agent" });
   expect(prompting(session("running"), task("in_progress", busy), busy).hint.chat).toContain("this round");
   const over = attempt("failed");
-  expect(prompting(session("running"), task("in_progress", over), over).hint.chat).toContain("Retry");
+  for (const place of ["running", "destroyed"])
+    expect(prompting(session(place), task("in_progress", over), over)).toMatchObject({
+      retry: true,
+      ways: place === "running" ? ["round", "chat"] : ["round"],
+    });
+  expect(prompting(session("running"), task("done", over), over).ways).toEqual(["chat"]);
   expect(prompting(session("running"), task("in_progress", busy), { ...busy, stopping: true }).ways).toEqual([]);
 });

@@ -10,20 +10,27 @@ export interface Prompting {
   closed?: string;
   /** A new sandbox would help. */
   provision?: boolean;
+  /** `retry`: the round goes on with what has failed or was stopped. */
+  retry?: boolean;
   /** What comes of it, by way. */
   hint: Record<Way, string>;
 }
 
 const ROUND =
   "Back to the agent as feedback: what it then does is checked, committed and pushed, and the task comes back to review.";
+const RETRY =
+  "Continues the task: the agent reads it, and what it then does is checked, committed and pushed, and the task comes to review.";
 const STAYS = "Only to the agent: what it changes stays in its sandbox and is not pushed.";
 
 export function prompting(session: Session, task: Task | undefined, attempt: Attempt | undefined): Prompting {
   const hint = { round: ROUND, chat: "" };
   const gone = session.sandbox?.status;
+  const again = attempt !== undefined && isOver(attempt) && task !== undefined && CONTINUED.includes(task.status);
   if (!session.sandboxId || gone === "destroyed" || gone === "error") {
     const why = gone === "error" ? "The sandbox has failed" : "The session's sandbox is gone";
-    const from = session.checkpointAt ? "from its last checkpoint" : "from its branch";
+    if (again)
+      return { ways: ["round"], retry: true, hint: { ...hint, round: `${why}; a new one is started. ${RETRY}` } };
+    const from = session.checkpointAt ? "from its last checkpoint" : "with its work as it was last saved";
     return { ways: [], closed: `${why}. The agent needs a new one, which begins ${from}.`, provision: true, hint };
   }
   if (!task || !attempt) return { ways: ["chat"], hint };
@@ -42,7 +49,10 @@ export function prompting(session: Session, task: Task | undefined, attempt: Att
       return { ...chat, hint: { ...hint, chat: `${STAYS} Pick an attempt to send it back with feedback.` } };
     return { ...chat, ways: ["round", "chat"] };
   }
-  if (attempt.status === "failed" || attempt.status === "cancelled")
-    return { ...chat, hint: { ...hint, chat: `${STAYS} “Retry” goes on with the task.` } };
+  if (again) return { ways: ["round", "chat"], retry: true, hint: { round: RETRY, chat: STAYS } };
   return chat;
 }
+
+const CONTINUED: readonly Task["status"][] = ["in_progress", "in_review", "cancelled"];
+const isOver = (attempt: Attempt): boolean =>
+  !attempt.stopping && (attempt.status === "failed" || attempt.status === "cancelled");

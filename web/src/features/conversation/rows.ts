@@ -137,7 +137,14 @@ const ADVICE: Record<string, string> = {
   over_budget: "Raise the budget of the task or the project, then try again.",
   checkout_failed: "Look at the project's repository and credentials, then try again.",
   no_agent: "Choose an agent for the session, or set the project's default.",
-  no_model: "Add a key for a model provider in the settings, then try again.",
+  no_model: "Add a key for a model provider, then try again.",
+  model_key_refused: "Enter another key in the settings of the model provider, then try again.",
+  model_quota_exceeded: "Then try again.",
+  model_busy: "Try again later, or use another model.",
+  model_unknown: "Choose another model, or change the provider's list of models.",
+  model_address_wrong: "Check the address in the settings of the model provider.",
+  model_unreachable: "Check the address in the settings of the model provider, and whether it runs.",
+  model_failed: "Try again, or use another model.",
 };
 
 /** What a person can do about a turn that failed. */

@@ -5,6 +5,7 @@ import { bytes } from "@/lib/format";
 import { safeHref } from "@/lib/links";
 import { Markdown } from "@/ui/markdown";
 import { Ago } from "@/ui/time";
+import { Written } from "@/ui/written";
 import { Fold, useFold } from "./fold";
 import { feedbackOf, list, record, words } from "./parts";
 import { useName } from "./people";
@@ -32,7 +33,9 @@ export function PromptRow({ message, origin }: { message: Message; origin: Turn[
           className="-mx-1.5 mt-1"
           head={<span className="text-xs text-soft">What it was told besides</span>}
           more={() => (
-            <div className="px-6 pb-1 text-xs break-words whitespace-pre-wrap text-soft">{others.join("\n\n")}</div>
+            <div className="px-6 pb-1 text-xs text-soft">
+              <Written text={others.join("\n\n")} />
+            </div>
           )}
         />
       )}
@@ -46,12 +49,12 @@ function Prompt({ id, text }: { id: string; text: string }) {
   const long = lines.length > LINES || text.length > 2000;
   const shown = whole || !long ? text : lines.slice(0, LINES).join("\n").slice(0, 2000);
   return (
-    <div className="text-[13px] break-words whitespace-pre-wrap">
-      {shown}
+    <div className="text-[13px]">
+      <Written text={shown} />
       {long && (
         <button
           type="button"
-          className="ml-1 text-xs text-accent underline"
+          className="text-xs text-accent underline"
           aria-expanded={whole}
           onClick={() => setWhole(!whole)}
         >
@@ -154,12 +157,10 @@ function SystemPart({ part, at }: { part: Message["parts"][number]; at: string }
     );
   }
   return (
-    <p className="flex items-start gap-2 rounded-md bg-idle-soft px-3 py-2 text-[13px] text-soft">
+    <div className="flex items-start gap-2 rounded-md bg-idle-soft px-3 py-2 text-[13px] text-soft">
       <Info className="mt-0.5 size-3.5 shrink-0" aria-hidden />
-      <span className="min-w-0 break-words whitespace-pre-wrap">
-        {words(part.text) || "The platform has noted something."}
-      </span>
-    </p>
+      <Written text={words(part.text) || "The platform has noted something."} />
+    </div>
   );
 }
 

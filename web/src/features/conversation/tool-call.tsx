@@ -1,4 +1,5 @@
 import {
+  Ban,
   Brain,
   Check,
   CircleDashed,
@@ -73,6 +74,7 @@ export function ToolCallRow({ message, live }: { message: Message; live: boolean
 function CallState({ status, live }: { status: string; live: boolean }) {
   if (status === "completed") return <Check className="size-3.5 text-ok" role="img" aria-label="Done" />;
   if (status === "failed") return <CircleX className="size-3.5 text-bad" role="img" aria-label="Failed" />;
+  if (status === "cancelled") return <Ban className="size-3.5 text-faint" role="img" aria-label="Cancelled" />;
   if (!live) return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not finished" />;
   if (status === "pending") return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not begun" />;
   return <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="Running" />;

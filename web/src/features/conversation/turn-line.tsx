@@ -2,16 +2,28 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { CircleAlert, RotateCw } from "lucide-react";
 import { api, got } from "@/api/client";
 import type { Turn } from "@/api/types";
+import { ProviderHelp } from "@/features/models/provider-help";
 import { cost, count, duration } from "@/lib/format";
 import { TURNS } from "@/lib/status";
 import { Button } from "@/ui/button";
 import { Status } from "@/ui/status";
 import { Elapsed } from "@/ui/time";
 import { failed } from "@/ui/toast";
+import { Written } from "@/ui/written";
 import { adviceFor, numbersOf } from "./rows";
 
 /** How a turn ended: a thin line, and what to do where it went wrong. `last`: only what was last can be tried again here. */
-export function TurnLine({ turn, retryable }: { turn: Turn; retryable: boolean }) {
+export function TurnLine({
+  turn,
+  retryable,
+  agent,
+  projectId,
+}: {
+  turn: Turn;
+  retryable: boolean;
+  agent: string | undefined;
+  projectId: string | undefined;
+}) {
   const { tokens, costUsd } = numbersOf(turn);
   const facts = [
     turn.model,
@@ -38,10 +50,11 @@ export function TurnLine({ turn, retryable }: { turn: Turn; retryable: boolean }
         >
           <CircleAlert className="mt-0.5 size-4 shrink-0 text-bad" aria-hidden />
           <div className="min-w-0 flex-1">
-            <p className="break-words whitespace-pre-wrap">{turn.error}</p>
+            <Written text={turn.error} />
             <p className="mt-1 text-soft">{adviceFor(turn.errorCode)}</p>
             <div className="mt-1.5 flex flex-wrap items-center gap-2">
               {retryable && <Retry turn={turn} />}
+              <ProviderHelp code={turn.errorCode} agent={agent} projectId={projectId} />
               {turn.errorCode && <code className="font-mono text-2xs text-soft">{turn.errorCode}</code>}
             </div>
           </div>

@@ -23,11 +23,11 @@ function useCommits(sandboxId: string, enabled: boolean) {
   return useInfiniteQuery({
     queryKey: ["git", sandboxId, "history"],
     queryFn: async ({ pageParam }) => {
-      const params = { path: { sandbox_id: sandboxId }, query: { limit: PAGE, skip: pageParam } };
-      return (await got(api.GET("/api/v1/git/{sandbox_id}/history", { params }))).items;
+      const params = { path: { sandbox_id: sandboxId }, query: { limit: PAGE, skip: pageParam, base: true } };
+      return got(api.GET("/api/v1/git/{sandbox_id}/history", { params }));
     },
     initialPageParam: 0,
-    getNextPageParam: (last, pages) => (last.length === PAGE ? pages.length * PAGE : undefined),
+    getNextPageParam: (last, pages) => (last.items.length === PAGE ? pages.length * PAGE : undefined),
     enabled,
   });
 }
@@ -73,7 +73,8 @@ export function HistoryPanel({
     const again = () => void Promise.all([checkout.refetch(), commits.refetch(), checkpoints.refetch()]);
     return error ? <ErrorState error={error} retry={again} /> : <Loading lines={8} />;
   }
-  const made = commits.data.pages.flat();
+  const made = commits.data.pages.flatMap((page) => page.items);
+  const before = commits.data.pages.at(-1)?.base ?? [];
   const kept = checkpoints.data.pages.flatMap((page) => page.items);
   const { pushed, baseBranch, baseCommit } = checkout.data;
   const entries = timeline({ commits: made, more: commits.hasNextPage, checkpoints: kept, pushed });
@@ -108,6 +109,17 @@ export function HistoryPanel({
             />
           ))}
         </ol>
+        {before.length > 0 && (
+          <ul className="max-w-4xl pl-6 text-xs text-soft" aria-label={`Commits of ${baseBranch}`}>
+            {before.map((commit) => (
+              <li key={commit.id} className="flex flex-wrap gap-x-2 py-0.5">
+                <span className="font-mono text-faint">{commit.id.slice(0, 8)}</span>
+                <span className="min-w-0 flex-1 [overflow-wrap:anywhere]">{commit.subject || "(no message)"}</span>
+                <Ago at={commit.committedAt} className="text-faint" />
+              </li>
+            ))}
+          </ul>
+        )}
         <div className="mt-2 flex flex-wrap gap-2 pl-6">
           {commits.hasNextPage && (
             <Button size="sm" busy={commits.isFetchingNextPage} onClick={() => commits.fetchNextPage()}>

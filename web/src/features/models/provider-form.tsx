@@ -1,6 +1,8 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
 import { api, got, type Schemas } from "@/api/client";
+import { presets as presetsQuery } from "@/api/queries";
+import { findingsOf } from "@/features/projects/findings";
 import { fault, overall } from "@/lib/problems";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, Input, Select } from "@/ui/field";
@@ -27,6 +29,10 @@ const KINDS: { value: Kind; label: string; detail: string }[] = [
   { value: "gemini", label: KIND_NAMES.gemini, detail: "POST /v1beta/models/…" },
 ];
 
+type Preset = Schemas["ModelPresetView"];
+/** A provider without a preset. */
+const OTHER = "other";
+
 /** A new one, or changes of one that is there; its key is only ever replaced or taken away. */
 export function ProviderForm({
   provider,
@@ -47,11 +53,19 @@ export function ProviderForm({
     models: provider?.models ?? [],
     prices: asLines(provider?.prices ?? {}),
   });
+  const presets = useQuery({ ...presetsQuery, enabled: !provider }).data;
+  const [presetName, setPresetName] = useState(OTHER);
+  const preset = presets?.items.find((one) => one.name === presetName);
   const keyed = provider !== undefined && provider.hint !== NO_KEY;
   const set = (patch: Partial<typeof form>) => setForm((now) => ({ ...now, ...patch }));
+  const choosePreset = (name: string) => {
+    setPresetName(name);
+    const chosen = presets?.items.find((one) => one.name === name);
+    set(chosen ? filled(chosen) : { name: "", baseUrl: "", models: [], prices: [] });
+  };
   const prices = parsed(form.prices);
   const save = useMutation({
-    mutationFn: () => {
+    mutationFn: (test: boolean) => {
       if (typeof prices === "string") throw new Error(prices);
       const same = {
         name: form.name.trim(),
@@ -59,6 +73,7 @@ export function ProviderForm({
         ...(form.key && { key: form.key }),
         models: form.models,
         prices,
+        test,
       };
       return provider
         ? got(
@@ -69,23 +84,60 @@ export function ProviderForm({
           )
         : got(
             api.POST("/api/v1/model-providers", {
-              body: { ...same, kind: form.kind, ...(projectId && { projectId }) },
+              body: {
+                ...same,
+                kind: form.kind,
+                ...(preset && !form.models.length && { preset: preset.name }), // asks the provider which it has
+                ...(projectId && { projectId }),
+              },
             }),
           );
     },
     onSuccess: (saved) => {
       void client.invalidateQueries({ queryKey: ["providers"] });
-      toast.success(`${saved.name} stored`);
+      void client.invalidateQueries({ queryKey: ["agents"] });
+      const known = presets?.items.find((one) => one.name === saved.name);
+      toast.success(`${known?.title ?? saved.name} saved`);
       onDone();
     },
   });
+  // a name or a price needs no request to the provider
+  const tested =
+    !provider ||
+    Boolean(form.key) ||
+    form.dropKey ||
+    form.baseUrl.trim() !== provider.baseUrl ||
+    form.models[0] !== provider.models[0];
   const at = (field: string) => fault(save.error, field);
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    if (form.name.trim() && !save.isPending) save.mutate();
+    if (form.name.trim() && !save.isPending) save.mutate(tested);
   };
   return (
     <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
+      {!provider && (
+        <Field
+          label="Preset"
+          className="sm:col-span-2"
+          hint={preset ? summary(preset, presets?.pricesTaken) : "Fills in address, models and prices."}
+        >
+          {(wear) => (
+            <Select
+              {...wear}
+              value={presetName}
+              onChange={choosePreset}
+              choices={[
+                { value: OTHER, label: "Other" },
+                ...(presets?.items ?? []).map((one) => ({
+                  value: one.name,
+                  label: one.title,
+                  detail: one.baseUrl,
+                })),
+              ]}
+            />
+          )}
+        </Field>
+      )}
       <Field label="Name" hint="Models may be named with it: name/model." error={at("name")}>
         {(wear) => (
           <Input
@@ -96,7 +148,7 @@ export function ProviderForm({
           />
         )}
       </Field>
-      <Field label="Kind" hint={provider ? "It stays as it is." : "How it is spoken to."} error={at("kind")}>
+      <Field label="Kind" hint={provider ? "Cannot be changed." : "The type of its API."} error={at("kind")}>
         {(wear) => (
           <Select
             {...wear}
@@ -126,7 +178,13 @@ export function ProviderForm({
       <Field
         label="Key"
         className="sm:col-span-2"
-        hint={keyed ? `It has one that ends with ${provider.hint}. Empty: it stays.` : "Empty: it needs none."}
+        hint={
+          keyed
+            ? `It has one that ends with ${provider.hint}. Empty: it stays.`
+            : preset
+              ? keyHint(preset)
+              : "Optional."
+        }
         error={at("key")}
       >
         {(wear) => <SecretInput {...wear} value={form.key} onChange={(event) => set({ key: event.target.value })} />}
@@ -160,17 +218,37 @@ export function ProviderForm({
           {overall(save.error)}
         </p>
       )}
-      <div className="flex justify-end gap-2 sm:col-span-2">
+      <div className="flex flex-wrap justify-end gap-2 sm:col-span-2">
         <Button onClick={onDone}>Cancel</Button>
+        {findingsOf(save.error) && <Button onClick={() => save.mutate(false)}>Save without testing</Button>}
         <Button
           type="submit"
           look="primary"
           busy={save.isPending}
           disabled={!form.name.trim() || typeof prices === "string"}
         >
-          Store
+          {tested ? "Test and save" : "Save"}
         </Button>
       </div>
     </form>
   );
+}
+
+function filled(preset: Preset) {
+  return {
+    name: preset.name,
+    kind: preset.kind,
+    baseUrl: preset.baseUrl,
+    models: preset.models,
+    prices: asLines(preset.prices),
+  };
+}
+
+function summary(preset: Preset, taken: string | undefined): string {
+  const agents = preset.agents.length ? `Works with ${preset.agents.join(", ")}.` : "";
+  return `${agents} ${preset.keyRequired && taken ? `Prices as of ${taken}.` : ""}`.trim();
+}
+
+function keyHint(preset: Preset): string {
+  return preset.keyRequired ? `Required. Keys are made at ${preset.keyUrl ?? preset.title}.` : "Not needed.";
 }

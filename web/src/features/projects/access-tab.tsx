@@ -14,7 +14,7 @@ import { SecretInput } from "@/ui/inputs";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { failed, toast } from "@/ui/toast";
-import { ConnectionTest } from "./findings";
+import { ConnectionTest, FindingList, findingsOf } from "./findings";
 import { useFrozen } from "./form";
 
 type Credential = Schemas["CredentialView"];
@@ -162,20 +162,23 @@ function Write({
   const [given, setGiven] = useState({ value: "", username: "", appId: "", installationId: "" });
   const set = (patch: Partial<typeof given>) => setGiven((now) => ({ ...now, ...patch }));
   const save = useMutation({
-    mutationFn: () =>
+    mutationFn: (test: boolean) =>
       got(
         api.PUT("/api/v1/projects/{project_id}/credentials", {
-          params: { path: { project_id: projectId } },
+          params: { path: { project_id: projectId }, query: { test } },
           body: bodyOf(kind, given),
         }),
       ),
     onSuccess: () => {
       void client.invalidateQueries({ queryKey: ["credentials", projectId] });
+      void client.invalidateQueries({ queryKey: ["projects"] });
       toast.success(`${title} stored`);
       onDone();
     },
   });
   const at = (field: string) => fault(save.error, field);
+  const findings = findingsOf(save.error);
+  const tested = kind !== "webhook_secret"; // nothing that can be asked needs that one
   const long = kind === "ssh_key" || kind === "app";
   return (
     <form
@@ -183,7 +186,7 @@ function Write({
       noValidate
       onSubmit={(event) => {
         event.preventDefault();
-        if (given.value && !save.isPending) save.mutate();
+        if (given.value && !save.isPending) save.mutate(tested);
       }}
     >
       {kind === "app" && (
@@ -236,9 +239,17 @@ function Write({
           )}
         </Field>
       )}
-      {save.error && <Failure>{overall(save.error)}</Failure>}
+      {save.error && (
+        <Failure>{findings ? "The connection test failed. Nothing was stored." : overall(save.error)}</Failure>
+      )}
+      {findings && <FindingList findings={findings} />}
       <div className="flex justify-end gap-2">
         <Button onClick={onDone}>Cancel</Button>
+        {findings && (
+          <Button disabled={save.isPending} onClick={() => save.mutate(false)}>
+            Store anyway
+          </Button>
+        )}
         <Button type="submit" look="primary" busy={save.isPending} disabled={!given.value}>
           Store
         </Button>

@@ -1,6 +1,8 @@
 import { useQuery } from "@tanstack/react-query";
 import { agents } from "@/api/queries";
 import type { Project } from "@/api/types";
+import { pickerTitle } from "@/features/agents/ready";
+import { agentTitle } from "@/features/tasks/card-facts";
 import { Section } from "@/shell/page";
 import { Field, Input, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
@@ -25,11 +27,12 @@ export function AgentTab({ project }: { project: Project }) {
   const known = useQuery(agents).data ?? [];
   const { agent } = settings;
   const { permissions } = agent;
+  const usual = project.settings.agent?.default ? undefined : known.find((one) => one.name === project.defaultAgent);
   const chosen = known.find((one) => one.name === agent.default);
   const permit = (patch: Partial<typeof permissions>) => edit("agent", { permissions: { ...permissions, ...patch } });
   return (
     <Form {...form}>
-      <Section title="Agent" description="Who works on tasks that say nothing else.">
+      <Section title="Agent" description="Used when a task names no agent.">
         <Fields>
           <Field label="Default agent" error={fault("agent.default")}>
             {(wear) => (
@@ -38,10 +41,10 @@ export function AgentTab({ project }: { project: Project }) {
                 value={agent.default ?? PLATFORM}
                 onChange={(name) => edit("agent", { default: name === PLATFORM ? null : name })}
                 choices={[
-                  { value: PLATFORM, label: "The platform's default" },
+                  { value: PLATFORM, label: `The platform's default${usual ? `: ${agentTitle(usual)}` : ""}` },
                   ...known.map((one) => ({
                     value: one.name,
-                    label: one.demo ? `${one.title} (demo)` : one.title,
+                    label: pickerTitle(one, project.id),
                     detail: one.description,
                   })),
                   ...(agent.default && !chosen ? [{ value: agent.default, label: agent.default }] : []),

@@ -1,10 +1,23 @@
 import { useMutation } from "@tanstack/react-query";
 import { CircleCheck, CircleX, PlugZap } from "lucide-react";
-import { api, got, type Schemas } from "@/api/client";
+import { ApiError, api, got, type Schemas } from "@/api/client";
 import { Button } from "@/ui/button";
 import { failed } from "@/ui/toast";
 
 type Tested = Schemas["Tested"];
+
+/** What a refused connection test has found; null: it was refused for another reason. */
+export function findingsOf(error: unknown): Tested["findings"] | null {
+  if (!(error instanceof ApiError) || error.code !== "connection_test_failed") return null;
+  const found = (error.problem as { findings?: Tested["findings"] }).findings;
+  return Array.isArray(found) ? found : [];
+}
+
+/** What a refused connection test says about one box of a form (`token`), each sentence once; undefined: nothing. */
+export function findingAt(error: unknown, field: string): string | undefined {
+  const wrong = findingsOf(error)?.filter((finding) => !finding.ok && finding.field === field);
+  return wrong?.length ? [...new Set(wrong.map((finding) => finding.detail))].join(" ") : undefined;
+}
 
 export function useConnectionTest(projectId: string) {
   return useMutation({
@@ -35,22 +48,35 @@ export function ConnectionTest({ projectId }: { projectId: string }) {
 export function Findings({ tested }: { tested: Tested }) {
   return (
     <div className="flex flex-col gap-2">
-      <ul className="divide-y rounded-md border" aria-label="What was found">
-        {tested.findings.map((finding) => (
-          <li key={finding.what} className="flex items-start gap-2 px-3 py-2 text-[13px]">
-            {finding.ok ? (
-              <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="works" />
-            ) : (
-              <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="does not work" />
-            )}
-            <span className="w-20 shrink-0 font-medium capitalize">{finding.what.replaceAll("_", " ")}</span>
-            <span className="min-w-0 break-words text-soft">{finding.detail}</span>
-          </li>
-        ))}
-      </ul>
+      <FindingList findings={tested.findings} />
       {tested.budget && <RateBudget budget={tested.budget} />}
     </div>
   );
+}
+
+export function FindingList({ findings }: { findings: Tested["findings"] }) {
+  return (
+    <ul className="divide-y rounded-md border" aria-label="What was found">
+      {findings.map((finding) => (
+        <li key={finding.what} className="flex items-start gap-2 px-3 py-2 text-[13px]">
+          {finding.ok ? (
+            <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="works" />
+          ) : (
+            <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="does not work" />
+          )}
+          <span className="w-20 shrink-0 font-medium">{titleOf(finding.what)}</span>
+          <span className="min-w-0 break-words text-soft">{finding.detail}</span>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+/** `base_branch` as people read it. */
+function titleOf(what: string): string {
+  if (what === "api") return "API";
+  const words = what.replaceAll("_", " ");
+  return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
 function RateBudget({ budget }: { budget: NonNullable<Tested["budget"]> }) {

@@ -3,6 +3,7 @@ import { Section } from "@/shell/page";
 import { Field, Input, Select, Switch } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
+import { ForgeNote } from "./forge-note";
 import { type ProjectForm, useProjectForm } from "./form";
 
 const MESSAGES = [
@@ -58,6 +59,7 @@ export function ForgeTab({ project }: { project: Project }) {
         </Fields>
       </Section>
       <Section title="Forge">
+        <ForgeNote project={project} linked={false} className="m-4 mb-0" />
         <Fields>
           <Field label="Kind" error={fault("forge.kind")}>
             {(wear) => (

@@ -16,7 +16,7 @@ export function MembersTab({ project }: { project: Project }) {
   const client = useQueryClient();
   const frozen = Boolean(useFrozen(project));
   const caller = useQuery(me).data?.user;
-  const people = useQuery({ ...users, enabled: caller?.role === "admin" });
+  const people = useQuery({ ...users, enabled: caller?.role === "admin", refetchOnMount: "always" });
   const query = useQuery({
     queryKey: ["members", project.id],
     queryFn: async () =>
@@ -80,6 +80,7 @@ export function MembersTab({ project }: { project: Project }) {
       {!frozen && (
         <Add
           people={caller?.role === "admin" ? (others ?? []) : undefined}
+          loading={people.isFetching}
           busy={add.isPending}
           onAdd={(id) => add.mutateAsync(id)}
         />
@@ -91,10 +92,12 @@ export function MembersTab({ project }: { project: Project }) {
 /** Administrators choose from a list; others know whom they add by the id that is in that person's profile. */
 function Add({
   people,
+  loading,
   busy,
   onAdd,
 }: {
   people: { id: string; name: string }[] | undefined;
+  loading: boolean;
   busy: boolean;
   onAdd: (userId: string) => Promise<unknown>;
 }) {
@@ -120,7 +123,7 @@ function Add({
               {...wear}
               value={chosen}
               onChange={setChosen}
-              placeholder={people.length ? "Choose a person" : "There is nobody else"}
+              placeholder={people.length ? "Choose a person" : loading ? "Loading…" : "There is nobody else"}
               disabled={!people.length}
               choices={people.map((one) => ({ value: one.id, label: one.name }))}
             />

@@ -62,12 +62,17 @@ export function ProjectsPage() {
   );
 }
 
-type Counts = Partial<Record<Column, number>>;
-const NONE: Counts = {};
+interface Counts {
+  columns: Partial<Record<Column, number>>;
+  failed: number;
+}
+const NONE: Counts = { columns: {}, failed: 0 };
 
 function Row({ project, cards }: { project: Project; cards: Counts | undefined }) {
-  const running = cards?.in_progress ?? 0;
-  const open = running + (cards?.backlog ?? 0) + (cards?.in_review ?? 0);
+  const { columns, failed } = cards ?? NONE;
+  const begun = columns.in_progress ?? 0;
+  const running = begun - failed;
+  const open = begun + (columns.backlog ?? 0) + (columns.in_review ?? 0);
   return (
     <li className="flex flex-wrap items-center gap-x-4 gap-y-1 px-4 py-2.5">
       <div className="min-w-0 flex-1 basis-56">
@@ -84,10 +89,16 @@ function Row({ project, cards }: { project: Project; cards: Counts | undefined }
         </p>
       </div>
       <div className="flex flex-wrap items-center gap-2 text-xs text-soft">
+        {project.connectionError && (
+          <Badge tone="bad" title={project.connectionError}>
+            Can't reach the repository
+          </Badge>
+        )}
         <Badge title="The branch that work starts from">{project.baseBranch ?? "default branch"}</Badge>
         {cards && (
           <span className="tabular-nums">
             {running > 0 && <strong className="font-medium text-info">{running} in progress · </strong>}
+            {failed > 0 && <strong className="font-medium text-bad">{failed} failed · </strong>}
             {open} open
           </span>
         )}

@@ -2,6 +2,7 @@ import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
 import { project as oneProject } from "@/api/queries";
 import type { Project } from "@/api/types";
+import { McpServers } from "@/features/mcp/servers";
 import { Providers } from "@/features/models/providers";
 import { SecretList } from "@/features/secrets/list";
 import { Page } from "@/shell/page";
@@ -77,7 +78,12 @@ function Shown({ tab, project }: { tab: string; project: Project }) {
       <Frozen reason={frozen} />
       {tab === "general" && <GeneralTab project={project} />}
       {tab === "access" && <AccessTab project={project} />}
-      {tab === "agent" && <AgentTab project={project} />}
+      {tab === "agent" && (
+        <>
+          <AgentTab project={project} />
+          <McpServers projectId={project.id} frozen={Boolean(frozen)} />
+        </>
+      )}
       {tab === "setup" && <SetupTab project={project} />}
       {tab === "forge" && <ForgeTab project={project} />}
       {tab === "board" && <BoardTab project={project} />}

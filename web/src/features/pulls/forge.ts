@@ -1,5 +1,5 @@
 /** What a pull request says beside its state, read out of its loose `detail`; and which kind of forge a project is on. Pure. */
-import type { Project, PullRequest } from "@/api/types";
+import type { Attempt, Project, PullRequest } from "@/api/types";
 import type { Word } from "@/lib/status";
 
 export interface Run {
@@ -85,6 +85,17 @@ export function runWord(run: Run): Word {
     : { text: run.status || "waiting", tone: "idle", busy: true };
 }
 
+export interface Verification {
+  ok: boolean;
+  command: string;
+}
+
+/** How the project's own check of an attempt ended; null: none has run. */
+export function verificationOf(attempt: Pick<Attempt, "verified" | "verification"> | undefined): Verification | null {
+  if (!attempt || attempt.verified === null) return null;
+  return { ok: attempt.verified, command: text(attempt.verification?.command) ?? "the project's check" };
+}
+
 /** As the platform decides it. */
 export function forgeOf(project: Project): "github" | "plain" {
   const { kind, apiUrl } = project.settings.forge ?? { kind: "auto", apiUrl: null };
@@ -92,6 +103,14 @@ export function forgeOf(project: Project): "github" | "plain" {
   const host = /^(?:[a-z+]+:\/\/(?:[^@/]*@)?|[^@/]+@)([^/:]+)/i.exec(project.repository ?? "")?.[1];
   return apiUrl || host?.toLowerCase() === "github.com" ? "github" : "plain";
 }
+
+export type Method = "squash" | "merge" | "rebase";
+export const METHODS: Record<Method, string> = {
+  squash: "Squash into one commit",
+  merge: "Merge commit",
+  rebase: "Rebase the commits",
+};
+export const METHOD_CHOICES = Object.entries(METHODS).map(([value, label]) => ({ value, label }));
 
 /** Why it cannot be merged as it is; null: it can be tried. */
 export function mergeBar(pull: PullRequest): string | null {
@@ -106,7 +125,7 @@ export function helpFor(code: string): "credential" | "again" | "refresh" | null
   if (["forge_unauthorized", "forge_forbidden", "forge_not_found", "remote_refused", "remote_missing"].includes(code))
     return "credential";
   if (["forge_unreachable", "forge_rate_limited", "remote_unreachable", "unreachable"].includes(code)) return "again";
-  return code === "forge_refused" ? "refresh" : null;
+  return code === "forge_refused" || code === "branch_checked_out" || code === "branch_moved" ? "refresh" : null;
 }
 
 /** Names with commas or spaces between them. */

@@ -6,6 +6,7 @@ import { api, got } from "@/api/client";
 import { project as projectOf } from "@/api/queries";
 import { Operations } from "@/features/changes/operations";
 import { checkout as checkoutOf } from "@/features/changes/queries";
+import { ForgeNote } from "@/features/projects/forge-note";
 import { Button } from "@/ui/button";
 import { Field, Input, Switch, Textarea } from "@/ui/field";
 import { Loaded } from "@/ui/states";
@@ -21,14 +22,17 @@ export function OpenPull({ sandboxId, projectId }: { sandboxId: string; projectI
       <Operations sandboxId={sandboxId} />
       <Loaded query={project}>
         {(found) => (
-          <Form
-            sandboxId={sandboxId}
-            projectId={projectId}
-            plain={forgeOf(found) === "plain"}
-            draft={found.settings.forge?.draft ?? false}
-            branch={checkout.data?.branch ?? "the branch"}
-            base={checkout.data?.baseBranch ?? found.baseBranch ?? "the base branch"}
-          />
+          <>
+            <ForgeNote project={found} className="mx-3 mt-3" />
+            <Form
+              sandboxId={sandboxId}
+              projectId={projectId}
+              plain={forgeOf(found) === "plain"}
+              draft={found.settings.forge?.draft ?? false}
+              branch={checkout.data?.branch ?? "the branch"}
+              base={checkout.data?.baseBranch ?? found.baseBranch ?? "the base branch"}
+            />
+          </>
         )}
       </Loaded>
     </div>

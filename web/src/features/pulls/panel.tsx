@@ -30,7 +30,7 @@ export function PullPanel({
     return pull.data.number === null ? (
       <PushedBranch pull={pull.data} sandboxId={sandboxId} />
     ) : (
-      <Pull pull={pull.data} sandboxId={sandboxId} />
+      <Pull pull={pull.data} sandboxId={sandboxId} sessionId={sessionId} taskId={taskId} />
     );
   }
   if (!pull.error) return <Loading />;

@@ -1,31 +1,26 @@
 /** A pull request on the forge: how it stands, and what can be done with it. */
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { ArrowUpFromLine, GitMerge, RefreshCw } from "lucide-react";
+import { GitMerge, RefreshCw } from "lucide-react";
 import { type ReactNode, useState } from "react";
 import { api, got } from "@/api/client";
-import { project as projectOf } from "@/api/queries";
+import { project as projectOf, task as taskOf } from "@/api/queries";
 import type { PullRequest } from "@/api/types";
 import { Operations } from "@/features/changes/operations";
 import { CHECKS, PULLS, REVIEWS } from "@/lib/status";
-import { Badge } from "@/ui/badge";
+import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Select } from "@/ui/field";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
-import { detailOf, mergeBar } from "./forge";
+import { detailOf, METHOD_CHOICES, METHODS, type Method, mergeBar, type Verification, verificationOf } from "./forge";
+import { PushButton } from "./push-button";
 import { Refused } from "./refused";
 import { Out, Remarks, Runs } from "./remarks";
 
-type Method = "squash" | "merge" | "rebase";
 type Verb = "merge" | "ready" | "close" | "refresh" | "update";
 
-const METHODS: Record<Method, string> = {
-  squash: "Squash into one commit",
-  merge: "Merge commit",
-  rebase: "Rebase the commits",
-};
 const TRIED: Record<Verb, string> = {
   merge: "Could not merge",
   ready: "Could not mark it as ready",
@@ -69,26 +64,36 @@ function useVerb(pull: PullRequest, sandboxId: string) {
     onSuccess: (_, { verb }) => {
       const said = DONE[verb];
       if (said) toast.success(said);
+      if (verb === "update") void client.invalidateQueries({ queryKey: ["git", sandboxId] });
       return client.invalidateQueries({ queryKey: ["pull"] });
     },
   });
 }
 
-export function Pull({ pull, sandboxId }: { pull: PullRequest; sandboxId: string }) {
+export function Pull({
+  pull,
+  sandboxId,
+  sessionId,
+  taskId,
+}: {
+  pull: PullRequest;
+  sandboxId: string;
+  sessionId: string;
+  taskId?: string | undefined;
+}) {
   const verb = useVerb(pull, sandboxId);
   const project = useQuery(projectOf(pull.projectId)).data;
   const [chosen, setMethod] = useState<Method>();
   const method = chosen ?? project?.settings.forge?.mergeMethod ?? "squash";
+  const task = useQuery({ ...taskOf(taskId ?? ""), enabled: taskId !== undefined }).data;
+  const verified = verificationOf(task?.attempts.find((one) => one.sessionId === sessionId));
   const { runs, remarks, labels, warnings } = detailOf(pull);
   const doing = verb.isPending ? verb.variables.verb : null;
   const bar = mergeBar(pull);
   const open = pull.state === "open";
   const doIt = (what: Verb) => verb.mutate({ verb: what });
   const update = (
-    <Button size="sm" busy={doing === "update"} disabled={!!doing} onClick={() => doIt("update")}>
-      {doing !== "update" && <ArrowUpFromLine className="size-3.5" aria-hidden />}
-      Push what is new
-    </Button>
+    <PushButton sandboxId={sandboxId} busy={doing === "update"} disabled={!!doing} onClick={() => doIt("update")} />
   );
   return (
     <div className="min-h-0 flex-1 overflow-y-auto">
@@ -106,12 +111,17 @@ export function Pull({ pull, sandboxId }: { pull: PullRequest; sandboxId: string
           <div className="flex items-start gap-2">
             <h2 className="min-w-0 flex-1 text-[15px] font-semibold [overflow-wrap:anywhere]">
               <Out href={pull.url}>
-                {pull.title} <span className="font-normal text-faint tabular-nums">#{pull.number}</span>
+                <span className="min-w-0">
+                  {pull.title}{" "}
+                  <span className="inline-block font-normal whitespace-nowrap text-faint tabular-nums">
+                    #{pull.number}
+                  </span>
+                </span>
               </Out>
             </h2>
             <IconButton
               size="sm"
-              label="Ask the forge how it stands"
+              label="Refresh from the forge"
               busy={doing === "refresh"}
               disabled={!!doing}
               onClick={() => doIt("refresh")}
@@ -122,7 +132,8 @@ export function Pull({ pull, sandboxId }: { pull: PullRequest; sandboxId: string
           <p className="flex flex-wrap items-center gap-1.5" aria-live="polite">
             <Status word={PULLS[pull.state]} />
             {pull.draft && open && <Badge>Draft</Badge>}
-            <Status word={CHECKS[pull.checks]} />
+            {verified && <Badge tone={verified.ok ? "ok" : "bad"}>{verified.ok ? "Verified" : "Not verified"}</Badge>}
+            {(pull.checks !== "none" || !verified) && <Status word={CHECKS[pull.checks]} />}
             <Status word={REVIEWS[pull.review]} />
             {open && pull.mergeable === false && <Badge tone="bad">Conflicts</Badge>}
             {open && pull.mergeable === true && <Badge tone="ok">Can be merged</Badge>}
@@ -149,7 +160,7 @@ export function Pull({ pull, sandboxId }: { pull: PullRequest; sandboxId: string
             {pull.lookedAt && (
               <span className="text-faint">
                 {" "}
-                · asked <Ago at={pull.lookedAt} />
+                · updated <Ago at={pull.lookedAt} />
               </span>
             )}
           </p>
@@ -178,7 +189,7 @@ export function Pull({ pull, sandboxId }: { pull: PullRequest; sandboxId: string
                 className="!h-7 !w-auto text-xs"
                 value={method}
                 onChange={(value) => setMethod(value as Method)}
-                choices={Object.entries(METHODS).map(([value, label]) => ({ value, label }))}
+                choices={METHOD_CHOICES}
               />
               <Confirm
                 trigger={
@@ -227,7 +238,16 @@ export function Pull({ pull, sandboxId }: { pull: PullRequest; sandboxId: string
           </div>
         )}
         <Block title="Checks" empty="No checks have run.">
-          {runs.length > 0 && <Runs runs={runs} />}
+          {(verified || runs.length > 0) && (
+            <>
+              {verified && <Verified verified={verified} />}
+              {runs.length > 0 ? (
+                <Runs runs={runs} />
+              ) : (
+                <p className="border-t px-3 py-1.5 text-[13px] text-faint">The forge has run no checks.</p>
+              )}
+            </>
+          )}
         </Block>
         <Block
           title="Reviews and comments"
@@ -237,6 +257,19 @@ export function Pull({ pull, sandboxId }: { pull: PullRequest; sandboxId: string
         </Block>
       </div>
     </div>
+  );
+}
+
+/** How the project's own check ended, which ran in the sandbox before the push. */
+function Verified({ verified }: { verified: Verification }) {
+  return (
+    <p className="flex items-center gap-2 px-3 py-1.5 text-[13px]">
+      <Dot tone={verified.ok ? "ok" : "bad"} />
+      <span className="min-w-0 flex-1 [overflow-wrap:anywhere]">
+        Verify: <code className="font-mono text-xs">{verified.command}</code>
+      </span>
+      <span className="text-xs text-soft">{verified.ok ? "passed" : "failed"} in the sandbox</span>
+    </p>
   );
 }
 

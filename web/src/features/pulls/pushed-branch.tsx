@@ -1,24 +1,35 @@
-/** A plain remote has no pull requests: the branch that was pushed, compared with its base. */
+/** A plain remote has no pull requests: the branch that was pushed, compared with its base and merged from here. */
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { ArrowUpFromLine, GitBranch } from "lucide-react";
+import { GitBranch, GitMerge, RefreshCw } from "lucide-react";
+import { useState } from "react";
 import { api, got } from "@/api/client";
+import { project as projectOf } from "@/api/queries";
 import type { PullRequest } from "@/api/types";
 import { DiffView } from "@/features/changes/diff-view";
 import { Operations } from "@/features/changes/operations";
+import { ForgeNote } from "@/features/projects/forge-note";
 import { plural } from "@/lib/format";
 import { PULLS } from "@/lib/status";
-import { Button } from "@/ui/button";
-import { CopyButton } from "@/ui/code";
+import { Button, IconButton } from "@/ui/button";
+import { Confirm } from "@/ui/dialog";
+import { Select } from "@/ui/field";
 import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
+import { METHOD_CHOICES, METHODS, type Method } from "./forge";
+import { PushButton } from "./push-button";
 import { Refused } from "./refused";
 
 export function PushedBranch({ pull, sandboxId }: { pull: PullRequest; sandboxId: string }) {
   const client = useQueryClient();
   const { projectId, baseBranch, headBranch } = pull;
+  const merged = pull.state === "merged";
+  const project = useQuery(projectOf(projectId)).data;
+  const [chosen, setMethod] = useState<Method>();
+  const method = chosen ?? project?.settings.forge?.mergeMethod ?? "squash";
   const compared = useQuery({
+    enabled: !merged, // its branch may be gone
     queryKey: ["pull", "compare", projectId, baseBranch, headBranch],
     queryFn: () =>
       got(
@@ -32,70 +43,133 @@ export function PushedBranch({ pull, sandboxId }: { pull: PullRequest; sandboxId
       got(api.POST("/api/v1/github/pull-requests", { body: { sandboxId, labels: [], reviewers: [], assignees: [] } })),
     onSuccess: () => {
       toast.success(`Pushed ${headBranch}`);
+      void client.invalidateQueries({ queryKey: ["git", sandboxId] });
       return client.invalidateQueries({ queryKey: ["pull"] });
     },
   });
-  const merge = `git fetch origin && git switch ${baseBranch} && git merge --no-ff origin/${headBranch}`;
+  const params = { path: { pull_request_id: pull.id } };
+  const merge = useMutation({
+    mutationFn: () =>
+      got(
+        api.POST("/api/v1/pull-requests/{pull_request_id}/merge", {
+          params,
+          body: { method, headCommit: pull.headCommit },
+        }),
+      ),
+    onSuccess: () => {
+      toast.success(`Merged into ${baseBranch}`);
+      return client.invalidateQueries({ queryKey: ["pull"] });
+    },
+  });
+  const refresh = useMutation({
+    mutationFn: () => got(api.POST("/api/v1/pull-requests/{pull_request_id}/refresh", { params })),
+    onSuccess: () => client.invalidateQueries({ queryKey: ["pull"] }),
+  });
+  const busy = push.isPending || merge.isPending || refresh.isPending;
+  const tried = [
+    { title: "Could not merge", what: merge },
+    { title: "Could not push the branch", what: push },
+    { title: "Could not ask the remote", what: refresh },
+  ].find(({ what }) => what.error);
   return (
     <div className="flex min-h-0 flex-1 flex-col">
       <Refused
-        title="Could not push the branch"
-        error={push.error}
+        title={tried?.title ?? ""}
+        error={tried?.what.error ?? null}
         projectId={projectId}
-        onAgain={() => push.mutate()}
-        onClose={() => push.reset()}
+        onAgain={() => tried?.what.mutate()}
+        onRefresh={() => refresh.mutate()}
+        onClose={() => tried?.what.reset()}
       />
       <Operations sandboxId={sandboxId} />
+      {project && <ForgeNote project={project} className="mx-3 mt-2" />}
       <header className="flex flex-col gap-1 border-b px-3 py-2">
         <div className="flex flex-wrap items-center gap-2">
           <Status word={PULLS[pull.state]} />
           <h2 className="min-w-0 flex-1 basis-48 text-[15px] font-semibold [overflow-wrap:anywhere]">{pull.title}</h2>
-          <Button size="sm" busy={push.isPending} onClick={() => push.mutate()}>
-            {!push.isPending && <ArrowUpFromLine className="size-3.5" aria-hidden />}
-            Push what is new
-          </Button>
+          <PushButton sandboxId={sandboxId} busy={push.isPending} disabled={busy} onClick={() => push.mutate()} />
+          {!merged && (
+            <>
+              <Select
+                label="How to merge"
+                className="!h-7 !w-auto text-xs"
+                value={method}
+                onChange={(value) => setMethod(value as Method)}
+                choices={METHOD_CHOICES}
+              />
+              <Confirm
+                trigger={
+                  <Button size="sm" look="primary" busy={merge.isPending} disabled={busy}>
+                    {!merge.isPending && <GitMerge className="size-3.5" aria-hidden />}
+                    Merge
+                  </Button>
+                }
+                title={`Merge ${headBranch}?`}
+                action="Merge"
+                // a refusal is shown above, where the dialog would hide it
+                onConfirm={() => merge.mutateAsync().catch(() => undefined)}
+              >
+                {METHODS[method]}, into <span className="font-mono text-xs">{baseBranch}</span> on the remote. If the
+                branch has moved since it was shown here, nothing is merged.
+              </Confirm>
+              <IconButton
+                size="sm"
+                label="Check whether it was merged"
+                busy={refresh.isPending}
+                disabled={busy}
+                onClick={() => refresh.mutate()}
+              >
+                {!refresh.isPending && <RefreshCw className="size-3.5" aria-hidden />}
+              </IconButton>
+            </>
+          )}
         </div>
         <p className="text-xs text-soft [overflow-wrap:anywhere]">
           <GitBranch className="mr-1.5 inline size-3.5 text-faint" aria-hidden />
-          <span className="font-mono">{headBranch}</span> for <span className="font-mono">{baseBranch}</span>, pushed{" "}
-          <Ago at={pull.updatedAt} />
-        </p>
-        <p className="flex min-w-0 items-center gap-1 text-xs text-soft">
-          <span className="shrink-0">Merge it by hand:</span>
-          <code className="min-w-0 truncate rounded bg-sunken px-1 font-mono text-2xs" title={merge}>
-            {merge}
-          </code>
-          <CopyButton text={merge} label="Copy the command" />
+          <span className="font-mono">{headBranch}</span> into <span className="font-mono">{baseBranch}</span>,{" "}
+          {pull.mergedAt ? (
+            <>
+              merged <Ago at={pull.mergedAt} />
+            </>
+          ) : (
+            <>
+              pushed <Ago at={pull.updatedAt} />
+            </>
+          )}
+          {pull.branchDeletedAt && ", the branch was deleted"}
         </p>
       </header>
-      <Loaded query={compared}>
-        {({ commits, diff }) => (
-          <>
-            {commits.length > 0 && (
-              <details className="border-b px-3 py-1 text-xs">
-                <summary className="cursor-pointer py-0.5 text-soft">{plural(commits.length, "commit")}</summary>
-                <ul className="max-h-48 overflow-y-auto pb-1">
-                  {commits.map((commit) => (
-                    <li key={commit.id} className="flex gap-2 py-0.5">
-                      <span className="font-mono text-faint">{commit.id.slice(0, 8)}</span>
-                      <span className="min-w-0 [overflow-wrap:anywhere]">{commit.subject}</span>
-                    </li>
-                  ))}
-                </ul>
-              </details>
-            )}
-            <DiffView
-              diff={diff}
-              viewedAs={pull.id}
-              empty={
-                <Empty title="Nothing to compare">
-                  {baseBranch} has all that {headBranch} has: it may be merged already.
-                </Empty>
-              }
-            />
-          </>
-        )}
-      </Loaded>
+      {merged && <Empty title="Merged">{baseBranch} has all of it. What is pushed now can be merged again.</Empty>}
+      {!merged && (
+        <Loaded query={compared}>
+          {({ commits, diff }) => (
+            <>
+              {commits.length > 0 && (
+                <details className="border-b px-3 py-1 text-xs">
+                  <summary className="cursor-pointer py-0.5 text-soft">{plural(commits.length, "commit")}</summary>
+                  <ul className="max-h-48 overflow-y-auto pb-1">
+                    {commits.map((commit) => (
+                      <li key={commit.id} className="flex gap-2 py-0.5">
+                        <span className="font-mono text-faint">{commit.id.slice(0, 8)}</span>
+                        <span className="min-w-0 [overflow-wrap:anywhere]">{commit.subject}</span>
+                      </li>
+                    ))}
+                  </ul>
+                </details>
+              )}
+              <DiffView
+                diff={diff}
+                viewedAs={pull.id}
+                empty={
+                  <Empty title="Nothing to compare">
+                    {baseBranch} has all that {headBranch} has: it may be merged already.
+                  </Empty>
+                }
+              />
+            </>
+          )}
+        </Loaded>
+      )}
     </div>
   );
 }

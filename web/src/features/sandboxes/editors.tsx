@@ -1,12 +1,11 @@
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { Code2, PanelRight } from "lucide-react";
-import { useState } from "react";
 import { api, got, type Schemas } from "@/api/client";
+import { showPreview } from "@/features/previews/shown";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Loaded } from "@/ui/states";
 import { failed } from "@/ui/toast";
-import { FrameSheet, preview } from "./ports";
 
 /** Ways into the session with an editor of one's own: VS Code over SSH, plain ssh, and code-server where the template has it. */
 export function Editors({ sessionId, sandboxId }: { sessionId: string; sandboxId: string }) {
@@ -19,13 +18,12 @@ export function Editors({ sessionId, sandboxId }: { sessionId: string; sandboxId
 }
 
 function Ways({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId: string }) {
-  const [frame, setFrame] = useState<string | null>(null);
   const browser = useMutation({
     mutationFn: async () => {
       const editor = await got(
         api.POST("/api/v1/sandboxes/{sandbox_id}/editor", { params: { path: { sandbox_id: sandboxId } } }),
       );
-      setFrame(await preview(sandboxId, editor.port, editor.path));
+      showPreview({ sandboxId, port: editor.port, path: editor.path, title: "Editor" });
     },
     onError: failed("Could not open the editor"),
   });
@@ -62,10 +60,9 @@ function Ways({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId:
       </ul>
       {remote.editor.available === false && (
         <p className="text-xs text-faint">
-          This template has no code-server; with it, an editor would open here in a drawer.
+          This template has no code-server; with it, an editor would open beside this page.
         </p>
       )}
-      <FrameSheet title="Editor" url={frame} onClose={() => setFrame(null)} />
     </div>
   );
 }

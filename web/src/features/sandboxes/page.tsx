@@ -1,10 +1,11 @@
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import clsx from "clsx";
 import { Container } from "lucide-react";
 import { useState } from "react";
 import { api, got } from "@/api/client";
 import { me, users } from "@/api/queries";
-import type { Sandbox } from "@/api/types";
+import type { ListedSandbox, Sandbox } from "@/api/types";
 import { bytes } from "@/lib/format";
 import { SANDBOXES } from "@/lib/status";
 import { Page } from "@/shell/page";
@@ -17,6 +18,9 @@ import { Ago } from "@/ui/time";
 import { allows, useVerb, type Verb } from "./actions";
 
 const STATES = ["provisioning", "running", "paused", "error", "destroyed"] as const;
+
+/** What a prepared sandbox starts from: an id that tells a person nothing. */
+const SNAPSHOT = /^s[a-z0-9]{19}(:|$)/;
 
 /** Every sandbox one may see, and what can be done to many at once. */
 export function SandboxesPage() {
@@ -73,7 +77,7 @@ export function SandboxesPage() {
   );
 }
 
-function List({ rows, all }: { rows: Sandbox[]; all: boolean }) {
+function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const people = useQuery({ ...users, enabled: all, retry: false });
   const name = (id: string) => people.data?.find((one) => one.id === id)?.name ?? id;
@@ -110,19 +114,24 @@ function List({ rows, all }: { rows: Sandbox[]; all: boolean }) {
           <li key={row.id} className="flex flex-wrap items-center gap-x-3 gap-y-1 px-3 py-2">
             <Checkbox
               hidden
-              label={`Choose ${row.id}`}
+              label={`Choose ${row.title ?? row.id}`}
               checked={chosen.has(row.id)}
               onChange={(on) => toggle(row.id, on)}
             />
             <Link
               to="/sandboxes/$sandboxId"
               params={{ sandboxId: row.id }}
-              className="font-mono text-xs text-accent hover:underline"
+              title={row.id}
+              className={clsx(
+                "min-w-0 truncate hover:underline",
+                row.title ? "text-[13px] font-medium" : "font-mono text-xs text-accent",
+              )}
             >
-              {row.id}
+              {row.title ?? row.id}
             </Link>
             <Status word={SANDBOXES[row.status]} />
-            <span className="text-xs text-soft">{row.template}</span>
+            {row.projectName && <span className="text-xs text-soft">{row.projectName}</span>}
+            {!SNAPSHOT.test(row.template) && <span className="text-xs text-faint">{row.template}</span>}
             {row.taskId ? (
               <Link to="/tasks/$taskId" params={{ taskId: row.taskId }} className="text-xs text-accent hover:underline">
                 task

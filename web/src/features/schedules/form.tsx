@@ -3,6 +3,7 @@ import { type FormEvent, useState } from "react";
 import { api, got } from "@/api/client";
 import { agents } from "@/api/queries";
 import type { Project } from "@/api/types";
+import { pickerTitle } from "@/features/agents/ready";
 import { fault, overall } from "@/lib/problems";
 import { Button } from "@/ui/button";
 import { Field, Input, Select, Switch, Textarea } from "@/ui/field";
@@ -190,7 +191,7 @@ export function ScheduleForm({
             onChange={(agent) => set({ agent })}
             choices={[
               { value: PLATFORM, label: "The project's default" },
-              ...known.map((one) => ({ value: one.name, label: one.demo ? `${one.title} (demo)` : one.title })),
+              ...known.map((one) => ({ value: one.name, label: pickerTitle(one, form.projectId) })),
             ]}
           />
         )}

@@ -3,6 +3,7 @@ import { useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, got } from "@/api/client";
 import { agents as agentsQuery, projects as projectsQuery } from "@/api/queries";
+import { pickerTitle } from "@/features/agents/ready";
 import { agentTitle } from "@/features/tasks/card-facts";
 import { useStored } from "@/lib/stored";
 import { Button } from "@/ui/button";
@@ -43,8 +44,9 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
   const usual = [projectId, lastProject].find((id) => projects.some((one) => one.id === id)) ?? projects[0]?.id ?? NONE;
   const project = chosenProject ?? (lastProject === NONE && !projectId ? NONE : usual);
   const agentName = chosenAgent ?? (agents.some((one) => one.name === lastAgent) ? lastAgent : USUAL);
-  const own = projects.find((one) => one.id === project)?.settings.agent?.default ?? null;
-  const agent = agents.find((one) => one.name === (agentName === USUAL ? own : agentName));
+  const named = projects.find((one) => one.id === project)?.defaultAgent;
+  const own = agents.find((one) => (named ? one.name === named : one.default));
+  const agent = agentName === USUAL ? own : agents.find((one) => one.name === agentName);
 
   const create = useMutation({
     mutationFn: () =>
@@ -128,8 +130,15 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
                 setMode(USUAL);
               }}
               choices={[
-                { value: USUAL, label: project === NONE ? "The platform's default" : "The project's default" },
-                ...agents.map((one) => ({ value: one.name, label: agentTitle(one), detail: one.description })),
+                {
+                  value: USUAL,
+                  label: `${project === NONE ? "The platform's default" : "The project's default"}${own ? `: ${agentTitle(own)}` : ""}`,
+                },
+                ...agents.map((one) => ({
+                  value: one.name,
+                  label: pickerTitle(one, project === NONE ? null : project),
+                  detail: one.description,
+                })),
               ]}
             />
           )}

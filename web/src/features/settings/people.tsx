@@ -180,6 +180,7 @@ function Add({ onDone }: { onDone: () => void }) {
         }),
       ),
     onSuccess: (user) => {
+      client.setQueryData(users.queryKey, (known) => known && [user, ...known.filter((one) => one.id !== user.id)]);
       void client.invalidateQueries({ queryKey: ["users"] });
       toast.success(`${user.name} is added`);
       onDone();

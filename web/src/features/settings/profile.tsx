@@ -19,7 +19,7 @@ export function Profile() {
   const query = useQuery(me);
   return (
     <Loaded query={query}>
-      {({ user }) => (
+      {({ user, hasPassword }) => (
         <>
           <Name user={user} />
           <Section title="Account">
@@ -41,7 +41,7 @@ export function Profile() {
               </dd>
             </dl>
           </Section>
-          {user.role === "admin" && <Password userId={user.id} />}
+          <Password hasOne={hasPassword} />
         </>
       )}
     </Loaded>
@@ -65,7 +65,7 @@ function Name({ user }: { user: User }) {
       toast.success("Saved");
     },
   });
-  const frozen = user.role === "admin" ? undefined : "Names and passwords are changed by administrators.";
+  const frozen = user.role === "admin" ? undefined : "Names are changed by administrators.";
   return (
     <Form draft={draft} onSave={() => save.mutate()} busy={save.isPending} error={save.error} frozen={frozen}>
       <Section title="Profile">
@@ -86,48 +86,73 @@ function Name({ user }: { user: User }) {
   );
 }
 
-/** A new password ends all logins, this one as well: so the new one is used for a login at once. */
-function Password({ userId }: { userId: string }) {
+/** A new password ends all other logins. */
+function Password({ hasOne }: { hasOne: boolean }) {
   const client = useQueryClient();
+  const [current, setCurrent] = useState("");
   const [password, setPassword] = useState("");
   const [again, setAgain] = useState("");
   const change = useMutation({
-    mutationFn: async () => {
-      const user = await got(
-        api.PATCH("/api/v1/users/{user_id}", { params: { path: { user_id: userId } }, body: { password } }),
-      );
-      await got(api.POST("/api/v1/login", { body: { name: user.name, password } }));
-    },
+    mutationFn: () =>
+      got(api.PUT("/api/v1/me/password", { body: { password, ...(hasOne && { currentPassword: current }) } })),
     onSuccess: () => {
+      setCurrent("");
       setPassword("");
       setAgain("");
       void client.invalidateQueries({ queryKey: me.queryKey });
-      toast.success("The password is changed; all other logins are over");
+      toast.success(hasOne ? "Password changed. All other logins have ended." : "Password set");
     },
   });
   const differs = again !== "" && again !== password;
+  const complete = password !== "" && password === again && (!hasOne || current !== "");
   return (
     <Section
       title="Password"
-      description="With one you can sign in by name. Other logins end when it is changed; API tokens go on."
+      description="Sign in by name with it. Changing it ends all other logins; API tokens stay valid."
     >
       <form
         noValidate
         onSubmit={(event) => {
           event.preventDefault();
-          if (password && password === again && !change.isPending) change.mutate();
+          if (complete && !change.isPending) change.mutate();
         }}
       >
         <Fields>
+          {hasOne && (
+            <Field label="Current password" className="sm:col-span-2" error={fault(change.error, "currentPassword")}>
+              {(wear) => (
+                <SecretInput
+                  {...wear}
+                  autoComplete="current-password"
+                  value={current}
+                  onChange={(event) => setCurrent(event.target.value)}
+                />
+              )}
+            </Field>
+          )}
           <Field label="New password" error={fault(change.error, "password")}>
-            {(wear) => <SecretInput {...wear} value={password} onChange={(event) => setPassword(event.target.value)} />}
+            {(wear) => (
+              <SecretInput
+                {...wear}
+                autoComplete="new-password"
+                value={password}
+                onChange={(event) => setPassword(event.target.value)}
+              />
+            )}
           </Field>
-          <Field label="Once more" error={differs ? "That is not the same." : undefined}>
-            {(wear) => <SecretInput {...wear} value={again} onChange={(event) => setAgain(event.target.value)} />}
+          <Field label="Confirm password" error={differs ? "The passwords differ." : undefined}>
+            {(wear) => (
+              <SecretInput
+                {...wear}
+                autoComplete="new-password"
+                value={again}
+                onChange={(event) => setAgain(event.target.value)}
+              />
+            )}
           </Field>
           <div className="flex flex-wrap items-center gap-3 sm:col-span-2">
-            <Button type="submit" busy={change.isPending} disabled={!password || password !== again}>
-              Change the password
+            <Button type="submit" busy={change.isPending} disabled={!complete}>
+              {hasOne ? "Change password" : "Set password"}
             </Button>
             {change.error && (
               <p role="alert" className="text-[13px] text-bad">

@@ -8,9 +8,9 @@ import { COLUMNS } from "@/lib/status";
 import { Button, Hint, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
-import { hasFailed, running, toPick } from "./card-facts";
+import { hasFailed, leading, running, toPick } from "./card-facts";
 import { EditTaskDialog } from "./new-task";
-import { useTaskVerbs } from "./use-task";
+import { useRetryLabel, useTaskVerbs } from "./use-task";
 
 const ICON = "size-3.5";
 
@@ -19,6 +19,7 @@ export function TaskActions({ task }: { task: Task }) {
   const [asking, ask] = useState<"feedback" | "edit" | "delete" | "done" | null>(null);
   const navigate = useNavigate();
   const { move, stop, retry, change, remove } = useTaskVerbs(task);
+  const retryLabel = useRetryLabel(task);
   const busy = running(task);
   const over = task.status === "done" || task.status === "cancelled";
   const again = !busy && (hasFailed(task) || (over && task.attempts.length > 0));
@@ -37,9 +38,9 @@ export function TaskActions({ task }: { task: Task }) {
           <Square className="size-3 fill-current" aria-hidden /> {stopping ? "Stopping" : "Stop"}
         </Button>
       )}
-      {again && (
+      {again && task.status !== "done" && (
         <Button size="sm" look="primary" busy={retry.isPending} onClick={() => retry.mutate()}>
-          <RotateCw className={ICON} aria-hidden /> {task.status === "done" ? "Start over" : "Retry"}
+          <RotateCw className={ICON} aria-hidden /> {retryLabel}
         </Button>
       )}
       {task.status === "in_review" && !busy && (
@@ -74,6 +75,11 @@ export function TaskActions({ task }: { task: Task }) {
         <MenuItem onSelect={() => ask("edit")}>
           <Pencil className={ICON} aria-hidden /> Edit
         </MenuItem>
+        {again && task.status === "done" && (
+          <MenuItem onSelect={() => retry.mutate()}>
+            <RotateCw className={ICON} aria-hidden /> {retryLabel}
+          </MenuItem>
+        )}
         {task.status === "backlog" && task.startWhenReady && (
           <MenuItem onSelect={() => change.mutate({ start: false })}>
             <Square className={ICON} aria-hidden /> Do not start by itself
@@ -94,11 +100,20 @@ export function TaskActions({ task }: { task: Task }) {
       {asking === "feedback" && (
         <FeedbackDialog
           title={task.title}
+          sessionId={leading(task)?.sessionId}
+          busy={move.isPending}
           onClose={close}
-          onSend={(feedback) => {
-            close();
-            move.mutate({ status: "in_progress", feedback });
-          }}
+          onSend={(feedback, sent) =>
+            move.mutate(
+              { status: "in_progress", feedback },
+              {
+                onSuccess: () => {
+                  sent();
+                  close();
+                },
+              },
+            )
+          }
         />
       )}
       {asking === "edit" && <EditTaskDialog open task={task} onOpenChange={(open) => !open && close()} />}

@@ -1,9 +1,9 @@
 import { Plus, X } from "lucide-react";
 import { useId } from "react";
 import type { Agent, Project } from "@/api/types";
+import { pickerTitle } from "@/features/agents/ready";
 import { Button, IconButton } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
-import { agentTitle } from "./card-facts";
 import { MOST_ATTEMPTS, type Row } from "./task-form";
 
 const PROJECTS = "default";
@@ -77,7 +77,7 @@ function AttemptRow({
   modelFault: string | undefined;
 }) {
   const suggestions = useId();
-  const usual = agents.find((one) => one.name === project?.settings.agent?.default);
+  const usual = agents.find((one) => one.name === project?.defaultAgent);
   const agent = row.agent ? agents.find((one) => one.name === row.agent) : usual;
   const which = number ? ` of attempt ${number}` : "";
   return (
@@ -89,10 +89,10 @@ function AttemptRow({
             value={row.agent || PROJECTS}
             onChange={(value) => onChange({ agent: value === PROJECTS ? "" : value, model: "" })}
             choices={[
-              { value: PROJECTS, label: usual ? `Project's: ${agentTitle(usual)}` : "Project's" },
+              { value: PROJECTS, label: usual ? `Project's: ${pickerTitle(usual, project?.id)}` : "Project's" },
               ...agents.map((one) => ({
                 value: one.name,
-                label: agentTitle(one),
+                label: pickerTitle(one, project?.id),
                 detail: one.demo ? "follows written instructions" : undefined,
               })),
             ]}

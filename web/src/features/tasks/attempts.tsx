@@ -4,15 +4,16 @@ import { Check, CircleHelp, GitBranch, X } from "lucide-react";
 import { api, got } from "@/api/client";
 import type { Attempt, Task } from "@/api/types";
 import { Output } from "@/features/conversation/ansi";
-import { cost, count, duration, plural } from "@/lib/format";
+import { cost, count, plural } from "@/lib/format";
 import { ATTEMPTS, STEPS } from "@/lib/status";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Status } from "@/ui/status";
-import { Elapsed } from "@/ui/time";
 import { failed } from "@/ui/toast";
+import { Written } from "@/ui/written";
 import { atWork } from "./card-facts";
 import { PullBadge } from "./header";
+import { Worked } from "./worked";
 
 const TAIL = 4000;
 
@@ -90,15 +91,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           </span>
         </Fact>
         <Fact name="Time">
-          <span className="tabular-nums">
-            {attempt.status === "running" && attempt.startedAt ? (
-              <Elapsed from={attempt.startedAt} />
-            ) : attempt.seconds === null ? (
-              "–"
-            ) : (
-              duration(attempt.seconds)
-            )}
-          </span>
+          <span className="tabular-nums">{attempt.seconds === null ? "–" : <Worked attempt={attempt} />}</span>
         </Fact>
         {attempt.branch && (
           <Fact name="Branch">
@@ -115,9 +108,9 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
         )}
       </dl>
       {attempt.error && (
-        <p className="line-clamp-6 rounded-md bg-bad-soft px-2 py-1.5 text-xs break-words whitespace-pre-wrap">
-          {attempt.error}
-        </p>
+        <div className="line-clamp-6 rounded-md bg-bad-soft px-2 py-1.5 text-xs">
+          <Written text={attempt.error} />
+        </div>
       )}
       <CheckOutput attempt={attempt} />
       <div className="mt-auto flex flex-wrap items-center gap-2 pt-1">

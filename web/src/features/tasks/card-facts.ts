@@ -66,9 +66,17 @@ function workWord(attempt: Attempt, place: number | null): Word {
   return { text: (attempt.step && STEPS[attempt.step]) || "Running", tone: "info", busy: true };
 }
 
-/** The agent that works or would work on it; null: as the platform is set up. */
+/** The agent that works or would work on it; null: not known yet. */
 export function agentOf(task: TaskCard, project: Project | undefined): string | null {
-  return leading(task)?.agent ?? task.wanted[0]?.agent ?? task.agent ?? project?.settings.agent?.default ?? null;
+  return leading(task)?.agent ?? task.wanted[0]?.agent ?? task.agent ?? project?.defaultAgent ?? null;
+}
+
+/** The agent that a retry hands the task to; null: the one that worked on it goes on, or there are several. */
+export function nextAgent(task: TaskCard, project: Project | undefined): string | null {
+  const rows = current(task);
+  if (rows.length !== 1 || task.wanted.length > 1) return null;
+  const wanted = task.wanted[0]?.agent ?? task.agent ?? project?.defaultAgent;
+  return wanted && wanted !== rows[0]?.agent ? wanted : null;
 }
 
 export function modelOf(task: TaskCard): string | null {
@@ -91,12 +99,8 @@ export function spentOn(task: TaskCard): { usd: number; more: boolean } | null {
   return calls ? { usd, more } : null;
 }
 
-/** From when to when the clock of a card runs: of its newest round alone, for between rounds it waits for people. Null: not begun. */
-export function clockOf(task: TaskCard): { from: string; to: string | null } | null {
+/** The attempt whose time at work a card shows. Null: not begun. */
+export function clockOf(task: TaskCard): Attempt | null {
   const attempt = leading(task);
-  if (!attempt?.startedAt) return null;
-  const from = attempt.round > 1 ? attempt.queuedAt : attempt.startedAt;
-  if (attempt.status === "running") return { from, to: null };
-  const to = attempt.finishedAt ?? task.finishedAt;
-  return to ? { from, to } : null;
+  return attempt?.seconds == null ? null : attempt;
 }

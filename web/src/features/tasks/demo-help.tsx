@@ -12,6 +12,7 @@ const VERBS: [string, string][] = [
   ["say: TEXT", "in the conversation; think: TEXT as a thought"],
   ["plan: FIRST; SECOND", "steps that are ticked off"],
   ["sleep: SECONDS", "does nothing for so long"],
+  ["fix: INSTRUCTION", "followed when the project's check fails, for example fix: replace PATH: OLD -> NEW"],
   ["fail: REASON", "ends the turn as failed; also refuse, crash and hang"],
 ];
 
@@ -27,7 +28,8 @@ export function DemoHelp({ onExample }: { onExample: (text: string) => void }) {
       <summary className="cursor-pointer px-2.5 py-1.5 font-medium text-soft">What the demo agent understands</summary>
       <div className="flex flex-col gap-2 border-t px-2.5 py-2">
         <p className="text-soft">
-          It has no model. It follows instructions, one a line; all else in the description is for people.
+          It has no model. It follows instructions, one a line; other text, quoted blocks and the output of checks are
+          left alone.
         </p>
         <dl className="grid gap-x-3 gap-y-0.5 sm:grid-cols-[auto_1fr]">
           {VERBS.map(([verb, meaning]) => (

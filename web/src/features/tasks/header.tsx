@@ -4,6 +4,8 @@ import { CircleAlert, GitPullRequest, Pencil } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
 import { pendingAsks, projects } from "@/api/queries";
 import type { Attempt, PullSummary, Task } from "@/api/types";
+import { AllowRefused } from "@/features/conversation/allow";
+import { ProviderHelp } from "@/features/models/provider-help";
 import { cost } from "@/lib/format";
 import { safeHref } from "@/lib/links";
 import { ATTEMPTS, CHECKS, COLUMNS, PULLS, TURNS } from "@/lib/status";
@@ -11,11 +13,13 @@ import { Badge } from "@/ui/badge";
 import { IconButton } from "@/ui/button";
 import { Input, Select } from "@/ui/field";
 import { Status } from "@/ui/status";
-import { Elapsed } from "@/ui/time";
+import { Written } from "@/ui/written";
 import { TaskActions } from "./actions";
 import { clockOf, needsPerson, running, spentOn, wordFor } from "./card-facts";
+import { NextSteps } from "./next-steps";
 import { StepLine } from "./steps";
 import { useTaskVerbs } from "./use-task";
+import { Worked } from "./worked";
 
 export function TaskHeader({
   task,
@@ -29,6 +33,7 @@ export function TaskHeader({
   const asks = useQuery(pendingAsks);
   const asked = new Set(asks.data?.map((one) => one.sessionId));
   const word = running(task) && needsPerson(task, asked) ? TURNS.waiting : wordFor(task);
+  const { retry } = useTaskVerbs(task);
   const spent = spentOn(task);
   const clock = clockOf(task);
   const failure = task.error ?? (attempt?.status === "failed" ? attempt.error : null);
@@ -54,7 +59,7 @@ export function TaskHeader({
         )}
         {clock && (
           <span className="tabular-nums" title="Time of work">
-            <Elapsed from={clock.from} to={clock.to} />
+            <Worked attempt={clock} />
           </span>
         )}
         {spent && (
@@ -74,10 +79,39 @@ export function TaskHeader({
         )}
       </div>
       {failure && task.status !== "done" && (
-        <p role="alert" className="mt-1.5 flex items-start gap-2 rounded-md bg-bad-soft px-2.5 py-1.5 text-[13px]">
+        <div
+          role="alert"
+          className="mt-1.5 flex flex-wrap items-start gap-2 rounded-md bg-bad-soft px-2.5 py-1.5 text-[13px]"
+        >
           <CircleAlert className="mt-0.5 size-3.5 shrink-0 text-bad" aria-hidden />
-          <span className="line-clamp-4 min-w-0 break-words whitespace-pre-wrap">{failure}</span>
-        </p>
+          <div className="min-w-0 flex-1 basis-64">
+            <div className="line-clamp-6">
+              <Written text={failure} />
+            </div>
+            <NextSteps task={task} attempt={attempt} />
+          </div>
+          {attempt?.errorCode === "permission_refused" && (
+            <span className="ml-auto shrink-0">
+              <AllowRefused sessionId={attempt.sessionId} />
+            </span>
+          )}
+          {attempt?.errorCode === "agent_gave_up" && (
+            <Link
+              to="/projects/$projectId"
+              params={{ projectId: task.projectId }}
+              search={{ tab: "agent" }}
+              className="shrink-0 text-accent underline underline-offset-2"
+            >
+              Permissions
+            </Link>
+          )}
+          <ProviderHelp
+            code={attempt?.errorCode}
+            agent={attempt?.agent}
+            projectId={task.projectId}
+            onAdded={() => retry.mutate()}
+          />
+        </div>
       )}
     </header>
   );

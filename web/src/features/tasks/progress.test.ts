@@ -2,7 +2,9 @@ import { expect, it } from "vitest";
 import type { Attempt } from "@/api/types";
 import { progressOf } from "./progress";
 
+const OUTCOMES: Record<string, string> = { completed: "succeeded" };
 const step = (round: number, number: number, name: string, status = "completed", error: string | null = null) => ({
+  outcome: OUTCOMES[status] ?? status,
   round,
   number,
   name,
@@ -24,10 +26,22 @@ it("shows what is done, what runs and what is ahead", () => {
 });
 
 it("goes back to the agent when a check has failed", () => {
-  const steps = [step(1, 4, "agent"), step(1, 5, "verify"), step(1, 6, "agent", "running")];
+  const found = { ...step(1, 5, "verify"), outcome: "failed" };
+  const steps = [step(1, 4, "agent"), found, step(1, 6, "agent", "running")];
   const made = progressOf(attempt("running", 1, steps));
   expect(made[3]).toMatchObject({ status: "running", times: 2 });
-  expect(made[4]).toMatchObject({ name: "verify", status: "ahead" });
+  expect(made[4]).toMatchObject({ name: "verify", status: "failed" });
+  const after = [step(1, 4, "agent"), { ...found, outcome: "fixed" }, step(1, 6, "agent"), step(1, 7, "verify")];
+  expect(progressOf(attempt("in_review", 1, after))[4]).toMatchObject({ status: "fixed", times: 2 });
+});
+
+it("does not tick what was not done", () => {
+  const steps = [
+    { ...step(1, 5, "verify"), outcome: "skipped" },
+    { ...step(1, 8, "pull_request"), outcome: "not_applicable" },
+  ];
+  const made = shown(attempt("in_review", 1, steps));
+  expect([made[4], made[7]]).toEqual(["verify skipped", "pull_request not_applicable"]);
 });
 
 it("takes what a later round leaves out from the earlier one", () => {

@@ -5,7 +5,7 @@ import { atWork } from "./card-facts";
 export interface Progress {
   name: string;
   label: string;
-  status: "done" | "running" | "failed" | "ahead";
+  status: "done" | "running" | "failed" | "fixed" | "skipped" | "not_applicable" | "ahead";
   /** All of this round's tries together; null: it has none. */
   seconds: number | null;
   /** Since when it runs. */
@@ -48,13 +48,17 @@ export function progressOf(attempt: Attempt): Progress[] {
       name,
       label,
       status:
-        !last || overtaken
+        !last || (overtaken && last.outcome !== "failed")
           ? "ahead"
           : running
             ? "running"
-            : last.status === "completed" && last !== stuck
-              ? "done"
-              : "failed",
+            : last === stuck || last.outcome === "running"
+              ? "failed"
+              : last.outcome !== "succeeded"
+                ? last.outcome
+                : shown.some((one) => one.outcome === "fixed")
+                  ? "fixed"
+                  : "done",
       seconds: shown.length
         ? shown.reduce(
             (sum, one) => sum + (one.finishedAt ? (Date.parse(one.finishedAt) - Date.parse(one.startedAt)) / 1000 : 0),

@@ -1,20 +1,34 @@
 import clsx from "clsx";
-import { Check, Circle, LoaderCircle, X } from "lucide-react";
+import { Check, Circle, LoaderCircle, Minus, Wrench, X } from "lucide-react";
 import type { Attempt } from "@/api/types";
 import { duration } from "@/lib/format";
 import { Hint } from "@/ui/button";
 import { Elapsed } from "@/ui/time";
 import { type Progress, progressOf } from "./progress";
 
-const WORDS = { done: "done", running: "under way", failed: "failed", ahead: "to come" };
+const WORDS = {
+  done: "done",
+  running: "under way",
+  failed: "failed",
+  fixed: "failed, then fixed by the agent",
+  skipped: "skipped",
+  not_applicable: "not applicable",
+  ahead: "to come",
+};
+/** Why a step did nothing. */
+const REASONS: Record<string, string> = {
+  skipped: "The project has no check.",
+  not_applicable: "The remote has no pull requests.",
+};
+const QUIET = ["ahead", "skipped", "not_applicable"];
 
-/** From setup to pull request: a line with the time that each step took. */
+/** From setup to pull request: a line with the time that each step took; on a phone, as many lines as it needs. */
 export function StepLine({ attempt }: { attempt: Attempt }) {
   const steps = progressOf(attempt);
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: on a small screen it scrolls, so the keyboard must reach it
     <section aria-label="Steps" tabIndex={0} className="max-w-full overflow-x-auto rounded">
-      <ol className="flex w-max items-center gap-1 py-0.5 text-2xs">
+      <ol className="flex flex-wrap items-center gap-x-2 gap-y-0.5 py-0.5 text-2xs sm:w-max sm:gap-x-1 sm:flex-nowrap">
         {steps.map((step, index) => (
           <li
             key={step.name}
@@ -23,7 +37,10 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
           >
             {index > 0 && (
               <span
-                className={clsx("h-px w-2 lg:w-4", step.status === "ahead" ? "bg-line" : "bg-line-strong")}
+                className={clsx(
+                  "h-px w-2 max-sm:hidden lg:w-4",
+                  step.status === "ahead" ? "bg-line" : "bg-line-strong",
+                )}
                 aria-hidden
               />
             )}
@@ -31,14 +48,12 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
               <span
                 className={clsx(
                   "flex items-center gap-1",
-                  step.status === "ahead" ? "text-faint" : step.status === "failed" ? "text-bad" : "text-soft",
+                  QUIET.includes(step.status) ? "text-faint" : step.status === "failed" ? "text-bad" : "text-soft",
                 )}
               >
                 <Mark status={step.status} />
                 <span
-                  className={clsx(
-                    step.status === "running" || step.status === "failed" ? "font-medium text-text" : "max-sm:sr-only",
-                  )}
+                  className={clsx((step.status === "running" || step.status === "failed") && "font-medium text-text")}
                 >
                   {step.label}
                 </span>
@@ -48,7 +63,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
                   <Elapsed from={step.since} className="text-info tabular-nums" />
                 ) : (
                   step.seconds !== null &&
-                  step.status !== "ahead" && (
+                  !QUIET.includes(step.status) && (
                     <span className="text-faint tabular-nums max-sm:hidden">{duration(step.seconds)}</span>
                   )
                 )}
@@ -64,12 +79,15 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
 function told(step: Progress): string {
   const time = step.seconds ? `, ${duration(step.seconds)}` : "";
   const times = step.times > 1 ? `, ${step.times} times` : "";
-  return `${step.label}: ${WORDS[step.status]}${time}${times}${step.error ? `. ${step.error}` : ""}`;
+  const why = step.error ?? REASONS[step.status];
+  return `${step.label}: ${WORDS[step.status]}${time}${times}${why ? `. ${why}` : ""}`;
 }
 
 function Mark({ status }: { status: Progress["status"] }) {
   if (status === "done") return <Check className="size-3 text-ok" aria-hidden />;
   if (status === "running") return <LoaderCircle className="size-3 animate-spin text-info" aria-hidden />;
   if (status === "failed") return <X className="size-3 text-bad" aria-hidden />;
+  if (status === "fixed") return <Wrench className="size-3 text-ok" aria-hidden />;
+  if (status === "skipped" || status === "not_applicable") return <Minus className="size-3 text-faint" aria-hidden />;
   return <Circle className="size-2 text-faint" aria-hidden />;
 }

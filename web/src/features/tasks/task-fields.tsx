@@ -26,7 +26,7 @@ export function TaskFields({
   const known = useQuery(projects);
   const project = known.data?.find((one) => one.id === draft.projectId);
   const demo = draft.rows.some(
-    (row) => workers.data?.find((one) => one.name === (row.agent || project?.settings.agent?.default))?.demo,
+    (row) => workers.data?.find((one) => one.name === (row.agent || project?.defaultAgent))?.demo,
   );
   const [more, setMore] = useState(
     Boolean(draft.baseBranch || draft.priority || draft.usd || draft.tokens || draft.needs.length),
@@ -152,7 +152,7 @@ export function TaskFields({
       )}
       {task && task.status !== "backlog" && (
         <p className="text-xs text-faint">
-          What has begun goes on as it was asked to; this counts from the next start.
+          What runs now goes on as it was asked to. A retry or the next start uses what you change here.
         </p>
       )}
     </>

@@ -1,9 +1,11 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { without } from "@/api/board-data";
 import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
-import type { Column, Task } from "@/api/types";
+import { agents, projects } from "@/api/queries";
+import type { Column, Task, TaskCard } from "@/api/types";
 import { failed } from "@/ui/toast";
+import { agentTitle, nextAgent } from "./card-facts";
 import { whenStopped } from "./deleting";
 
 /** The verbs of a task, outside of its board. Each answers with the card, which is shown at once. */
@@ -43,4 +45,13 @@ export function useTaskVerbs(task: Task) {
     onError: failed("Could not delete the task"),
   });
   return { move, stop, retry, change, remove };
+}
+
+/** What the button says that tries a task again. It names the agent where that is not the one that has worked on it. */
+export function useRetryLabel(task: TaskCard): string {
+  const project = useQuery(projects).data?.find((one) => one.id === task.projectId);
+  const name = nextAgent(task, project);
+  const agent = useQuery(agents).data?.find((one) => one.name === name);
+  if (task.status === "done") return "Start over";
+  return name ? `Retry with ${agent ? agentTitle(agent) : name}` : "Retry";
 }

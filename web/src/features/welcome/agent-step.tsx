@@ -1,19 +1,22 @@
 import { useQuery } from "@tanstack/react-query";
-import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { RadioGroup } from "radix-ui";
 import { agents } from "@/api/queries";
+import { needsKey } from "@/features/agents/ready";
+import { KeyForm, KeyTitle } from "@/features/models/key-form";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 
 export function AgentStep({
   agent,
+  projectId,
   onAgent,
   onBack,
   onDone,
 }: {
   agent: string;
+  projectId: string | undefined;
   onAgent: (name: string) => void;
   onBack: () => void;
   onDone: () => void;
@@ -21,49 +24,59 @@ export function AgentStep({
   const known = useQuery(agents);
   return (
     <Loaded query={known}>
-      {(list) => (
-        <div className="flex flex-col gap-4">
-          <RadioGroup.Root
-            value={agent}
-            onValueChange={onAgent}
-            aria-label="Agent"
-            className="grid gap-2 md:grid-cols-2"
-          >
-            {[...list]
-              .sort((a, b) => Number(b.demo) - Number(a.demo))
-              .map((one) => (
-                <RadioGroup.Item
-                  key={one.name}
-                  value={one.name}
-                  className={clsx(
-                    "flex flex-col gap-1 rounded-lg border bg-surface p-3 text-left hover:bg-hover",
-                    one.name === agent && "border-accent ring-1 ring-accent",
-                  )}
-                >
-                  <span className="flex items-center gap-2 font-medium">
-                    {one.title}
-                    {one.demo ? <Badge tone="ok">demo, ready</Badge> : <Badge>needs a model</Badge>}
-                  </span>
-                  <span className="text-[13px] text-soft">{one.description}</span>
-                </RadioGroup.Item>
-              ))}
-          </RadioGroup.Root>
-          <p className="text-xs text-soft">
-            The demo agent has no model and no network: it follows simple written instructions, to show the whole way.
-            The others need a model's key, under{" "}
-            <Link to="/agents" search={{ tab: "providers" }} className="text-accent underline">
-              Agents → Model providers
-            </Link>
-            .
-          </p>
-          <div className="flex gap-2">
-            <Button onClick={onBack}>Back</Button>
-            <Button look="primary" onClick={onDone}>
-              Continue
-            </Button>
+      {(list) => {
+        const chosen = list.find((one) => one.name === agent);
+        const missing = chosen !== undefined && needsKey(chosen, projectId);
+        return (
+          <div className="flex flex-col gap-4">
+            <RadioGroup.Root
+              value={agent}
+              onValueChange={onAgent}
+              aria-label="Agent"
+              className="grid gap-2 md:grid-cols-2"
+            >
+              {[...list]
+                .sort((a, b) => Number(b.demo) - Number(a.demo))
+                .map((one) => (
+                  <RadioGroup.Item
+                    key={one.name}
+                    value={one.name}
+                    className={clsx(
+                      "flex flex-col gap-1 rounded-lg border bg-surface p-3 text-left hover:bg-hover",
+                      one.name === agent && "border-accent ring-1 ring-accent",
+                    )}
+                  >
+                    <span className="flex items-center gap-2 font-medium">
+                      {one.title}
+                      {needsKey(one, projectId) ? (
+                        <Badge tone="warn">needs a key</Badge>
+                      ) : (
+                        <Badge tone="ok">{one.demo ? "demo, ready" : "ready"}</Badge>
+                      )}
+                    </span>
+                    <span className="text-[13px] text-soft">{one.description}</span>
+                  </RadioGroup.Item>
+                ))}
+            </RadioGroup.Root>
+            {chosen && missing && (
+              <section
+                key={chosen.name}
+                ref={(shown) => shown?.scrollIntoView({ block: "nearest" })}
+                className="flex flex-col gap-3 rounded-lg border border-warn bg-surface p-4"
+              >
+                <KeyTitle agent={chosen} />
+                <KeyForm key={chosen.name} agent={chosen} projectId={projectId} onDone={onDone} />
+              </section>
+            )}
+            <div className="flex gap-2">
+              <Button onClick={onBack}>Back</Button>
+              <Button look={missing ? "plain" : "primary"} disabled={missing} onClick={onDone}>
+                Continue
+              </Button>
+            </div>
           </div>
-        </div>
-      )}
+        );
+      }}
     </Loaded>
   );
 }

@@ -1,11 +1,16 @@
-import { useQuery } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
-import { Check } from "lucide-react";
+import { Check, X } from "lucide-react";
 import { useState } from "react";
-import { agents } from "@/api/queries";
-import type { Project, Task } from "@/api/types";
+import { api, got } from "@/api/client";
+import { agents, me, task as taskQuery } from "@/api/queries";
+import type { Agent, Project, Task } from "@/api/types";
+import { ForgeNote } from "@/features/projects/forge-note";
+import type { Settings } from "@/features/projects/settings";
+import { agentTitle } from "@/features/tasks/card-facts";
 import { Page } from "@/shell/page";
+import { failed } from "@/ui/toast";
 import { AgentStep } from "./agent-step";
 import { Progress } from "./progress";
 import { RepositoryStep } from "./repository-step";
@@ -13,15 +18,60 @@ import { type Suggestion, TaskStep } from "./task-step";
 
 const STEPS = ["Repository", "Agent", "Task"];
 
+const LOOKS = {
+  done: "border-ok text-soft",
+  failed: "border-bad text-soft",
+  now: "border-accent font-medium",
+  ahead: "border-line text-faint",
+};
+
+/** A step is done when what it is for has worked: an agent without its model's key has failed, not only its task. */
+function stateOf(index: number, step: number, task: Task | null): keyof typeof LOOKS {
+  if (!task) return index < step ? "done" : index === step ? "now" : "ahead";
+  const attempt = task.attempts[0];
+  const failed = attempt?.status === "failed" || attempt?.status === "cancelled";
+  const code = failed ? attempt.errorCode : null;
+  if (index === 1 && (code === "no_model" || code?.startsWith("model_"))) return "failed";
+  if (index < 2) return "done";
+  return failed ? "failed" : task.pullRequest ? "done" : "now";
+}
+
+/** What keeps an agent as the project's default, so that its other tasks use it too. The demo never is kept: it does no real work. */
+function useDefaultAgent(project: Project | null, onChanged: (project: Project) => void) {
+  const client = useQueryClient();
+  const caller = useQuery(me).data?.user;
+  const save = useMutation({
+    mutationFn: async ({ id, name }: { id: string; name: string }) => {
+      const path = { params: { path: { project_id: id } } };
+      const settings = (await got(api.GET("/api/v1/projects/{project_id}", path))).settings as Settings;
+      const body = { settings: { ...settings, agent: { ...settings.agent, default: name } } };
+      return got(api.PATCH("/api/v1/projects/{project_id}", { ...path, body }));
+    },
+    onSuccess: (changed) => {
+      onChanged(changed);
+      void client.invalidateQueries({ queryKey: ["projects"] });
+    },
+    onError: failed("Could not make it the project's default agent"),
+  });
+  return async (agent: Agent | undefined) => {
+    const mayChange = caller?.role === "admin" || caller?.id === project?.ownerId;
+    if (!project || !agent || agent.demo || !mayChange || project.settings.agent?.default === agent.name) return;
+    await save.mutateAsync({ id: project.id, name: agent.name }).catch(() => undefined); // said; the first task names it
+  };
+}
+
 /** From nothing to the first pushed branch in three steps. */
 export function WelcomePage() {
   const known = useQuery(agents);
   const [step, setStep] = useState(0);
   const [project, setProject] = useState<Project | null>(null);
   const [suggestions, setSuggestions] = useState<Suggestion[]>([]);
-  const [agent, setAgent] = useState("demo");
+  const [picked, setPicked] = useState<string>();
   const [task, setTask] = useState<Task | null>(null);
+  const followed = useQuery({ ...taskQuery(task?.id ?? ""), enabled: task !== null });
+  const agent = picked ?? project?.defaultAgent ?? "demo";
   const chosen = known.data?.find((one) => one.name === agent);
+  const keep = useDefaultAgent(project, setProject);
   return (
     <Page
       title="Welcome"
@@ -36,45 +86,52 @@ export function WelcomePage() {
         you to review.
       </p>
       <ol className="mb-5 flex gap-2" aria-label="Steps">
-        {STEPS.map((name, index) => (
-          <li
-            key={name}
-            aria-current={index === step && !task ? "step" : undefined}
-            className={clsx(
-              "flex flex-1 items-center gap-2 border-t-2 pt-2 text-[13px]",
-              index < step || task
-                ? "border-ok text-soft"
-                : index === step
-                  ? "border-accent font-medium"
-                  : "border-line text-faint",
-            )}
-          >
-            {index < step || task ? (
-              <Check className="size-4 text-ok" aria-label="done" />
-            ) : (
-              <span className="tabular-nums">{index + 1}</span>
-            )}
-            {name}
-          </li>
-        ))}
+        {STEPS.map((name, index) => {
+          const state = stateOf(index, step, followed.data ?? task);
+          return (
+            <li
+              key={name}
+              aria-current={state === "now" ? "step" : undefined}
+              className={clsx("flex flex-1 items-center gap-2 border-t-2 pt-2 text-[13px]", LOOKS[state])}
+            >
+              {state === "done" ? (
+                <Check className="size-4 text-ok" role="img" aria-label="done" />
+              ) : state === "failed" ? (
+                <X className="size-4 text-bad" role="img" aria-label="failed" />
+              ) : (
+                <span className="tabular-nums">{index + 1}</span>
+              )}
+              {name}
+            </li>
+          );
+        })}
       </ol>
+      {project && step > 0 && <ForgeNote project={project} className="mb-4" />}
       {task ? (
         <Progress taskId={task.id} again={() => setTask(null)} />
       ) : step === 0 ? (
         <RepositoryStep
           onDone={(made, ideas) => {
             setProject(made);
+            setPicked(undefined);
             setSuggestions(ideas);
             setStep(1);
           }}
         />
       ) : step === 1 ? (
-        <AgentStep agent={agent} onAgent={setAgent} onBack={() => setStep(0)} onDone={() => setStep(2)} />
+        <AgentStep
+          agent={agent}
+          projectId={project?.id}
+          onAgent={setPicked}
+          onBack={() => setStep(0)}
+          onDone={() => keep(chosen).then(() => setStep(2))}
+        />
       ) : (
         project && (
           <TaskStep
             project={project}
             agent={agent}
+            title={chosen ? agentTitle(chosen) : agent}
             demo={chosen?.demo ?? agent === "demo"}
             suggestions={suggestions}
             onBack={() => setStep(1)}

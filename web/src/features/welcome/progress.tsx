@@ -3,12 +3,14 @@ import { Link } from "@tanstack/react-router";
 import { CircleCheck, GitPullRequest } from "lucide-react";
 import { task as taskQuery } from "@/api/queries";
 import type { Task } from "@/api/types";
+import { ProviderHelp } from "@/features/models/provider-help";
+import { useTaskVerbs } from "@/features/tasks/use-task";
+import { Worked } from "@/features/tasks/worked";
 import { safeHref } from "@/lib/links";
 import { ATTEMPTS, STEPS } from "@/lib/status";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
-import { Elapsed } from "@/ui/time";
 
 /** The first task, followed to its end. */
 export function Progress({ taskId, again }: { taskId: string; again: () => void }) {
@@ -25,14 +27,13 @@ function Course({ task, again }: { task: Task; again: () => void }) {
   const pull = task.pullRequest;
   const over = attempt?.status === "failed" || attempt?.status === "cancelled";
   const link = safeHref(pull?.url);
+  const { retry } = useTaskVerbs(task);
   return (
     <div className="flex flex-col gap-3" aria-live="polite">
       <div className="flex flex-wrap items-center gap-2">
         <h2 className="mr-auto font-semibold">{task.title}</h2>
         {attempt && <Status word={ATTEMPTS[attempt.status]} />}
-        {attempt?.startedAt && (
-          <Elapsed from={attempt.startedAt} to={attempt.finishedAt} className="text-xs text-faint tabular-nums" />
-        )}
+        {attempt?.seconds != null && <Worked attempt={attempt} className="text-xs text-faint tabular-nums" />}
       </div>
       {pull ? (
         <p className="flex items-center gap-2 text-ok">
@@ -71,6 +72,14 @@ function Course({ task, again }: { task: Task; again: () => void }) {
         >
           To the board
         </Link>
+        {over && (
+          <ProviderHelp
+            code={attempt.errorCode}
+            agent={attempt.agent}
+            projectId={task.projectId}
+            onAdded={() => retry.mutate()}
+          />
+        )}
         {(pull || over) && <Button onClick={again}>Write another task</Button>}
       </div>
     </div>

@@ -1,9 +1,11 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { FolderGit2, Sparkles } from "lucide-react";
 import { type FormEvent, useState } from "react";
-import { ApiError, api, got } from "@/api/client";
+import { api, got } from "@/api/client";
 import { projects } from "@/api/queries";
 import type { Project } from "@/api/types";
+import { findingAt } from "@/features/projects/findings";
+import { fault } from "@/lib/problems";
 import { Button } from "@/ui/button";
 import { Field, Input } from "@/ui/field";
 import { words } from "@/ui/states";
@@ -25,25 +27,23 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
     onError: failed("Could not make the sample project"),
   });
   const add = useMutation({
-    mutationFn: async () => {
-      const project = await got(
+    mutationFn: () =>
+      got(
         api.POST("/api/v1/projects", {
-          body: { name: nameOf(repository), repository: repository.trim(), token: token.trim() || null },
+          body: { name: nameOf(repository), repository: repository.trim(), token: token.trim() || null, test: true },
         }),
-      );
-      const test = await got(
-        api.POST("/api/v1/projects/{project_id}/test", { params: { path: { project_id: project.id } } }),
-      );
-      if (test.ok) return project;
-      const wrong = test.findings.filter((one) => !one.ok).map((one) => one.detail);
-      await got(api.DELETE("/api/v1/projects/{project_id}", { params: { path: { project_id: project.id } } }));
-      throw new ApiError(400, { detail: wrong.join(" ") || "The repository cannot be reached." });
-    },
+      ),
     onSuccess: (project) => {
       void forget();
       onDone(project, []);
     },
   });
+  const atToken = findingAt(add.error, "token") ?? fault(add.error, "token");
+  // what belongs to no box of this form is said at the repository
+  const atRepository =
+    findingAt(add.error, "repository") ??
+    fault(add.error, "repository") ??
+    (add.error && !atToken ? words(add.error) : undefined);
   const submit = (event: FormEvent) => {
     event.preventDefault();
     add.mutate();
@@ -66,11 +66,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
         <h2 className="flex items-center gap-2 font-semibold">
           <FolderGit2 className="size-4 text-accent" aria-hidden /> Add your own
         </h2>
-        <Field
-          label="Repository"
-          hint="https://…, ssh://…, or a path on this machine."
-          error={add.error ? words(add.error) : undefined}
-        >
+        <Field label="Repository" hint="https://…, ssh://…, or a path on this machine." error={atRepository}>
           {(wear) => (
             <Input
               {...wear}
@@ -84,6 +80,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
         <Field
           label="Token"
           hint="For a private repository or GitHub pull requests. Kept encrypted; no sandbox ever sees it."
+          error={atToken}
         >
           {(wear) => (
             <Input

@@ -16,9 +16,27 @@ const FIRST: Suggestion = {
   description: "create HELLO.md: Hello from my first task.\ncommit: docs: say hello",
 };
 
+const EXAMPLES: Suggestion[] = [
+  {
+    title: "Explain the project in its README",
+    description:
+      "Read the code, and add a section to the README that says what the project does, how to run it and how to run its tests. Change nothing else.",
+  },
+  {
+    title: "Add a missing test",
+    description: "Find a function that matters and has no test, and add one. Do not change the function.",
+  },
+  {
+    title: "Fix a small bug",
+    description:
+      "Look for a bug in the code. Write a test that shows it, fix it, and say in the commit what was wrong.",
+  },
+];
+
 export function TaskStep({
   project,
   agent,
+  title: agentName,
   demo,
   suggestions,
   onBack,
@@ -26,14 +44,16 @@ export function TaskStep({
 }: {
   project: Project;
   agent: string;
+  /** What people call the agent. */
+  title: string;
   demo: boolean;
   suggestions: Suggestion[];
   onBack: () => void;
   onDone: (task: Task) => void;
 }) {
-  const ideas = demo ? (suggestions.length ? suggestions : [FIRST]) : [];
-  const [title, setTitle] = useState(ideas[0]?.title ?? "");
-  const [description, setDescription] = useState(ideas[0]?.description ?? "");
+  const ideas = demo ? (suggestions.length ? suggestions : [FIRST]) : EXAMPLES;
+  const [title, setTitle] = useState(demo ? (ideas[0]?.title ?? "") : "");
+  const [description, setDescription] = useState(demo ? (ideas[0]?.description ?? "") : "");
   const add = useMutation({
     mutationFn: () =>
       got(
@@ -59,6 +79,14 @@ export function TaskStep({
   };
   return (
     <form onSubmit={submit} className="flex flex-col gap-3 rounded-lg border bg-surface p-4">
+      <p className="text-[13px]">
+        <strong className="font-medium">{agentName}</strong> works on{" "}
+        <strong className="font-medium">{project.name}</strong>, on a branch of its own from{" "}
+        {project.baseBranch ? <code className="font-mono text-xs">{project.baseBranch}</code> : "the default branch"}.
+        {project.repository && (
+          <span className="block font-mono text-xs break-all text-soft">{project.repository}</span>
+        )}
+      </p>
       {ideas.length > 0 && (
         <div className="flex flex-wrap items-center gap-2">
           <span className="text-xs text-soft">Try:</span>
@@ -79,7 +107,14 @@ export function TaskStep({
       )}
       <Field label="Title">
         {(wear) => (
-          <Input {...wear} required maxLength={200} value={title} onChange={(e) => setTitle(e.target.value)} />
+          <Input
+            {...wear}
+            required
+            maxLength={200}
+            placeholder="Fix the login for upper-case names"
+            value={title}
+            onChange={(e) => setTitle(e.target.value)}
+          />
         )}
       </Field>
       <Field
@@ -96,6 +131,9 @@ export function TaskStep({
             {...wear}
             rows={8}
             className="font-mono"
+            placeholder={
+              demo ? undefined : "What is wrong or missing, how you noticed it, and how to tell that it is done."
+            }
             value={description}
             onChange={(e) => setDescription(e.target.value)}
           />

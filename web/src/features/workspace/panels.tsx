@@ -60,7 +60,10 @@ function Chosen({ id, work: { session, task, attempt }, at, onAt }: Parameters<t
   }
   const projectId = session.projectId ?? "";
   if (id === "output") return <OutputPanel sandboxId={sandboxId} at={at} onAt={onAt} />;
-  if (id === "changes") return <ChangesPanel sandboxId={sandboxId} sessionId={session.id} task={task} />;
+  if (id === "changes") {
+    const gone = session.sandbox?.status === "destroyed" || session.sandbox?.status === "error";
+    return <ChangesPanel sandboxId={sandboxId} sessionId={session.id} gone={gone} task={task} />;
+  }
   if (id === "files")
     return <FilesPanel sandboxId={sandboxId} root={session.projectId ? WORKSPACE : HOME} at={at} onAt={onAt} />;
   if (id === "terminal") return <TerminalPanel sandboxId={sandboxId} />;

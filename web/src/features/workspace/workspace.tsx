@@ -1,8 +1,11 @@
-import { useQuery } from "@tanstack/react-query";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { Columns2, Hourglass } from "lucide-react";
+import { useEffect } from "react";
 import { ApiError } from "@/api/client";
 import { session as sessionQuery } from "@/api/queries";
 import type { Attempt, Session, Task } from "@/api/types";
+import { checkout, diff } from "@/features/changes/queries";
+import { useShownPreview } from "@/features/previews/shown";
 import { useStored } from "@/lib/stored";
 import type { WorkSearch } from "@/routes";
 import { IconButton } from "@/ui/button";
@@ -68,19 +71,31 @@ function tabsOf({ session, task }: Work): Tab[] {
   ];
 }
 
+/** Asks for the changes while the code that shows them is still being loaded. */
+function usePrefetchedChanges(sandboxId: string | null): void {
+  const client = useQueryClient();
+  useEffect(() => {
+    if (!sandboxId) return;
+    void client.prefetchQuery(checkout(sandboxId));
+    void client.prefetchQuery(diff(sandboxId, "base"));
+  }, [client, sandboxId]);
+}
+
 function Tabs({
   work,
   search,
   onSearch,
 }: { work: Work & { session: Session } } & Pick<WorkspaceProps, "search" | "onSearch">) {
+  const preview = useShownPreview();
   const wide = useWide();
   const [split, setSplit] = useStored("workspace.split", true);
   const all = tabsOf(work);
-  const beside = wide && split;
+  const beside = wide && split && !preview; // which takes the room of the second panel
   const tabs = beside ? all.slice(1) : all;
   const chosen =
     tabs.find((tab) => tab.id === search.tab) ??
     (tabs[beside ? tabs.findIndex((tab) => tab.id === "changes" || tab.id === "files") : 0] as Tab);
+  usePrefetchedChanges(chosen.id === "changes" ? work.session.sandboxId : null);
   const panel = (id: string) => (
     <Panel id={id} work={work} at={search.at} onAt={(at) => onSearch({ tab: id, at }, true)} />
   );
@@ -91,7 +106,8 @@ function Tabs({
       label="What to look at"
       onChange={(tab) => onSearch({ tab, at: undefined })}
       aside={
-        wide && (
+        wide &&
+        !preview && (
           <IconButton
             label={split ? "Show one thing at a time" : "Conversation beside the rest"}
             aria-pressed={split}

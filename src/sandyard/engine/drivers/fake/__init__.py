@@ -4,7 +4,3 @@ A fake sandbox is a directory and a plain guest agent process beside the engine.
 whoever runs the engine, its ports are the host's. Nothing is protected from anything. It survives restarts of the
 engine as every driver does, and it can be slow, stuck or broken on request.
 """
-
-from sandyard.engine.drivers.fake.driver import FakeDriver
-
-__all__ = ["FakeDriver"]

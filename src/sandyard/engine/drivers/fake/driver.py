@@ -48,6 +48,7 @@ class FakeDriver:
     """`faults` makes it misbehave; `vanish` is what nobody wants to happen to a sandbox."""
 
     name = "fake"
+    hairpin = None  # its sandboxes use the host's own network
 
     def __init__(self, data_dir: Path) -> None:
         self.faults = Faults()

@@ -15,6 +15,7 @@ from sandyard.kit.python import python_environment
 _STOPPED, _DEAD = {"T", "t"}, {"Z", "X", "x"}
 _WAITING = "D"
 _TICKS = os.sysconf("SC_CLK_TCK")
+_LINE = 4096
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -37,18 +38,19 @@ class Process:
 
 def look(pid: int) -> Process | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - of every process there is, again and again
+            text = file.read(_LINE)
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before may hold anything
+    fields = text[text.rindex(b")") + 2 :].decode().split()  # the name before may hold anything
     cpu = (int(fields[11]) + int(fields[12])) / _TICKS
     return Process(pid, int(fields[1]), fields[0], cpu, int(fields[21]) * _PAGE)
 
 
 def all_processes() -> Iterator[Process]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            process = look(int(path.name))
+    for name in os.listdir("/proc"):  # noqa: PTH208 - as above
+        if name.isdigit():
+            process = look(int(name))
             if process is not None:
                 yield process
 

@@ -20,6 +20,7 @@ from sandyard.engine.contract import (
     Capabilities,
     Condition,
     Denied,
+    Hairpin,
     Handle,
     Layers,
     NetworkPolicy,
@@ -28,6 +29,7 @@ from sandyard.engine.contract import (
 )
 from sandyard.engine.drivers.namespace import adopt, dial, pause, policies, processes
 from sandyard.engine.drivers.namespace.host import Host, Options
+from sandyard.engine.drivers.namespace.kernel_memory import KernelMemory
 from sandyard.engine.drivers.namespace.lives import Lives, remove_run
 from sandyard.engine.drivers.namespace.record import DRIVER, Record, resting
 from sandyard.engine.drivers.namespace.starting import Starter
@@ -60,6 +62,7 @@ class NamespaceDriver:
         self._starter: Starter
         self._suspender: Suspender
         self._records: dict[str, Record] = {}
+        self._kernel_memory = KernelMemory(options.kernel_memory, self._first_processes, self._end_greedy)
 
     # The host ---------------------------------------------------------------------------------------------------------------
 
@@ -78,7 +81,22 @@ class NamespaceDriver:
         self._tell_capabilities()
         self._suspender.try_out(self._tell_capabilities)
         self._starter.prepare()
+        self._kernel_memory.start()
         return found
+
+    def _first_processes(self) -> dict[str, int]:
+        """Of sandboxes that run. Frozen ones take nothing, and with cgroup 1 their processes can't die."""
+        running = (record for record in self._records.values() if record.alive and not record.frozen)
+        return {record.id: record.life.pid for record in running if record.life is not None}
+
+    def _end_greedy(self, sandbox: str) -> None:
+        """Its processes could not be ended one by one. One that was frozen meanwhile stays."""
+        record = self._records.get(sandbox)
+        if record is None or not record.alive or record.pidfd < 0 or record.frozen:
+            return
+        record.ending = record.ending or "killed: it held kernel memory beyond its share, and its processes did not end"
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
 
     def _tell_capabilities(self) -> None:
         if self._host is not None:
@@ -96,6 +114,7 @@ class NamespaceDriver:
         if self._host is None:
             return
         host, self._host = self._host, None
+        await self._kernel_memory.stop()
         self._starter.close()
         await self._suspender.close()
         await self._lives.settle()
@@ -103,6 +122,11 @@ class NamespaceDriver:
         self._lives.abandon()
         self._records.clear()
         await host.close(everything_ended=not running, keep_ids=self._suspender.any)
+
+    @property
+    def hairpin(self) -> Hairpin | None:
+        network = self._here.network
+        return network.hairpin if network is not None else None
 
     def check_room(self) -> None:
         self._here.store.check_room()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from sandyard.engine.contract import Capabilities, Denied, NetworkPolicy
+from sandyard.engine.contract import Capabilities, Denied, Hairpin, NetworkPolicy
 from sandyard.engine.drivers.namespace import instance as instances
 from sandyard.engine.drivers.namespace import kernel, processes
 from sandyard.engine.drivers.namespace.capacity import Memory
@@ -22,6 +22,7 @@ from sandyard.engine.drivers.namespace.cgroups.io import disk_below
 from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import is_root
+from sandyard.engine.drivers.namespace.kernel_memory import Bounds
 from sandyard.engine.drivers.namespace.launch import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
 from sandyard.engine.drivers.namespace.store import btrfs, image
@@ -42,6 +43,8 @@ class Network(Protocol):
 
     @property
     def missing(self) -> Mapping[str, str]: ...
+    @property
+    def hairpin(self) -> Hairpin | None: ...
     async def open(self, keep_slots: Collection[int]) -> None: ...
     async def close(self, remove: bool = False) -> None: ...
     async def acquire(self, slot: int) -> NetSlot: ...
@@ -65,6 +68,7 @@ class Options:
     rootless: bool | None = None
     store: Literal["auto", "plain"] = "auto"
     io: IoLimits = field(default_factory=IoLimits)
+    kernel_memory: Bounds = field(default_factory=Bounds)
 
 
 class Host:

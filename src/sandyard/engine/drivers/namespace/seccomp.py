@@ -4,10 +4,11 @@ Written by hand instead of through libseccomp: that library is no part of a mini
 release, and a program of a hundred instructions is easier to review than a dependency. A test compares the numbers with libseccomp's.
 
 The rule: what existed in Linux 6.10 and is not named here is allowed; what is younger than that is answered with ENOSYS, so that
-programs fall back to what they knew before. Named are the calls with which a process reaches for the machine (mounts,
-namespaces, modules, keyrings, bpf, perf, clocks, swap) or for parts of the kernel with a history of holes that no sandbox
-needs (io_uring, userfaultfd, exotic socket families and protocols). This is the second line: the first is that a sandbox's root owns none of
-the namespaces it lives in. Other ABIs of the machine (32-bit, x32) are not served: their numbers mean other calls.
+programs fall back to what they knew before. Named are the calls with which a process reaches for the machine (mounts, namespaces,
+modules, keyrings, bpf, perf, clocks, swap) or for parts of the kernel with a history of holes that no sandbox needs (io_uring,
+userfaultfd, exotic socket families and protocols), or of which the machine has one supply for all (aio). This is the second line:
+the first is that a sandbox's root owns none of the namespaces it lives in. Other ABIs of the machine (32-bit, x32) are not served:
+their numbers mean other calls.
 """
 
 from __future__ import annotations
@@ -92,6 +93,13 @@ MISSING: dict[str, Numbers] = {
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
+    # asynchronous I/O: its contexts are counted for the whole machine (fs.aio-max-nr)
+    "io_setup": (206, 0),
+    "io_destroy": (207, 1),
+    "io_submit": (209, 2),
+    "io_cancel": (210, 3),
+    "io_getevents": (208, 4),
+    "io_pgetevents": (333, 292),
     "statmount": (457, 457),
     "listmount": (458, 458),
     "lsm_get_self_attr": (459, 459),
@@ -111,6 +119,7 @@ CHECKED: dict[str, Numbers] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
     "personality": (135, 92),
+    "prlimit64": (302, 261),
 }
 
 # All that a process may do which only reads and writes descriptors it has, and files below a directory (`files_program`).
@@ -176,6 +185,8 @@ _TYPE = 0xF  # of the second argument: the rest are flags
 _STREAM, _DATAGRAM, _RAW = 1, 2, 3
 _PERSONALITIES = 0x0006_0008  # any of UNAME26, ADDR_NO_RANDOMIZE (debuggers), PER_LINUX32
 
+_GUEST_AGENT = 1  # its process id in every sandbox
+
 _LD, _AND, _JA, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
 _NR, _ARCH = 0, 4
 _ALLOW, _KILL = 0x7FFF_0000, 0x8000_0000
@@ -193,6 +204,10 @@ _PERMIT: Instruction = (_RET, 0, 0, _ALLOW)
 def _arg(index: int) -> Instruction:
     """Load the low half of an argument: the kernel looks at no more of those that are checked here."""
     return (_LD, 0, 0, 16 + 8 * index)
+
+
+def _upper_half(index: int) -> Instruction:
+    return (_LD, 0, 0, 16 + 8 * index + 4)
 
 
 def _one_of(values: tuple[int, ...], then: Instruction) -> list[Instruction]:
@@ -251,6 +266,12 @@ def _checks() -> dict[str, list[Instruction]]:
             (_AND, 0, 0, ~_PERSONALITIES & 0xFFFF_FFFF),
             *_one_of((0,), _PERMIT),
             deny,
+        ],
+        # anybody may read the limits of the guest agent; with fewer descriptors it could not serve its sandbox any more
+        "prlimit64": [
+            _arg(0),
+            *_only_if(_GUEST_AGENT, [_arg(2), (_JEQ, 0, 2, 0), _upper_half(2), (_JEQ, 1, 0, 0), deny, _PERMIT]),
+            _PERMIT,
         ],
     }
 

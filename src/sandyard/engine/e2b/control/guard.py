@@ -10,6 +10,7 @@ from sandyard.engine.e2b.control.errors import FAILED
 from sandyard.engine.e2b.dataplane.asgi import App, Headers, Message, Receive, Scope, Send, discard_body, header
 from sandyard.engine.store.keys import ApiKeys
 from sandyard.kit.logging import get_logger
+from sandyard.kit.server import mark_authenticated
 
 log = get_logger(__name__)
 
@@ -91,6 +92,7 @@ class Guard:
                 return 401, "The API key is missing: send it in the header X-API-Key (SDKs take it from E2B_API_KEY)."
             return 401, "The API key is not valid. `sandyard keys create` makes one, on the engine's machine."
         scope.setdefault("state", {})["key"] = key
+        mark_authenticated(scope)
         length = header(headers, b"content-length")
         if length is not None and length.isdigit() and int(length) > BODY_LIMIT:
             return _TOO_LARGE

@@ -51,7 +51,7 @@ def routes(context: Context) -> APIRouter:
         snapshots = context.sandboxes.snapshots(SnapshotQuery(name=wanted)).items
         if snapshots:
             return JSONResponse([views.tag(record.tag, record.id, record.created_at) for record in snapshots])
-        return JSONResponse([views.tag("default", context.sandboxes.resolve_template(name).id, views.UNKNOWN_TIME)])
+        return JSONResponse([views.tag("default", context.sandboxes.find_template(name).id, views.UNKNOWN_TIME)])
 
     @router.get("/templates/{name:path}/tags/count")
     async def count(name: str) -> JSONResponse:

@@ -60,7 +60,7 @@ def routes(context: Context) -> APIRouter:
         built = builds.find(alias) if ":" not in alias else None  # also one that is not ready yet
         if built is not None:
             return JSONResponse({"templateID": built.id, "public": built.public})
-        found = service.resolve_template(alias)
+        found = service.find_template(alias)
         record = builds.find(found.id)
         return JSONResponse({"templateID": found.id, "public": record is None or record.public})
 
@@ -68,9 +68,9 @@ def routes(context: Context) -> APIRouter:
     async def get(name: str, limit: int | None = None, nextToken: str | None = None) -> JSONResponse:  # noqa: N803
         template = builds.find(name)
         if template is None:
-            record = service.resolve_template(name)
+            record = service.find_template(name)
             build = views.template_build(record, context.defaults)
-            return JSONResponse({**views.template(record, context.defaults), "builds": [build]})
+            return JSONResponse({**views.template(record, context.defaults), "builds": [build] if record.ready else []})
         every = builds.builds(template)
         if nextToken and not nextToken.isdigit():
             raise InvalidInputError("nextToken is not valid: use one that an answer gave.")
@@ -98,9 +98,11 @@ def routes(context: Context) -> APIRouter:
         if builds.find(name) is not None:
             await builds.delete(name)
             return Response(status_code=204)
-        if context.templates.resolve(name) is not None:
+        own = context.templates.resolve(name)
+        if own is None or (own.yields and service.has_snapshot(name)):
+            await service.delete_snapshot(name)
+        else:
             raise ForbiddenError(f"The template {name} belongs to the machine: it can't be deleted through the API.")
-        await service.delete_snapshot(name)
         return Response(status_code=204)
 
     return router

@@ -151,16 +151,16 @@ def template(record: Template, defaults: Limits) -> View:
         "createdBy": None,
         "lastSpawnedAt": None,
         "spawnCount": 0,
-        "buildCount": 1,
+        "buildCount": int(record.ready),
         "envdVersion": ENVD_VERSION,
-        "buildStatus": "ready",
+        "buildStatus": record.status.value,
     }
 
 
 def template_build(record: Template, defaults: Limits) -> View:
     return {
         "buildID": build_id(record.id),
-        "status": "ready",
+        "status": record.status.value,
         "createdAt": time(UNKNOWN_TIME),
         "updatedAt": time(UNKNOWN_TIME),
         "finishedAt": time(UNKNOWN_TIME),

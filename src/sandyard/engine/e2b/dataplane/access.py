@@ -38,6 +38,16 @@ def refuse(scope: Scope, target: Target, sandbox: Sandbox) -> Page | None:
     return None if sandbox.traffic_token.matches(given) else pages.wrong_traffic_token(target)
 
 
+def is_authenticated(scope: Scope, target: Target, sandbox: Sandbox) -> bool:
+    """Whether a request that may pass has shown more than a public port asks for. Of a sandbox without a token, its id is enough."""
+    if target.port == AGENT_PORT:
+        return bool(scope["path"].strip("/") != "health")
+    token = sandbox.access_token
+    return sandbox.traffic_token is not None or (
+        token is not None and token.matches(header(scope["headers"], ACCESS_TOKEN))
+    )
+
+
 def _is_stranger(scope: Scope, token: Secret | None) -> bool:
     """Whether a request to the code interpreter comes from somebody without its token. A browser that only asks whether
     it may ask is none."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from sandyard.engine.contract import AGENT_PORT
+from sandyard.engine.contract import AGENT_PORT, INTERPRETER_PORT
 from sandyard.engine.e2b.dataplane import pages
-from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, refuse
+from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, is_authenticated, refuse
 from sandyard.engine.e2b.dataplane.asgi import (
     DELIVERY,
     SLOW_BODY,
     App,
     Headers,
+    Message,
     Receive,
     Scope,
     Send,
@@ -31,17 +32,23 @@ from sandyard.engine.sandboxes.model import Sandbox, SandboxQuery
 from sandyard.engine.sandboxes.service import Sandboxes
 from sandyard.kit.errors import SandyardError, UnreachableError
 from sandyard.kit.secret import Secret
+from sandyard.kit.server import mark_authenticated
 
 PREFLIGHT_METHOD = b"access-control-request-method"
 PREFLIGHT_HEADERS = b"access-control-request-headers"
+MISSING_LANGUAGE = b"x-missing-language"
+"""Response header: the code interpreter lacks a kernel that its template could have."""
+AddLanguage = Callable[[str], str | None]
+"""Starts adding a language to the code interpreter's template. Returns the message for the client, or None to keep the original."""
 
 
 class Gateway:
     """Listens to the service, to cut what leads into a sandbox when it pauses or ends."""
 
-    def __init__(self, sandboxes: Sandboxes, control: App) -> None:
+    def __init__(self, sandboxes: Sandboxes, control: App, add_language: AddLanguage = lambda _: None) -> None:
         self._sandboxes = sandboxes
         self._control = control
+        self._add_language = add_language
         self._signatures = SignatureIndex()
         self.pool = Pool()
         sandboxes.on_interrupted(self._interrupted)
@@ -128,8 +135,12 @@ class Gateway:
             await discard_body(receive)
             await pages.answer(admitted, scope, send)
             return
+        if is_authenticated(scope, target, admitted):
+            mark_authenticated(scope)
         if header(scope["headers"], b"transfer-encoding") and (slow := scope.get("extensions", {}).get(SLOW_BODY)):
             slow["allow"]()  # how long a stream may last is for the sandbox to say
+        if target.port == INTERPRETER_PORT:
+            send = self._explain_missing_language(send)
         exchange = Exchange(scope, receive, send)
         try:
             await exchange.receive_first()  # before there is a connection that would have to be given back
@@ -168,6 +179,29 @@ class Gateway:
                     usable = await exchange.run(request, upstream)
         if usable:
             self.pool.give(target.sandbox_id, upstream)
+
+    def _explain_missing_language(self, send: Send) -> Send:
+        """Pass the response on. If it refuses a language that the engine can add, replace its message by the engine's."""
+        held: Message | None = None
+        body = b""
+
+        async def pass_on(message: Message) -> None:
+            nonlocal held, body
+            if message["type"] == "http.response.start" and message["status"] == 400:
+                language = header(message["headers"], MISSING_LANGUAGE)
+                told = self._add_language(language) if language is not None else None
+                if told is not None:
+                    held, body = message, told.encode()
+                    return
+            if held is None:
+                await send(message)
+            elif not message.get("more_body", False):
+                dropped = (MISSING_LANGUAGE, b"content-length", b"transfer-encoding")
+                kept = [pair for pair in held["headers"] if pair[0] not in dropped]
+                await send({**held, "headers": [*kept, (b"content-length", b"%d" % len(body))]})
+                await send({"type": "http.response.body", "body": body})
+
+        return pass_on
 
     async def _dial(self, target: Target, secure: str | None = None) -> Upstream:
         sock = await self._sandboxes.dial(target.sandbox_id, target.port)

@@ -22,6 +22,7 @@ from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.relay import end_to_end
 from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Reply, UpstreamError
 from sandyard.engine.e2b.dataplane.target import Target
+from sandyard.kit.connections import UnreadWatch
 from sandyard.kit.errors import SandyardError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Tunnel(asyncio.Protocol):
         self._door = door
         self._connections = cast(set[Any], server_state.connections)
         self._transport: asyncio.Transport | None = None
+        self._unread: UnreadWatch | None = None
         self._inside: Inside | None = None
         self._task: asyncio.Task[None] | None = None
         self._target: Target | None = None
@@ -74,6 +76,7 @@ class Tunnel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=BUFFER)
+        self._unread = UnreadWatch(self._transport, asyncio.get_running_loop())
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -85,6 +88,8 @@ class Tunnel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        if self._unread is not None:
+            self._unread.end()
         if self._task is not None:
             self._task.cancel()
         if self._inside is not None:
@@ -93,6 +98,8 @@ class Tunnel(asyncio.Protocol):
             self._door.end_tunnel(self._target, self)
 
     def pause_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.begin()
         if self._inside is not None:
             self._inside.hold()
 
@@ -126,6 +133,8 @@ class Tunnel(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+            if self._unread is not None and self._transport.get_write_buffer_size():
+                self._unread.begin()
 
     def refuse(self, page: Page, headers: Headers) -> None:
         """Answer instead of the sandbox, and end the connection."""

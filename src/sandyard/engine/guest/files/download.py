@@ -135,12 +135,17 @@ def _range(request: Request, size: int, modified: int) -> tuple[int, int] | None
         return None
     first, last = match.groups()
     if not first:
-        count = min(int(last), size)
+        count = min(_number(last), size)
         return size - count, count
-    offset = int(first)
-    if offset >= size or (last and int(last) < offset):
+    offset = _number(first)
+    if offset >= size or (last and _number(last) < offset):
         return offset, 0
-    return offset, min(int(last), size - 1) - offset + 1 if last else size - offset
+    return offset, min(_number(last), size - 1) - offset + 1 if last else size - offset
+
+
+def _number(digits: str) -> int:
+    """Of as many digits as a client likes: more than 19 are beyond every file anyway."""
+    return int(digits.lstrip("0")[:19] or 0)
 
 
 def _time(header: str | None) -> int | None:

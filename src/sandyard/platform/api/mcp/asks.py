@@ -42,6 +42,12 @@ class AnswerAsk(Input):
         description="The answer to a question that has a form, by the form's fields.",
         examples=[{"answer": "yes"}],
     )
+    message: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=50_000,
+        description="With a refused permission: what the agent should do instead.",
+    )
 
 
 class Option(Model):
@@ -111,7 +117,12 @@ async def answer_ask(call: Call, given: AnswerAsk) -> AskState:
 
     You answer in the name of your token's owner: do not allow what they would not allow."""
     row = await call.services.asks.answer(
-        call.caller, given.ask_id, option_id=given.option_id, decision=given.decision, content=given.content
+        call.caller,
+        given.ask_id,
+        option_id=given.option_id,
+        decision=given.decision,
+        content=given.content,
+        message=given.message,
     )
     call.note(decision=given.decision, option=given.option_id)
     return AskState.of(row)

@@ -85,6 +85,17 @@ class OneTask(Input):
     task_id: TaskId
 
 
+class RetryTask(OneTask):
+    model_config = example(taskId=TASK, message="Use the existing helper instead.")
+
+    message: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=50_000,
+        description="What the agent is told when it goes on with what has failed or was stopped.",
+    )
+
+
 class ListTasks(Paged):
     model_config = example(projectId="prj_0mh3k7a1x2abcdefghij", status="in_review")
 
@@ -199,9 +210,9 @@ async def stop_task(call: Call, given: OneTask) -> TaskMoved:
 
 
 @tools.add("retry_task", title="Retry a task", limit="execute")
-async def retry_task(call: Call, given: OneTask) -> TaskMoved:
+async def retry_task(call: Call, given: RetryTask) -> TaskMoved:
     """Try a task again that has failed or was stopped, with the work it has done so far; one that is done starts over."""
-    return await _moved(call, await call.services.tasks.retry(call.caller, given.task_id))
+    return await _moved(call, await call.services.tasks.retry(call.caller, given.task_id, message=given.message))
 
 
 @tools.add("pick_attempt", title="Pick an attempt", limit="execute")

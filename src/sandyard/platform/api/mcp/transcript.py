@@ -25,7 +25,9 @@ class Said(Model):
     text: str = Field(
         description="What was said; of a tool call what was done and what came of it; cut where it is long."
     )
-    status: str | None = Field(default=None, description="Of a tool call: pending, in_progress, completed or failed.")
+    status: str | None = Field(
+        default=None, description="Of a tool call: pending, in_progress, completed, failed or cancelled."
+    )
     truncated: bool = Field(default=False, description="There is more of it.")
     created_at: Instant
 

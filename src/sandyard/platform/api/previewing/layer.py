@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.ids import random_id
 from sandyard.kit.logging import bound, get_logger
+from sandyard.kit.server import mark_authenticated
 from sandyard.platform.api.guard import host_name
 from sandyard.platform.api.previewing import pages
 from sandyard.platform.api.previewing.exchange import Exchange
@@ -85,8 +86,10 @@ class _Visit:
         known = await self._known(place)
         if known is None:
             return pages.uninvited()
+        mark_authenticated(self._scope)
         if self._foreign(place):
             return pages.page(403, "Not from here", "A page of another origin may not use this preview in your name.")
+        await self._note_shown(place, known)
         with self._previews.entering(place):
             return await self._pass_through(place, known)
 
@@ -175,6 +178,19 @@ class _Visit:
         if origin is not None:
             return not self._addresses.of_same_sandbox(origin, place)
         return site is not None and headers.get("sec-fetch-mode") != "navigate"
+
+    async def _note_shown(self, place: Place, known: str) -> None:
+        """Remember what a frame of the platform's page shows, which that page cannot ask the frame. Frames within the preview's own pages
+        load without a person's doing."""
+        headers = self._connection.headers
+        by_person = headers.get("sec-fetch-user") == "?1" or headers.get("sec-fetch-site") != "same-origin"
+        if headers.get("sec-fetch-dest") != "iframe" or not by_person:
+            return
+        holder = await self._previews.passes.holder(place, known)
+        if holder is not None:
+            query = self._scope["query_string"]
+            path = self._scope["raw_path"] + (b"?" + query if query else b"")
+            self._previews.note_shown(place, holder.user_id, path.decode("latin-1"))
 
     def _opened_by_person(self) -> bool:
         """Scripts that ask again and again do not say that they navigate; programs say nothing of it."""

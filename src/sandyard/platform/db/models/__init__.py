@@ -1,7 +1,7 @@
 """Every table, one class each. Importing this module knows them all."""
 
 from sandyard.platform.db.base import Base
-from sandyard.platform.db.models.agents import Agent, AgentInput, AgentRun, Ask, ModelCall, ModelProvider
+from sandyard.platform.db.models.agents import Agent, AgentInput, AgentRun, Ask, McpServer, ModelCall, ModelProvider
 from sandyard.platform.db.models.git import (
     Checkout,
     Checkpoint,
@@ -14,13 +14,14 @@ from sandyard.platform.db.models.projects import Project, ProjectMember
 from sandyard.platform.db.models.records import Audit, Event, Setting, StoredSecret
 from sandyard.platform.db.models.sandboxes import Command, Sandbox, Terminal
 from sandyard.platform.db.models.sessions import Message, Session, Turn
-from sandyard.platform.db.models.tasks import Attempt, Preparation, Schedule, Step, Task, TaskNeed
+from sandyard.platform.db.models.tasks import AgentSnapshot, Attempt, Preparation, Schedule, Step, Task, TaskNeed
 from sandyard.platform.db.models.users import ApiToken, Login, Ticket, User
 
 __all__ = [
     "Agent",
     "AgentInput",
     "AgentRun",
+    "AgentSnapshot",
     "ApiToken",
     "Ask",
     "Attempt",
@@ -34,6 +35,7 @@ __all__ = [
     "Event",
     "GitOperation",
     "Login",
+    "McpServer",
     "Message",
     "ModelCall",
     "ModelProvider",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Index, Integer, LargeBinary, String, Text
+from sqlalchemy import Boolean, Index, Integer, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, LongText, Name, Word, belongs_to, may_refer_to
@@ -110,6 +110,27 @@ class ModelProvider(Base):
     hint: Mapped[str] = mapped_column(String(100))  # what people may be shown of it
     models: Mapped[list[str]] = mapped_column(Json, default=list)  # the first is the default
     prices: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # by model: US dollars for a million tokens
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class McpServer(Base):
+    """An MCP server that agents of a project are given: a command in their sandbox, or a URL behind the platform's gateway."""
+
+    __tablename__ = "mcp_servers"
+    __table_args__ = (Index("uq_mcp_servers_project_id_name", "project_id", "name", unique=True),)
+
+    id: Mapped[Id]
+    project_id: Mapped[str] = mapped_column(belongs_to("projects.id"))
+    name: Mapped[Word]
+    type: Mapped[Word]  # stdio, http
+    command: Mapped[str | None] = mapped_column(Text)
+    args: Mapped[list[str]] = mapped_column(Json, default=list)
+    env: Mapped[dict[str, str]] = mapped_column(Json, default=dict)  # not secret: it is in the sandbox
+    url: Mapped[str | None] = mapped_column(Text)
+    headers: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; None: it needs none
+    hints: Mapped[dict[str, str]] = mapped_column(Json, default=dict)  # by header: what people may be shown of it
+    named_by_admin: Mapped[bool] = mapped_column(Boolean)  # an administrator has set the URL
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 

@@ -27,6 +27,8 @@ class Project(Base):
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
     archived_at: Mapped[datetime | None]
+    connection_error: Mapped[str | None] = mapped_column(String(2000))
+    """Why its repository could not be used when it was last tried."""
 
 
 class ProjectMember(Base):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Boolean, Float, Index, Integer, LargeBinary, String, Text
+from sqlalchemy import Boolean, Float, Index, Integer, LargeBinary, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, LongText, Word, belongs_to, may_refer_to
@@ -25,6 +25,8 @@ class Sandbox(Base):
     project_id: Mapped[str | None] = mapped_column(may_refer_to("projects.id"), index=True)
     task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
     agent_id: Mapped[str | None] = mapped_column(String(100))
+    internal: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Something that several people use is built in it. Only the platform and administrators may see or enter it."""
     template: Mapped[str] = mapped_column(String(256))
     engine_id: Mapped[str | None] = mapped_column(String(100), unique=True)
     idempotency_key: Mapped[str] = mapped_column(String(100), unique=True)

@@ -124,6 +124,22 @@ class Preparation(Base):
     used_at: Mapped[datetime | None]
 
 
+class AgentSnapshot(Base):
+    """A template in which an agent is installed, kept as a snapshot."""
+
+    __tablename__ = "agent_snapshots"
+
+    id: Mapped[Id]
+    key: Mapped[str] = mapped_column(String(64), unique=True)  # a digest of all it depends on
+    agent: Mapped[str] = mapped_column(String(100))
+    template: Mapped[str] = mapped_column(String(256))
+    snapshot: Mapped[str | None] = mapped_column(String(256))  # None: not ready, or lost
+    engine_id: Mapped[str | None] = mapped_column(String(100))  # of the sandbox that the snapshot is of
+    sandbox_id: Mapped[str | None] = mapped_column(String(40))  # in which it is being made
+    created_at: Mapped[datetime]
+    used_at: Mapped[datetime]
+
+
 class Schedule(Base):
     """What makes a task again and again."""
 

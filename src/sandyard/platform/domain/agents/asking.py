@@ -4,10 +4,12 @@ time, or by the end of its turn. Every decision is audited in the transaction th
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Transaction
@@ -25,6 +27,8 @@ DETAIL_LIMIT = 64 << 10
 OPTIONS = 50
 PLATFORM = "platform"
 SEND = "send"
+OVERRULED = "overruled"
+"""Who decided about a permission that the policy refused, and somebody has allowed since for the rest of its session."""
 _NO_OPTION = {"outcome": {"outcome": "cancelled"}}
 
 
@@ -39,8 +43,12 @@ async def open_permission(scene: Scene, request: wire.Request, known: dict[str, 
     settings = (await agent_settings(scene.tx.session, scene.session.project_id)).permissions
     if settings.deny:  # else it would not ask before the next one, which may be denied
         options = [one for one in options if one["kind"] != "allow_always"]
+        lifted = await overruled_patterns(scene.tx, scene.session.id)
+        settings = settings.model_copy(update={"deny": [one for one in settings.deny if one not in lifted]})
     verdict = decide(settings, call)
     detail = {"toolCall": bounded(call, DETAIL_LIMIT), "options": options, "reason": verdict.reason}
+    if verdict.pattern is not None:
+        detail["pattern"] = verdict.pattern
     title = cut(str(call.get("title") or call.get("kind") or "The agent asks for permission"), 2000)
     ask = _draft(scene, request.key, AskKind.PERMISSION, title, detail)
     if verdict.decision is not None:
@@ -101,6 +109,64 @@ async def pending_feedback(tx: Transaction, session_id: str) -> list[Ask]:
     """What `open_feedback` has asked and nobody has answered."""
     query = select(Ask).where(Ask.session_id == session_id, Ask.run_id.is_(None), Ask.status == AskStatus.PENDING)
     return list(await tx.session.scalars(query.order_by(Ask.id).with_for_update()))
+
+
+async def refused_permissions(session: AsyncSession, *which: ColumnElement[bool]) -> list[Ask]:
+    """What agents wanted to do and nobody has decided about: the project's policy refused it, or the time for an answer was over.
+    Oldest first."""
+    query = select(Ask).where(Ask.kind == AskKind.PERMISSION, Ask.decided_by.in_(("policy", "timeout")), *which)
+    found = await session.scalars(query.order_by(Ask.id))
+    return [ask for ask in found if (ask.answer or {}).get("decision") == "reject"]
+
+
+def message_key(ask: Ask) -> str:
+    """The key of the turn that tells the agent what to do instead of what it was refused."""
+    return f"{ask.id}:message"
+
+
+async def turn_instead(session: AsyncSession, turn_id: str) -> Turn | None:
+    """The last turn by which somebody told the agent what to do instead of what it was refused in this one."""
+    query = select(Ask).where(Ask.turn_id == turn_id, Ask.kind == AskKind.PERMISSION, Ask.decided_by == "person")
+    keys = [message_key(ask) for ask in await session.scalars(query)]
+    if not keys:
+        return None
+    found = await session.scalars(select(Turn).where(Turn.key.in_(keys)).order_by(Turn.number.desc()).limit(1))
+    return found.first()
+
+
+def describe_refusal(asks: Sequence[Ask]) -> str:
+    """A sentence that names the last of them."""
+    last = asks[-1]
+    title = cut(" ".join(last.title.split()), 300)
+    more = len({ask.title for ask in asks}) - 1
+    others = "" if not more else f" ({more} more)"
+    if last.decided_by == "timeout":
+        return f"The agent was refused permission for “{title}”{others}, because nobody answered in time."
+    return f"The agent was refused permission for “{title}”{others}. {last.detail.get('reason') or ''}".rstrip()
+
+
+async def overruled_patterns(tx: Transaction, session_id: str) -> set[str]:
+    """Patterns that the project denies, and somebody has allowed for this session."""
+    query = select(Ask.detail).where(Ask.session_id == session_id, Ask.decided_by == OVERRULED)
+    return {detail["pattern"] for detail in await tx.session.scalars(query) if "pattern" in detail}
+
+
+def overrule(tx: Transaction, session: Session, ask: Ask, caller: Principal) -> None:
+    """From now on the session's agent may do what the pattern denies that this was refused for."""
+    ask.decided_by, ask.user_id = OVERRULED, caller.user_id
+    tx.emit("ask.overruled", **about(session), **_about(ask), decidedBy=OVERRULED, pattern=ask.detail["pattern"])
+    tx.add(
+        Audit(
+            at=utc_now(),
+            user_id=caller.user_id,
+            user_name=caller.name,
+            means=caller.means,
+            action="ask.overruled",
+            target=ask.id,
+            outcome="ok",
+            detail={"title": ask.title[:300], "pattern": ask.detail["pattern"], "sessionId": session.id},
+        )
+    )
 
 
 def _draft(scene: Scene, key: str, kind: AskKind, title: str, detail: dict[str, Any]) -> Ask:

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import select
 
-from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import AgentRun, Ask, Session
+from sandyard.platform.db.models import AgentRun, Ask, Project, Session
 from sandyard.platform.domain.agents import asking
 from sandyard.platform.domain.agents.errors import AskOverError
 from sandyard.platform.domain.agents.model import AskKind, AskStatus
@@ -16,6 +16,7 @@ from sandyard.platform.domain.agents.policy import Decision, choose
 from sandyard.platform.domain.agents.rows import locked
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects.service import require_owner
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 
@@ -60,12 +61,17 @@ class Asks:
         option_id: str | None = None,
         decision: Decision | None = None,
         content: dict[str, Any] | None = None,
+        message: str | None = None,
     ) -> Ask:
         """One of: an option of the agent's, a decision, or what was filled into a form. AskOverError when it is too late. The agent
-        is woken for it."""
-        _check(await self.get(caller, ask_id), option_id, decision, content)
+        is woken for it. `message`, with a refused permission: what the agent should do instead. It is the session's next turn."""
+        _check(await self.get(caller, ask_id), option_id, decision, content, message)
         async with self._database.transaction() as tx:
             ask = await tx.session.get(Ask, ask_id)
+            if ask is not None and message is not None:
+                await tx.session.get(
+                    Session, ask.session_id, with_for_update=True
+                )  # before its turns, as `prompt` does
             if ask is not None and ask.run_id is None:
                 return await self._answer_own(tx, caller, ask, option_id, decision)
             found = await locked(tx, ask.turn_id) if ask is not None and ask.turn_id is not None else None
@@ -86,11 +92,33 @@ class Asks:
                 content=content,
                 caller=caller,
             )
+            if message is not None:
+                words = [{"type": "text", "text": message}]
+                await self._turns.draft(tx, caller, row, words, key=asking.message_key(ask))
             await asking.go_on(tx, row, turn)
             stop = ask.detail.get("by") == asking.PLATFORM and (ask.answer or {}).get("optionId") == "stop"
         if stop and ask.turn_id is not None:
             await self._turns.cancel(caller, ask.turn_id)
         self._turns.nudge(ask.session_id)
+        return ask
+
+    async def allow(self, caller: Principal, ask_id: str) -> Ask:
+        """Allow what the project's policy refused, and whatever its pattern denies, for the rest of the session. Idempotent.
+        ForbiddenError for whoever may not change the policy, ConflictError when nothing was refused by a pattern."""
+        await self.get(caller, ask_id)
+        async with self._database.transaction() as tx:
+            ask = await tx.session.get(Ask, ask_id, with_for_update=True)
+            session = await tx.session.get(Session, ask.session_id) if ask is not None else None
+            if ask is None or session is None:
+                raise AskOverError
+            project = await tx.session.get(Project, session.project_id) if session.project_id is not None else None
+            if project is not None:
+                require_owner(caller, project)
+            if ask.decided_by == asking.OVERRULED:
+                return ask
+            if ask.decided_by != "policy" or "pattern" not in ask.detail:
+                raise ConflictError("The project's policy has not refused this.")
+            asking.overrule(tx, session, ask, caller)
         return ask
 
     async def _answer_own(
@@ -106,7 +134,9 @@ class Asks:
         return ask
 
 
-def _check(ask: Ask, option_id: str | None, decision: Decision | None, content: dict[str, Any] | None) -> None:
+def _check(
+    ask: Ask, option_id: str | None, decision: Decision | None, content: dict[str, Any] | None, message: str | None
+) -> None:
     """InvalidInputError says what this one can be answered with."""
     options: list[dict[str, Any]] = ask.detail.get("options") or []
     names = ", ".join(repr(one["optionId"]) for one in options)
@@ -119,5 +149,12 @@ def _check(ask: Ask, option_id: str | None, decision: Decision | None, content: 
         raise InvalidInputError("This is a form: answer with content, or refuse with decision: reject.")
     if option_id is not None and all(one["optionId"] != option_id for one in options):
         raise InvalidInputError(f"optionId: there is no such option. There are: {names}.")
+    if message is not None and (ask.kind != AskKind.PERMISSION or not _refuses(options, option_id, decision)):
+        raise InvalidInputError("message: only a refused permission takes one. Answer with a refusal, or leave it out.")
     if not form and decision in ("allow", "allow_always") and choose(options, decision) is None:
         raise InvalidInputError(f"decision: the agent offers nothing like that. There are: {names}.")
+
+
+def _refuses(options: list[dict[str, Any]], option_id: str | None, decision: Decision | None) -> bool:
+    kind = next((str(one["kind"]) for one in options if one["optionId"] == option_id), decision or "")
+    return kind.startswith("reject")

@@ -19,11 +19,14 @@ from sqlalchemy import select
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
+from sandyard.kit.text import storable
 from sandyard.platform.db.models import AgentInput, AgentRun
+from sandyard.platform.domain.agents.consuming import TOO_LOUD, RunBrokenError
+from sandyard.platform.domain.agents.errors import AgentProtocolError
 from sandyard.platform.domain.agents.measure import batches
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import DELIVERED
-from sandyard.platform.domain.agents.wire import Lines
+from sandyard.platform.domain.agents.wire import MOST, Lines, parse
 from sandyard.platform.domain.sandboxes.e2b import (
     Ended,
     EngineError,
@@ -42,9 +45,15 @@ HELD = 8 << 20
 """Bytes of output that may wait for the database before no more are read."""
 PIECE = 90_000
 """Of input written at once: it has to fit into an argument."""
+WRITES = 1000
+"""So many writes are remembered: among the first of them is the prompt."""
 INTERVAL_S = 0.04
 """How often `tail` looks into the journal: it does not trust the kernel to tell it on an overlay file system."""
 TAIL = 16 << 10
+STARTS = ":starts"
+"""A line of ours before the first one of the agent's: what a login shell's profile prints is before it."""
+STRAY_BYTES, STRAY_SHOWN = 64 << 10, 500
+"""Of output that is no message, before the first message: more is no protocol. And how much of it people are shown."""
 _WRITE = """set -o pipefail; umask 077
 have=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
 [ "$have" -ge "$2" ] || exit 3
@@ -64,22 +73,33 @@ def command(run_id: str, argv: Sequence[str], first: str) -> str:
     path = shlex.quote(input_path(run_id))
     return (
         f"[ -s {path} ] || (umask 077; printf %s {shlex.quote(first)} >{path})\n"
+        f"printf '%s\\n' {STARTS}\n"
         f"exec {shlex.join(argv)} < <(exec tail -c +1 -s {INTERVAL_S} -f --pid=$$ {path} 2>/dev/null)"
     )
 
 
 class Inputs:
-    """Delivers what was decided to be said, in its order. `nudge` when there is more."""
+    """Delivers what was decided to be said, in its order. `nudge` when there is more. `heard`: how many bytes of its output and
+    error output were read so far."""
 
-    def __init__(self, desk: Desk, run: AgentRun) -> None:
+    def __init__(self, desk: Desk, run: AgentRun, heard: Callable[[], tuple[int, int]]) -> None:
         self._desk = desk
         self._run_id = run.id
         self._sandbox_id = run.sandbox_id
         self._more = asyncio.Event()
+        self._heard = heard
+        self._writes: list[tuple[int, tuple[int, int]]] = []
         self.delivered: int | None = run.options.get(DELIVERED)  # None: nobody knows
 
     def nudge(self) -> None:
         self._more.set()
+
+    def heard_before(self, position: int) -> tuple[int, int] | None:
+        """What was heard before the agent could read what is at this place. None: it cannot read it yet."""
+        for end, heard in self._writes:
+            if end > position:
+                return heard
+        return (0, 0) if self.delivered is None or self.delivered > position else None
 
     async def run(self) -> None:
         """Until it is cancelled, or the sandbox is gone. Wakes the sandbox when there is something to say."""
@@ -128,6 +148,8 @@ class Inputs:
             at = max(self.delivered, start)
             piece = text[at - start : at - start + PIECE]
             words = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece]
+            if len(self._writes) < WRITES:
+                self._writes.append((at + len(piece), self._heard()))
             ran = await engine.run(engine_id, words, idempotent=True)
             if ran.exit_code == _HOLE:
                 self.delivered = None
@@ -153,6 +175,10 @@ class Outputs:
         self._hurry = False  # what waits to be taken is left for later
         self._news, self._urgent = asyncio.Event(), asyncio.Event()
         self._last = 0.0
+        self._stray, self._stray_bytes = b"", 0  # what it said that is no message, before the first one
+        self._speaks = consumed > 0
+        self.stray_at: float | None = None
+        """Since when there is output that is no message, and no message; by the loop's clock."""
         self.heard = 0.0
         """When something came, by the loop's clock."""
         self.tail = b""
@@ -166,6 +192,10 @@ class Outputs:
     @property
     def offsets(self) -> tuple[int, int]:
         return self._lines.seen, self._errors
+
+    def tail_since(self, offset: int) -> bytes:
+        """The end of its error output, as far as it was written behind this place."""
+        return self.tail[max(0, len(self.tail) - max(0, self._errors - offset)) :]
 
     async def read(
         self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
@@ -217,12 +247,42 @@ class Outputs:
             fresh = event.data[max(0, seen - event.offset) :]
             if not fresh:
                 return
-            self._keep(STDOUT, seen, fresh)
-            lines = [one for one in self._lines.feed(fresh) if one[1].lstrip()[:1] == b"{"]  # others are no messages
+            begin = 0
+            if self._lines.skipped:  # of a line that is too long, no more is kept either
+                begin = fresh.find(b"\n") if b"\n" in fresh else len(fresh)
+            self._keep(STDOUT, seen + begin, fresh[begin:])
+            found = self._lines.feed(fresh)
+            if self._lines.skipped > MOST:
+                raise RunBrokenError(f"The agent wrote a line of more than {MOST >> 20} MiB, and was ended.", TOO_LOUD)
+            lines = [one for one in found if one[1].lstrip()[:1] == b"{"]  # others are no messages
+            if not self._speaks:
+                self._look_for_message([line for _, line in found])
             self._ready += lines
             if any(b'"id"' in line for _, line in lines):
                 self._urgent.set()
         self._news.set()
+
+    def _look_for_message(self, lines: Sequence[bytes]) -> None:
+        """RunBrokenError when it says much, and none of it is a message."""
+        for line in lines:
+            if line.strip() == STARTS.encode():
+                self._stray, self._stray_bytes, self.stray_at = b"", 0, None
+            elif parse(line) is not None:
+                self._speaks, self.stray_at = True, None
+                return
+            elif line.strip():
+                self._stray = (self._stray + line + b"\n")[:STRAY_SHOWN]
+                self._stray_bytes += len(line)
+                self.stray_at = self.stray_at or asyncio.get_running_loop().time()
+        if self._stray_bytes > STRAY_BYTES:
+            raise RunBrokenError(self.stray_fault, AgentProtocolError.code)
+
+    @property
+    def stray_fault(self) -> str:
+        said = storable(self._stray.decode("utf-8", "replace")).strip()
+        return (
+            f"The agent does not speak ACP: its output is not an Agent Client Protocol message. It begins with:\n{said}"
+        )
 
     def _keep(self, stream: str, offset: int, data: bytes) -> None:
         room = self._desk.settings.output_kept - offset
@@ -257,10 +317,10 @@ class Outputs:
         # first of all: what comes while this is written is not kept yet, and must not count as taken
         lines, consumed = list(self._ready), self._lines.consumed
         for stream, pieces in self._raw.items():
-            if pieces:
-                count, data = len(pieces), b"".join(piece for _, piece in pieces)
-                await self._desk.files.write(self._run_id, stream, pieces[0][0], data)
-                del pieces[:count]
+            count = len(pieces)
+            for offset, data in _join(pieces[:count]):
+                await self._desk.files.write(self._run_id, stream, offset, data)
+            del pieces[:count]
         now = asyncio.get_running_loop().time
         for batch, end in batches(lines, consumed):
             if self._hurry:
@@ -276,3 +336,15 @@ class Outputs:
                     min(1.0, now() - begun)
                 )  # who says much takes half of the time, and leaves half to others
         self._held = 0
+
+
+def _join(pieces: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Those that follow each other as one."""
+    found: list[tuple[int, list[bytes]]] = []
+    end = -1
+    for offset, data in pieces:
+        if offset != end or not found:
+            found.append((offset, []))
+        found[-1][1].append(data)
+        end = offset + len(data)
+    return [(offset, b"".join(parts)) for offset, parts in found]

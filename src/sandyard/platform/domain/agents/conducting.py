@@ -15,14 +15,15 @@ from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import AWAY
 from sandyard.platform.db.models import AgentRun, Checkout, Sandbox, Session, Turn, User
 from sandyard.platform.domain.agents import ending, runs, steps, timing
-from sandyard.platform.domain.agents.errors import AgentSilentError
+from sandyard.platform.domain.agents.errors import AgentProtocolError, AgentSilentError
 from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.ports import Desk
-from sandyard.platform.domain.agents.rows import about, about_turn, live_run, locked, open_turn
+from sandyard.platform.domain.agents.rows import about, about_turn, load_view, locked, open_turn
 from sandyard.platform.domain.agents.runs import Life
 from sandyard.platform.domain.agents.steps import Next
 from sandyard.platform.domain.agents.stuck import Watch
 from sandyard.platform.domain.git.model import Reason
+from sandyard.platform.domain.models.faults import FAULT_CODES
 from sandyard.platform.domain.models.model import OverBudgetError
 from sandyard.platform.domain.sandboxes.model import Status, check_usable, utc_now
 from sandyard.platform.domain.users.model import Principal
@@ -32,10 +33,14 @@ log = get_logger(__name__)
 TICK_S = 1.0
 CANCEL_S = 15.0
 """How long an agent may take to stop when it is asked to."""
+REFUSED_S = 2.0
+"""How long one may take whose model's provider refuses it: it can do nothing, not even tidy up."""
 GREET_S = 300.0
 """How long it may take to be ready after its start."""
-ASLEEP_S = 10.0
-"""How often one is looked at whose sandbox sleeps: whatever wakes it says so."""
+STRAY_S = 15.0
+"""How long it may print what is no message before it prints the first one."""
+QUIET_S = 10.0
+"""How often a session is checked that has no turn, or whose sandbox sleeps. Whatever changes that nudges it."""
 CRASHES, CRASHES_S = 3, 60.0
 """So often, in so many seconds, the platform may fail to follow a process before it is ended."""
 _INTERNAL = "The platform failed to work on this. Its log says why."
@@ -113,11 +118,8 @@ class Conductor:
 
     async def _view(self) -> _View | None:
         async with self._desk.database.reading() as session:
-            row = await session.get(Session, self.session_id)
-            if row is None:
-                return None
-            sandbox = await session.get(Sandbox, row.sandbox_id) if row.sandbox_id is not None else None
-            return _View(row, sandbox, await open_turn(session, row.id), await live_run(session, row.id))
+            found = await load_view(session, self.session_id)
+        return None if found is None else _View(*found)
 
     async def _round(self) -> bool:
         """False: nothing is left to do."""
@@ -131,7 +133,7 @@ class Conductor:
             self._release()
             return False
         asleep = view.sandbox is not None and view.sandbox.status == Status.PAUSED
-        self._tick = ASLEEP_S if asleep else TICK_S
+        self._tick = QUIET_S if asleep else TICK_S
         if crashed and view.run is not None:
             await self._after_crash(view)
             return self._again()
@@ -174,9 +176,11 @@ class Conductor:
         if self._idle_since is None:
             self._idle_since = now
         awake = view.sandbox is not None and view.sandbox.status == Status.RUNNING
-        if awake and now - self._idle_since >= self._desk.settings.agent_idle_s:
+        left = self._idle_since + self._desk.settings.agent_idle_s - now
+        if awake and left <= 0:
             await self._end(view)
             return self._again()
+        self._tick = min(QUIET_S, left) if awake else QUIET_S
         return True
 
     async def _work(self, view: _View, turn: Turn) -> bool:
@@ -274,14 +278,19 @@ class Conductor:
     async def _look_after(self, view: _View, turn: Turn, run: AgentRun) -> None:
         if turn.cancel_at is not None or turn.error_code == steps.WAKING:
             since = turn.cancel_at or turn.stuck_at
-            if since is not None and (utc_now() - since).total_seconds() > CANCEL_S:
+            patience = REFUSED_S if turn.error_code in FAULT_CODES else CANCEL_S
+            if since is not None and (utc_now() - since).total_seconds() > patience:
                 await self._end(view)
         elif turn.status == TurnStatus.WAITING:
             if await timing.expire(self._desk, turn.id):
                 self.nudge()
         elif run.status == RunStatus.STARTING:
             began = self._life.began_at if self._life is not None else None
-            if began is not None and asyncio.get_running_loop().time() - began > GREET_S:
+            stray = self._life.stray_at if self._life is not None else None
+            if self._life is not None and stray is not None and asyncio.get_running_loop().time() - stray > STRAY_S:
+                await self._fail_turn(self._life.stray_fault, AgentProtocolError.code)
+                await self._end(view)
+            elif began is not None and asyncio.get_running_loop().time() - began > GREET_S:
                 await self._fail_turn(AgentSilentError().message, AgentSilentError.code)
                 await self._end(view)
         elif turn.request is not None:

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
 from pydantic.alias_generators import to_camel
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
-from sandyard.platform.domain.agents import asking, ending, steps, wire
+from sandyard.platform.domain.agents import asking, ending, mcp_commands, steps, wire
 from sandyard.platform.domain.agents.errors import AgentFailedError
 from sandyard.platform.domain.agents.measure import Measure
-from sandyard.platform.domain.agents.model import AskStatus, RunStatus
+from sandyard.platform.domain.agents.model import AskStatus, RunStatus, TurnStatus
 from sandyard.platform.domain.agents.ports import Desk
-from sandyard.platform.domain.agents.rows import Scene, about, about_turn, answered, last_message, pending, say, turn_of
-from sandyard.platform.domain.agents.transcript import Entry, Transcript, bounded, deltas, shown
+from sandyard.platform.domain.agents.rows import (
+    MCP_MISSING,
+    PROMPTED,
+    STARTUP,
+    Scene,
+    about,
+    about_turn,
+    answered,
+    last_message,
+    pending,
+    say,
+    turn_of,
+)
+from sandyard.platform.domain.agents.transcript import Entry, Transcript, bounded, cut, deltas, shown
+from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED
+from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 TOO_LOUD = "agent_too_loud"
 APART = 64 << 10
 """A longer line is read in a thread."""
+STARTUP_LIMIT = 4000
+"""Letters that are kept of what an agent says before it is prompted."""
 DELTAS = 16
 """Events for the growth of one message in one batch; of more it is only said that it has grown."""
 
@@ -44,12 +61,26 @@ class RunBrokenError(SandyardError):
         self.reason = code
 
 
-class Consumer:
-    """For one run. `take` and `over` raise what the database raises, and may then be called again with the same."""
+_RUN = (
+    select(AgentRun, Session)
+    .join(Session, Session.id == AgentRun.session_id)
+    .where(AgentRun.id == bindparam("run"))
+    .with_for_update(of=AgentRun)
+)
 
-    def __init__(self, desk: Desk, run_id: str) -> None:
+
+class Consumer:
+    """For one run. `take` and `over` raise what the database raises, and may then be called again with the same.
+
+    `heard_before`: how many bytes of its output and error output were read before it could know what is at a place of its input;
+    None: it cannot know it yet."""
+
+    def __init__(
+        self, desk: Desk, run_id: str, heard_before: Callable[[int], tuple[int, int] | None] = lambda _: (0, 0)
+    ) -> None:
         self._desk = desk
         self._run_id = run_id
+        self._heard_before = heard_before
         self._transcript: Transcript | None = None
         self._turn_id: str | None = None
         self._taken: int | None = None  # how far the transcript here goes
@@ -64,13 +95,14 @@ class Consumer:
         try:
             async with self._desk.database.transaction() as tx:
                 batch = await self._begin(tx, usage)
+                words_from = self._words_from(batch.run, batch.turn)
                 if batch.run.consumed >= consumed:
                     return batch.run.sent
                 for end, one in incoming:
                     if end <= batch.run.consumed:
                         continue  # another one, who was cut off, has taken it
                     try:
-                        await batch.handle(one)
+                        await batch.handle(one, startup=end <= words_from)
                         if (fault := measure.fault(batch.transcript)) is not None:
                             raise RunBrokenError(fault, TOO_LOUD)  # noqa: TRY301
                     except RunBrokenError as error:
@@ -89,6 +121,14 @@ class Consumer:
             raise broken
         return batch.run.sent
 
+    def _words_from(self, run: AgentRun, turn: Turn | None) -> float:
+        """The place in its output up to which its text is no answer: it had not been prompted."""
+        prompted = run.options.get(PROMPTED)
+        if prompted is None:  # a run of an earlier version may have been prompted
+            return 0 if turn is not None and turn.request is not None else math.inf
+        heard = self._heard_before(prompted)
+        return math.inf if heard is None else heard[0]
+
     async def _parsed(self, lines: Sequence[tuple[int, bytes]], measure: Measure) -> list[tuple[int, wire.Incoming]]:
         found = []
         for end, line in lines:
@@ -105,16 +145,17 @@ class Consumer:
         exit_code: int | None = None,
         error: str | None = None,
         code: str | None = None,
-        stderr: str = "",
+        stderr: Callable[[int], str] = lambda _: "",
     ) -> None:
-        """The run has ended."""
+        """The run has ended. `stderr`: its error output from a place on."""
         usage = await self._usage()
         async with self._desk.database.transaction() as tx:
             run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
             session = await tx.session.get(Session, run.session_id) if run is not None else None
             if run is None or session is None:
                 return
-            turn = await turn_of(tx.session, run, to_change=True)
+            turn = await turn_of(tx.session, run.id, to_change=True)
+            heard = self._heard_before(run.options[PROMPTED]) if PROMPTED in run.options else None
             await ending.run_over(
                 tx,
                 session,
@@ -124,27 +165,27 @@ class Consumer:
                 exit_code=exit_code,
                 error=error,
                 code=code,
-                stderr=stderr,
+                stderr=stderr(heard[1] if heard is not None else 0),
                 usage=usage,
             )
 
     async def _begin(self, tx: Transaction, usage: dict[str, Any]) -> _Batch:
-        run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
-        session = await tx.session.get(Session, run.session_id) if run is not None else None
-        if run is None or session is None:
+        found = (await tx.session.execute(_RUN, {"run": self._run_id})).first()
+        if found is None:
             raise RunGoneError
-        turn = await turn_of(tx.session, run, to_change=True)
+        run, session = found
+        turn = await turn_of(tx.session, run.id, to_change=True)
         others = run.consumed != self._taken  # somebody else, who is about to be cut off, has written
         if self._transcript is None or others or (turn is not None and turn.id != self._turn_id):
             self._turn_id = turn.id if turn is not None else None
             self._transcript = await _load(tx, session, self._turn_id)
             self._taken = run.consumed
-        return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage)
+        fault = self._desk.models.fault(turn.id) if turn is not None else None
+        return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage, fault)
 
     async def _usage(self) -> dict[str, Any]:
         async with self._desk.database.reading() as session:
-            run = await session.get(AgentRun, self._run_id)
-            turn = await turn_of(session, run) if run is not None else None
+            turn = await turn_of(session, self._run_id)
         if turn is None or turn.request is None:
             return {}
         return {"models": as_dict(await self._desk.models.usage(turn_id=turn.id))}
@@ -174,11 +215,13 @@ class _Batch:
     transcript: Transcript
     turn_id: str | None  # to which messages belong: of the turn, or the one that was
     usage: dict[str, Any]
+    fault: Fault | None
 
-    async def handle(self, told: wire.Incoming) -> None:
+    async def handle(self, told: wire.Incoming, *, startup: bool = False) -> None:
+        """`startup`: it was said before the agent was prompted."""
         if isinstance(told, wire.Notice):
             if told.method == "session/update":
-                self._update(told.params)
+                self._update(told.params, startup=startup)
             elif told.method == "$/cancel_request":
                 await self._withdrawn(told.params)
         elif isinstance(told, wire.Request):
@@ -199,13 +242,16 @@ class _Batch:
             self.tx.emit("turn.unstuck", **about(self.session), **about_turn(self.turn))
             await asking.withdraw_stuck(self.tx, self.session, self.run, self.turn)
 
-    def _update(self, params: dict[str, Any]) -> None:
+    def _update(self, params: dict[str, Any], *, startup: bool) -> None:
         update = params.get("update")
         if not isinstance(update, dict):
             return
         replay = "session/load" in pending(self.run)  # what is here already
         kind = update.get("sessionUpdate")
         if replay and not (isinstance(kind, str) and kind in _FACTS):
+            return
+        if startup and kind == "agent_message_chunk":
+            self._keep_startup(update)
             return
         facts = self.transcript.apply(update)
         if facts is None:
@@ -214,6 +260,14 @@ class _Batch:
             self.run.options = {**self.run.options, **facts.options}
         if facts.usage and self.turn is not None:
             self.turn.usage = {**self.turn.usage, **facts.usage}
+
+    def _keep_startup(self, update: dict[str, Any]) -> None:
+        """Not in the transcript: it answers nobody."""
+        content = update.get("content")
+        text = content.get("text") if isinstance(content, dict) else None
+        known = self.run.options.get(STARTUP, "")
+        if isinstance(text, str) and len(known) < STARTUP_LIMIT:
+            self.run.options = {**self.run.options, STARTUP: cut(known + text, STARTUP_LIMIT)}
 
     async def _request(self, request: wire.Request) -> None:
         if request.method not in (asking.PERMISSION, asking.QUESTION):
@@ -264,9 +318,19 @@ class _Batch:
             await steps.open_session(self.tx, self.run)
         elif method in ("session/new", "session/load", "session/resume"):
             fresh = method == "session/new"
+            if self.turn is not None:
+                await self._tell_servers_not_used(self.turn)
             steps.opened(self.tx, self.session, self.run, told.result, fresh=fresh)
         elif method == "session/set_config_option":
             self.run.options = {**self.run.options, **steps.session_options(told.result)}
+
+    async def _tell_servers_not_used(self, turn: Turn) -> None:
+        """MCP servers that the agent was not given, or cannot start."""
+        if (left_out := steps.describe_left_out(self.run)) is not None:
+            await ending.notice(self.tx, self.session, turn, steps.LEFT_OUT, left_out)
+        for name, command in self.run.options.get(MCP_MISSING, {}).items():
+            text = mcp_commands.describe_missing(name, command)
+            await ending.notice(self.tx, self.session, turn, SERVER_FAILED, text)
 
     async def _prompted(self, turn: Turn, told: wire.Answer | wire.Refusal) -> None:
         usage = self.usage
@@ -276,11 +340,12 @@ class _Batch:
             turn.request = turn.stuck_at = None  # `advance` tells it to go on
             self.tx.emit("turn.unstuck", **about(self.session), **about_turn(turn))
         elif isinstance(told, wire.Refusal):
-            await ending.refused(self._scene(turn), told.message, usage)
-            self.turn = None
+            await ending.refused(self._scene(turn), told.message, usage, self.fault)
         else:
             reason = str(told.result.get("stopReason") or "end_turn")[:100]
             await ending.answered(self._scene(turn), reason, usage)
+        if TurnStatus(turn.status).over:
+            self.transcript.close_calls(ending.closed_status(TurnStatus(turn.status)))
             self.turn = None
 
     async def _denied(self, method: str, told: wire.Refusal) -> None:

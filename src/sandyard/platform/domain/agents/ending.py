@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import String, cast, or_, select
+
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Transaction
-from sandyard.platform.db.models import AgentRun, Message, Session, Turn
+from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
 from sandyard.platform.domain.agents import asking
-from sandyard.platform.domain.agents.errors import AgentDiedError, AgentFailedError
+from sandyard.platform.domain.agents.errors import AgentDiedError, AgentFailedError, PermissionRefusedError
 from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.rows import Scene, about, about_turn, last_message
 from sandyard.platform.domain.agents.steps import WAKING
-from sandyard.platform.domain.agents.transcript import cut, message_id, shown
+from sandyard.platform.domain.agents.transcript import OPEN_CALLS, cut, message_id, shown
+from sandyard.platform.domain.models.faults import FAULT_CODES, Fault
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 OVER_BUDGET, REPLACED = "over_budget", "replaced"
 """Error codes that say why an end was asked for: of a turn, and of a run that makes room for another one."""
 _GAVE_UP = (
-    "The agent has ended its turn by itself, as it may when a permission is refused. Tell it how to go on, or allow more in the "
-    "project's settings (agent.permissions)."
+    "The agent ended its turn because it was refused permission. Tell it what to do instead, or allow more in the project's "
+    "permissions."
 )
 _REFUSED = "The agent refused to go on."
 _CUT_SHORT = {
@@ -51,7 +54,27 @@ async def finish(
     turn.usage = {**turn.usage, **(usage or {})}
     if error is not None:
         await notice(tx, session, turn, code or str(status), error)
+    await _close_calls(tx, session, turn, closed_status(status))
     tx.emit(f"turn.{status}", **about(session), **about_turn(turn), stopReason=stop_reason, usage=turn.usage)
+
+
+def closed_status(status: TurnStatus) -> str:
+    """The status of tool calls that were under way when a turn ended with this one."""
+    return "failed" if status is TurnStatus.FAILED else "cancelled"
+
+
+async def _close_calls(tx: Transaction, session: Session, turn: Turn, status: str) -> None:
+    """Give the turn's tool calls that are not over this status."""
+    await tx.session.flush()
+    words = cast(Message.parts, String)
+    query = select(Message).where(Message.turn_id == turn.id, Message.role == "agent")
+    query = query.where(or_(*(words.contains(f'"{open_}"', autoescape=True) for open_ in OPEN_CALLS)))
+    for row in await tx.session.scalars(query.order_by(Message.id)):
+        part = row.parts[0] if row.parts else {}
+        if part.get("type") != "tool_call" or part.get("status") not in OPEN_CALLS:
+            continue
+        row.parts, row.updated_at = [{**part, "status": status}], utc_now()
+        tx.emit("message.updated", **about(session), messageId=row.id, turnId=turn.id, part=shown(row.parts[0]))
 
 
 async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any]) -> None:
@@ -62,6 +85,10 @@ async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any]) -> Non
         status, error, code = _stopped(turn)
     elif stop_reason == "cancelled":  # of its own accord: some agents do so when they are refused something
         status, error, code = TurnStatus.FAILED, _GAVE_UP, "agent_gave_up"
+        if await asking.turn_instead(tx.session, turn.id) is not None:
+            status, error, code = TurnStatus.CANCELLED, None, None  # somebody has told it what to do instead
+        elif refused_ := await asking.refused_permissions(tx.session, Ask.turn_id == turn.id):
+            error, code = asking.describe_refusal(refused_), PermissionRefusedError.code
     elif stop_reason == "refusal":
         status, error, code = TurnStatus.FAILED, _REFUSED, "agent_refused"
     elif stop_reason in _CUT_SHORT:
@@ -69,11 +96,13 @@ async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any]) -> Non
     await finish(tx, session, scene.run, turn, status, stop_reason=stop_reason, error=error, code=code, usage=usage)
 
 
-async def refused(scene: Scene, words: str, usage: dict[str, Any]) -> None:
-    """The agent has answered the prompt with an error."""
+async def refused(scene: Scene, words: str, usage: dict[str, Any], fault: Fault | None) -> None:
+    """The agent has answered the prompt with an error. `fault`: what its model's provider answered last."""
     turn = scene.turn
     if turn.cancel_at is not None:
         status, error, code = _stopped(turn)
+    elif fault is not None:
+        status, error, code = TurnStatus.FAILED, fault.sentence, fault.code
     else:
         status, code = TurnStatus.FAILED, AgentFailedError.code
         error = f"The agent answered with an error: {words}"
@@ -84,6 +113,8 @@ def _stopped(turn: Turn) -> tuple[TurnStatus, str | None, str | None]:
     """What it becomes when its end was asked for."""
     if turn.error_code == OVER_BUDGET:
         return TurnStatus.OVER_BUDGET, turn.error, OVER_BUDGET
+    if turn.error_code in FAULT_CODES:
+        return TurnStatus.FAILED, turn.error, turn.error_code
     return TurnStatus.CANCELLED, None, None
 
 
@@ -119,7 +150,7 @@ async def run_over(
     else:
         said = error or f"The agent's process ended in the middle of its work, with exit code {exit_code}."
         tail = storable(stderr).strip()
-        said = f"{said} It said last:\n{tail[-2000:]}" if tail else said
+        said = f"{said} Its error output ended with:\n{tail[-2000:]}" if tail else said
         await finish(
             tx, session, run, turn, TurnStatus.FAILED, error=said, code=code or AgentDiedError.code, usage=usage
         )

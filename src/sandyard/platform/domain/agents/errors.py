@@ -35,6 +35,12 @@ class AgentSilentError(SandyardError):
     code, status = "agent_silent", 504
 
 
+class PermissionRefusedError(ConflictError):
+    """The agent was refused permission for what it wanted to do, and did nothing else."""
+
+    code = "permission_refused"
+
+
 class CheckoutMissingError(ConflictError):
     """The project's repository could not be checked out into the sandbox."""
 

@@ -29,6 +29,10 @@ class TurnStatus(StrEnum):
 OPEN_TURNS = (TurnStatus.QUEUED, TurnStatus.RUNNING, TurnStatus.WAITING)
 
 
+PLATFORM = "platform"
+"""The source of a text part of a prompt that no person wrote."""
+
+
 class Origin(StrEnum):
     """Who has prompted: a person in the session, a task's description, its failed checks, or words on its pull request."""
 

@@ -22,12 +22,16 @@ SEARCHED, PIECE = 256 << 10, 16
 """How much of what an agent wants to do is looked at. What is longer matches no promise: a person is asked, unless all is allowed."""
 
 
+_ASKS = ("This project asks before everything.", "This project asks before everything but reading.")
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`decision` None: a person decides."""
+    """`decision` None: a person decides. `pattern`: the one of the project's that denies it."""
 
     decision: Decision | None
     reason: str
+    pattern: str | None = None
 
 
 def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
@@ -37,16 +41,16 @@ def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
     for piece in pieces:
         for pattern in settings.deny:
             if compiled(pattern).search(piece[:room]):
-                return Verdict("reject", f"The project's policy denies what matches {pattern!r}.")
+                return Verdict("reject", f"The project's policy denies what matches {pattern!r}.", pattern)
         room -= len(piece) + PIECE
         if room < 0:
-            return Verdict(None, "It is too long to be looked through.")
+            return Verdict(None, "It is too long to be checked against the project's rules.")
     if settings.mode == "allow_all":
         return Verdict("allow", "The project's policy allows everything in the sandbox.")
     kind = tool_call.get("kind")
     if settings.mode == "allow_reads" and isinstance(kind, str) and kind in READS:
         return Verdict("allow", "The project's policy allows reading.")
-    return Verdict(None, "The project's policy asks a person.")
+    return Verdict(None, _ASKS[settings.mode == "allow_reads"])
 
 
 def searched(tool_call: dict[str, Any]) -> list[str]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox, Session, Turn
 from sandyard.platform.domain.agents.model import Launch, ModelEndpoint, Profile
 from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.output import OutputFiles
@@ -27,11 +29,13 @@ class ModelsPort(Protocol):
     async def endpoint(
         self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
     ) -> ModelEndpoint | None: ...
+    async def reach(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]: ...
     async def attach(self, session: Session, sandbox: Sandbox) -> None: ...
     async def detach(self, sandbox_id: str) -> None: ...
     def counted(self, sandbox_id: str, turn: Turn) -> AbstractContextManager[None]: ...
     async def check_budget(self, session: Session) -> None: ...
     async def usage(self, *, turn_id: str | None = None) -> Any: ...
+    def fault(self, turn_id: str) -> Fault | None: ...
 
 
 class Installer(Protocol):

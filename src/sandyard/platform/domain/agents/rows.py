@@ -6,22 +6,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.platform.db.database import Transaction
-from sandyard.platform.db.models import AgentInput, AgentRun, Message, Project, Session, Turn
+from sandyard.platform.db.models import AgentInput, AgentRun, Message, Project, Sandbox, Session, Turn
 from sandyard.platform.domain.agents import wire
 from sandyard.platform.domain.agents.model import OPEN_TURNS, RunStatus, TurnStatus
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
 
 LIVE_RUNS = (RunStatus.STARTING, RunStatus.READY)
 PENDING, FOLDER, AUTH, FRESH, SERVED, DELIVERED = "pending", "folder", "auth", "fresh", "served", "delivered"
-STRICTNESS, ASKING_MODES = "strictness", "askingModes"
+STRICTNESS, ASKING_MODES, PROMPTED = "strictness", "askingModes", "prompted"
+MCP, MCP_FINGERPRINT, MCP_MISSING = "mcpServers", "mcpFingerprint", "mcpMissing"
+STARTUP = "startupOutput"
 """In the options of a run: requests of ours that the agent has not answered; where it works; what it wants to be authenticated
 with; that it knows nothing of what was said before; that it has its model through a tunnel of ours; how many bytes of what was
-said to it are in its sandbox for certain; how strict the project's policy was when it was started; its modes in which it asks."""
-HIDDEN = frozenset((PENDING, FOLDER, AUTH, FRESH, SERVED, DELIVERED, STRICTNESS, ASKING_MODES))
+said to it are in its sandbox for certain; how strict the project's policy was when it was started; its modes in which it asks; where
+its first prompt begins in what it is told; the MCP servers that it is to be given, a hash of them, and the commands of those that
+are not in the sandbox; and what it said before it was
+prompted, which people may see."""
+HIDDEN = frozenset(
+    (
+        PENDING,
+        FOLDER,
+        AUTH,
+        FRESH,
+        SERVED,
+        DELIVERED,
+        STRICTNESS,
+        ASKING_MODES,
+        PROMPTED,
+        MCP,
+        MCP_FINGERPRINT,
+        MCP_MISSING,
+    )
+)
 
 
 @dataclass(slots=True)
@@ -76,10 +96,31 @@ async def open_turn(session: AsyncSession, session_id: str) -> Turn | None:
     return (await session.scalars(query.order_by(Turn.number).limit(1))).first()
 
 
-async def turn_of(session: AsyncSession, run: AgentRun, *, to_change: bool = False) -> Turn | None:
+_OPEN_TURN = select(Turn.id).where(Turn.session_id == Session.id, Turn.status.in_(OPEN_TURNS)).order_by(Turn.number)
+_LIVE_RUN = select(AgentRun.id).where(AgentRun.session_id == Session.id, AgentRun.status.in_(LIVE_RUNS))
+_VIEW = (
+    select(Session, Sandbox, Turn, AgentRun)
+    .outerjoin(Sandbox, Sandbox.id == Session.sandbox_id)
+    .outerjoin(Turn, Turn.id == _OPEN_TURN.limit(1).correlate(Session).scalar_subquery())
+    .outerjoin(
+        AgentRun, AgentRun.id == _LIVE_RUN.order_by(AgentRun.id.desc()).limit(1).correlate(Session).scalar_subquery()
+    )
+    .where(Session.id == bindparam("session_id"))
+)
+
+
+async def load_view(
+    session: AsyncSession, session_id: str
+) -> tuple[Session, Sandbox | None, Turn | None, AgentRun | None] | None:
+    """A session with its sandbox, its open turn and its live run."""
+    found = (await session.execute(_VIEW, {"session_id": session_id})).first()
+    return None if found is None else (found[0], found[1], found[2], found[3])
+
+
+async def turn_of(session: AsyncSession, run_id: str, *, to_change: bool = False) -> Turn | None:
     """The one that this run works on."""
     busy = (TurnStatus.RUNNING, TurnStatus.WAITING)
-    query = select(Turn).where(Turn.run_id == run.id, Turn.status.in_(busy))
+    query = select(Turn).where(Turn.run_id == run_id, Turn.status.in_(busy))
     query = query.with_for_update() if to_change else query
     return (await session.scalars(query.order_by(Turn.number).limit(1))).first()
 

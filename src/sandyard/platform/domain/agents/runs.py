@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import select
 
@@ -15,11 +15,12 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import AWAY
-from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, Sandbox, Session, Turn
+from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, McpServer, Sandbox, Session, Turn
 from sandyard.platform.domain.agents import ending, steps
 from sandyard.platform.domain.agents.channel import Inputs, Outputs, command, input_path
 from sandyard.platform.domain.agents.consuming import Consumer, RunBrokenError, RunGoneError
 from sandyard.platform.domain.agents.errors import CheckoutMissingError, SandboxRestartedError
+from sandyard.platform.domain.agents.mcp_commands import find_missing_commands
 from sandyard.platform.domain.agents.model import LaunchWish, Profile, RunStatus, asking_modes
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import (
@@ -27,12 +28,17 @@ from sandyard.platform.domain.agents.rows import (
     AUTH,
     FOLDER,
     LIVE_RUNS,
+    MCP,
+    MCP_FINGERPRINT,
+    MCP_MISSING,
     SERVED,
     STRICTNESS,
     about,
     agent_settings,
 )
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
+from sandyard.platform.domain.mcp_servers.model import ServerType, entry_of, fingerprint
+from sandyard.platform.domain.mcp_servers.rows import servers_of
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandSpec,
@@ -50,6 +56,8 @@ T = TypeVar("T")
 
 RUN = "run_"
 HOME = "/home/user"
+RUN_VARIABLE = "SANDYARD_RUN"
+"""In the environment of an agent and of all that it starts: what it leaves behind is found by it."""
 RETRY_S = 1.0
 AWAKE_S = 30.0
 KILL_S = 20.0
@@ -107,9 +115,9 @@ class Life:
         self._row = run
         self._served = bool(run.options.get(SERVED))
         self._first = 0
-        self._consumer = Consumer(desk, run.id)
         self._outputs = Outputs(desk, run.id, run.consumed, self._take)
-        self._inputs = Inputs(desk, run)
+        self._inputs = Inputs(desk, run, lambda: self._outputs.offsets)
+        self._consumer = Consumer(desk, run.id, self._inputs.heard_before)
         self._awake, self._woken = asyncio.Event(), asyncio.Event()
         self._attaching: asyncio.Task[None] | None = None
         self.asked = run.consumed > 0 or run.status == RunStatus.READY  # the process may be there
@@ -120,6 +128,15 @@ class Life:
     def heard(self) -> float:
         """When it last said something, by the loop's clock; 0: not yet."""
         return self._outputs.heard
+
+    @property
+    def stray_at(self) -> float | None:
+        """Since when it has said something, none of which is a message, by the loop's clock."""
+        return self._outputs.stray_at
+
+    @property
+    def stray_fault(self) -> str:
+        return self._outputs.stray_fault
 
     def deliver(self) -> None:
         self._inputs.nudge()
@@ -192,20 +209,35 @@ class Life:
         launch = profile.launch(wish)
         if launch.files:
             await desk.put_files(engine, engine_id, launch)
-        self._served = endpoint is not None
+        servers, entries = await self._mcp_servers(sandbox)
+        missing = await find_missing_commands(engine, engine_id, entries, folder=folder, envs=launch.envs)
+        self._served = endpoint is not None or any(one.type == ServerType.HTTP for one in servers)
         if self._served:
             await self._attach()
         async with desk.database.transaction() as tx:
             run = await tx.session.get(AgentRun, self.run_id)
             if run is None:
                 raise RunGoneError
-            run.options = {**run.options, FOLDER: folder, SERVED: self._served}
+            told = {MCP: entries, MCP_FINGERPRINT: fingerprint(servers), MCP_MISSING: missing}
+            run.options = {**run.options, FOLDER: folder, SERVED: self._served, **told}
             query = select(AgentInput.line).where(AgentInput.run_id == run.id).order_by(AgentInput.position)
             first = "".join(await tx.session.scalars(query))
         self._first = len(first)
         return CommandSpec(
-            id=self.run_id, command=command(self.run_id, launch.argv, first), cwd=folder, envs=dict(launch.envs)
+            id=self.run_id,
+            command=command(self.run_id, launch.argv, first),
+            cwd=folder,
+            envs={**launch.envs, RUN_VARIABLE: self.run_id},
         )
+
+    async def _mcp_servers(self, sandbox: Sandbox) -> tuple[list[McpServer], list[dict[str, Any]]]:
+        """The project's, and how the agent is told of them."""
+        async with self._desk.database.reading() as session:
+            servers = await servers_of(session, self._session.project_id)
+        gateway, capability = "", None
+        if any(one.type == ServerType.HTTP for one in servers):
+            gateway, capability = await self._desk.models.reach(self._session, sandbox)
+        return servers, [entry_of(one, gateway, capability) for one in servers]
 
     async def _end_earlier(self, engine_id: str) -> None:
         """Processes that could not be reached when they were to end, because their sandbox slept, must not go on beside this one."""
@@ -353,7 +385,9 @@ class Life:
     async def _over(
         self, status: RunStatus, *, exit_code: int | None = None, error: str | None = None, code: str | None = None
     ) -> None:
-        stderr = self._outputs.tail.decode("utf-8", "replace")
+        def stderr(offset: int) -> str:
+            return self._outputs.tail_since(offset).decode("utf-8", "replace")
+
         await self._while_away(
             lambda: self._consumer.over(status=status, exit_code=exit_code, error=error, code=code, stderr=stderr)
         )

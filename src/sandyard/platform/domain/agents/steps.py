@@ -15,12 +15,16 @@ from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Message, Session, Turn
 from sandyard.platform.domain.agents import summary
 from sandyard.platform.domain.agents.errors import AgentProtocolError
-from sandyard.platform.domain.agents.model import RunStatus
+from sandyard.platform.domain.agents.model import PLATFORM, RunStatus
 from sandyard.platform.domain.agents.rows import (
     ASKING_MODES,
     AUTH,
     FOLDER,
     FRESH,
+    MCP,
+    MCP_FINGERPRINT,
+    MCP_MISSING,
+    PROMPTED,
     STRICTNESS,
     about,
     agent_settings,
@@ -28,6 +32,8 @@ from sandyard.platform.domain.agents.rows import (
     pending,
 )
 from sandyard.platform.domain.agents.transcript import bounded, cut
+from sandyard.platform.domain.mcp_servers.model import fingerprint
+from sandyard.platform.domain.mcp_servers.rows import servers_of
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 VERSION = 1
@@ -36,12 +42,14 @@ WAKING = "waking"
 GO_ON = (
     "You were interrupted, because nothing was heard of you for a long time. Look at what is done already, and go on."
 )
+LEFT_OUT = "mcp_server_left_out"
 _NEWEST = "msg_~"  # sorts behind every message
 _MODE, _MODEL = "session/set_mode", "session/set_config_option"
 
 
 class Next(StrEnum):
-    """What the agent has to do now. RESTART: it can get this model, or ask as the project's policy wants, only by starting anew."""
+    """What the agent has to do now. RESTART: another agent works in this session now, or this one can get the model
+    or the MCP servers, or ask as the project's policy wants, only by starting anew."""
 
     WAIT = "wait"
     WORK = "work"
@@ -89,9 +97,9 @@ async def greeted(tx: Transaction, run: AgentRun, result: dict[str, Any]) -> Non
 
 async def open_session(tx: Transaction, run: AgentRun, *, anew: bool = False) -> None:
     """The conversation there was, where the agent can go on with it, else a new one."""
-    place: dict[str, Any] = {"cwd": run.options.get(FOLDER) or "/home/user", "mcpServers": []}
-    capabilities = run.capabilities.get("agent")
-    capabilities = capabilities if isinstance(capabilities, dict) else {}
+    capabilities = _agent_capabilities(run)
+    servers = [one for one in run.options.get(MCP, ()) if _takes(capabilities, one)]
+    place: dict[str, Any] = {"cwd": run.options.get(FOLDER) or "/home/user", "mcpServers": servers}
     of_sessions = capabilities.get("sessionCapabilities")
     resumes = isinstance(of_sessions, dict) and of_sessions.get("resume") is not None
     if not anew and (resumes or capabilities.get("loadSession") is True):
@@ -110,12 +118,36 @@ async def open_session(tx: Transaction, run: AgentRun, *, anew: bool = False) ->
     ask(tx, run, "session/new", place)
 
 
+def _agent_capabilities(run: AgentRun) -> dict[str, Any]:
+    """`agentCapabilities` of its answer to `initialize`."""
+    found = run.capabilities.get("agent")
+    return found if isinstance(found, dict) else {}
+
+
+def _takes(capabilities: dict[str, Any], server: dict[str, Any]) -> bool:
+    """Every agent takes commands."""
+    over = capabilities.get("mcpCapabilities")
+    return "type" not in server or (isinstance(over, dict) and over.get(server["type"]) is True)
+
+
+def describe_left_out(run: AgentRun) -> str | None:
+    """Which MCP servers it was not given, because it cannot use them."""
+    capabilities = _agent_capabilities(run)
+    names = [one["name"] for one in run.options.get(MCP, ()) if not _takes(capabilities, one)]
+    if not names:
+        return None
+    return (
+        f"This agent cannot use MCP servers with a URL (it does not have the ACP capability mcpCapabilities.http), and goes on without "
+        f"{', '.join(names)}."
+    )
+
+
 def opened(tx: Transaction, session: Session, run: AgentRun, result: dict[str, Any], *, fresh: bool) -> None:
     """The agent has its session."""
     if fresh:
         run.acp_session = storable(str(result.get("sessionId") or ""))[:300]
-    options = {**run.options, FRESH: fresh, **session_options(result)}
-    run.options = options
+    kept = {name: value for name, value in run.options.items() if name not in (MCP, MCP_MISSING)}
+    run.options = {**kept, FRESH: fresh, **session_options(result)}
     run.status = RunStatus.READY
     tx.emit("agent.ready", **about(session), runId=run.id, agent=run.agent, model=run.model, remembers=not fresh)
 
@@ -141,7 +173,9 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
     if run.status != RunStatus.READY or turn.request is not None or turn.cancel_at is not None or pending(run):
         return Next.WAIT
     strictness = (await agent_settings(tx.session, session.project_id)).permissions.strictness
-    if strictness != run.options.get(STRICTNESS, "none"):
+    servers = fingerprint(await servers_of(tx.session, session.project_id))
+    had = (run.agent, run.options.get(STRICTNESS, "none"), run.options.get(MCP_FINGERPRINT, ""))
+    if (session.agent or run.agent, strictness, servers) != had:
         return Next.RESTART
     if turn.model is not None and turn.model != run.model:
         choice = _choice(run, "model", turn.model)
@@ -197,19 +231,36 @@ def _choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | None]
     return None
 
 
+def _block(run: AgentRun, part: dict[str, Any]) -> dict[str, Any]:
+    """A content block. Agents whose capabilities have `_meta.sandyard.sources` get to know which of them no person wrote."""
+    block = {"type": "text", "text": part["text"]}
+    if "source" in part and _knows_sources(run):
+        block["_meta"] = {"sandyard": {"source": part["source"], "about": part.get("about")}}
+    return block
+
+
+def _knows_sources(run: AgentRun) -> bool:
+    found: Any = run.capabilities
+    for name in ("agent", "_meta", "sandyard", "sources"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found is True
+
+
 async def _prompt(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
     message = await tx.session.get(Message, turn.prompt_id) if turn.prompt_id is not None else None
     parts: list[Any] = message.parts if message is not None else []
-    blocks = [{"type": "text", "text": part["text"]} for part in parts if part.get("type") == "text"]
+    blocks = [_block(run, part) for part in parts if part.get("type") == "text"]
     before = turn.prompt_id or _NEWEST
     if turn.error_code == WAKING:
-        blocks, before = [{"type": "text", "text": GO_ON}], _NEWEST
+        blocks, before = [_block(run, {"text": GO_ON, "source": PLATFORM})], _NEWEST
         turn.error_code = None
     if run.options.get(FRESH):
         told = await summary.of_session(tx.session, session.id, before)
         if told is not None:
-            blocks.insert(0, {"type": "text", "text": told})
+            blocks.insert(0, _block(run, {"text": told, "source": PLATFORM}))
             tx.emit("agent.reminded", **about(session), runId=run.id, turnId=turn.id)
         run.options = {**run.options, FRESH: False}
+    if PROMPTED not in run.options:
+        run.options = {**run.options, PROMPTED: run.sent}
     turn.request = ask(tx, run, "session/prompt", {"sessionId": run.acp_session, "prompt": blocks})
     turn.active_at = utc_now()

@@ -25,6 +25,8 @@ CUT = "… (cut)"
 _TEXTS = {"agent_message_chunk": "text", "agent_thought_chunk": "thought"}
 _KINDS = frozenset(("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other"))
 _STATUSES = frozenset(("pending", "in_progress", "completed", "failed"))
+OPEN_CALLS = ("pending", "in_progress")
+"""Statuses of tool calls that are not over. Besides those of the protocol there is `cancelled`: its turn ended before it did."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -105,6 +107,12 @@ class Transcript:
         """What is known of a tool call."""
         entry = self._calls.get(key[:300]) if isinstance(key, str) else None
         return {} if entry is None else entry.part
+
+    def close_calls(self, status: str) -> None:
+        """Give tool calls that are not over this status. Whoever ends the turn writes that down."""
+        for entry in self._calls.values():
+            if entry.part.get("status") in OPEN_CALLS:
+                entry.part = {**entry.part, "status": status}
 
     def changes(self) -> Sequence[Entry]:
         """Those that are new or have changed since the last call, in their order."""
@@ -214,6 +222,12 @@ def _text(block: Any) -> str | None:
     return None
 
 
+_CODEX_BOOKKEEPING = frozenset(
+    "call_id process_id turn_id started_at_ms completed_at_ms parsed_cmd source auto_approved changes "
+    "stdout stderr aggregated_output formatted_output".split()
+)
+
+
 def _call_fields(update: dict[str, Any]) -> dict[str, Any]:
     """Those that this update speaks of: the others stay what they were."""
     fields: dict[str, Any] = {}
@@ -230,10 +244,25 @@ def _call_fields(update: dict[str, Any]) -> dict[str, Any]:
         ]
     if isinstance(update.get("content"), list):
         fields["content"] = [piece for one in update["content"][:PIECES] if (piece := _content(one)) is not None]
-    for theirs, ours in (("rawInput", "input"), ("rawOutput", "output")):
-        if update.get(theirs) is not None:
-            fields[ours] = bounded(update[theirs], VALUE_LIMIT)
+    output = update.get("rawOutput")
+    printed = output.get("aggregated_output") if isinstance(output, dict) else None
+    if isinstance(printed, str) and not fields.get("content"):  # Codex sends it in no other way
+        fields["content"] = [{"type": "text", "text": cut(printed, VALUE_LIMIT)}] if printed else []
+    for value, name in ((update.get("rawInput"), "input"), (output, "output")):
+        if value is not None:
+            fields[name] = bounded(_without_codex_bookkeeping(value), VALUE_LIMIT)
     return fields
+
+
+def _without_codex_bookkeeping(value: Any) -> Any:
+    """Drop what Codex repeats in every raw value: ids, times, the diff, and the output of a command (four times)."""
+    if not isinstance(value, dict) or "call_id" not in value or "turn_id" not in value:
+        return value
+    kept = {name: one for name, one in value.items() if name not in _CODEX_BOOKKEEPING}
+    match kept.get("command"):
+        case [str(shell), "-lc" | "-c", str(command)] if shell.endswith("sh"):
+            kept["command"] = command
+    return kept
 
 
 def _content(one: Any) -> dict[str, Any] | None:
@@ -263,9 +292,14 @@ def _within(part: dict[str, Any]) -> dict[str, Any]:
             return part
         if part[name] is not None:
             part = {**part, name: less}
-    while part["content"] and _size(part) > CALL_LIMIT:
-        part = {**part, "content": part["content"][:-1]}
-    return part
+    kept: list[Any] = []
+    left = CALL_LIMIT - _size({**part, "content": []})
+    for one in part["content"]:
+        left -= _size(one) + 2 * bool(kept)
+        if left < 0:
+            break
+        kept.append(one)
+    return {**part, "content": kept}
 
 
 def _usage(update: dict[str, Any]) -> dict[str, Any]:

@@ -67,15 +67,29 @@ class Trial:
     error_code: str | None = None
 
 
+class ModelsPort(Protocol):
+    async def require(self, project_id: str | None, profile: Profile, model: str | None) -> None: ...
+
+
 class Trials:
     """Each is noted before it begins, so that `recover` can clear away what a crash has left."""
 
-    def __init__(self, database: Database, feed: Feed, agents: Agents, sessions: Sessions, turns: TurnsPort) -> None:
+    def __init__(
+        self,
+        database: Database,
+        feed: Feed,
+        agents: Agents,
+        sessions: Sessions,
+        turns: TurnsPort,
+        *,
+        models: ModelsPort,
+    ) -> None:
         self._database = database
         self._feed = feed
         self._agents = agents
         self._sessions = sessions
         self._turns = turns
+        self._models = models
         self._tasks = TaskSet("trials")
 
     async def begin(self, caller: Principal, name: str, *, model: str | None = None) -> tuple[str, asyncio.Task[Trial]]:
@@ -126,6 +140,7 @@ class Trials:
         error: SandyardError | None = None
         turn: Turn | None = None
         try:
+            await self._models.require(None, profile, model)  # before a sandbox is made and the agent installed
             async with asyncio.timeout(LONGEST_S):
                 await self._sessions.create(
                     caller,

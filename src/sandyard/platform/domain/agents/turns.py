@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import delete, func, select
 
 from sandyard.kit.clock import Clock
-from sandyard.kit.errors import ConflictError, ForbiddenError, NotFoundError
+from sandyard.kit.errors import ConflictError, ForbiddenError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
@@ -22,15 +22,26 @@ from sandyard.platform.domain.agents import asking, ending, wire
 from sandyard.platform.domain.agents.conducting import Conductor
 from sandyard.platform.domain.agents.model import OPEN_TURNS, Origin, TurnStatus
 from sandyard.platform.domain.agents.ports import Catalogue, Desk, Installer, ModelsPort, Putter
-from sandyard.platform.domain.agents.rows import LIVE_RUNS, about, about_turn, agent_settings, last_message, locked, say
+from sandyard.platform.domain.agents.rows import (
+    LIVE_RUNS,
+    about,
+    about_turn,
+    agent_settings,
+    last_message,
+    live_run,
+    locked,
+    say,
+)
 from sandyard.platform.domain.agents.runs import RUN
 from sandyard.platform.domain.agents.transcript import message_id, shown
 from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.models.default_agent import find_default_agent
+from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import visible_to
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.sandboxes.model import Status, utc_now
 from sandyard.platform.domain.sandboxes.output import OutputFiles
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
@@ -102,15 +113,14 @@ class Turns:
                     if known is not None:
                         self._conduct(session_id)  # whoever asked first may have been cut off before this
                         return known
-                await _require_project(tx, caller, row)
-                turn = await self._draft(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)
+                turn = await self.draft(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)
         except asyncio.CancelledError:
             self._conduct(session_id)  # it may be written down
             raise
         self._conduct(session_id)
         return turn
 
-    async def _draft(
+    async def draft(
         self,
         tx: Transaction,
         caller: Principal,
@@ -118,17 +128,21 @@ class Turns:
         parts: Parts,
         *,
         key: str | None,
-        origin: Origin,
-        model: str | None,
-        mode: str | None,
+        origin: Origin = Origin.PERSON,
+        model: str | None = None,
+        mode: str | None = None,
     ) -> Turn:
+        """Queue a turn within a transaction that has locked the session; then `nudge`."""
+        await _require_project(tx, caller, row)
         own = select(func.count(), func.max(Turn.number)).where(Turn.session_id == row.id)
         waiting = (await tx.session.execute(own.where(Turn.status.in_(OPEN_TURNS)))).one()[0]
         if waiting >= QUEUE:
             raise ConflictError(f"{QUEUE} prompts wait in this session already. Wait, or cancel some.")
         number = ((await tx.session.execute(own)).one()[1] or 0) + 1
         settings = await agent_settings(tx.session, row.project_id)
-        row.agent = row.agent or settings.default or self._settings.default_agent
+        if row.agent is None:
+            project = await tx.session.get(Project, row.project_id) if row.project_id is not None else None
+            row.agent = await find_default_agent(tx.session, project, self._settings)
         if model is not None:
             row.model = model
         if mode is not None:
@@ -187,6 +201,14 @@ class Turns:
         return await self.prompt(
             caller, turn.session_id, message.parts, origin=origin, model=turn.model, mode=turn.mode
         )
+
+    async def resume_allowed(self, caller: Principal, session_id: str, titles: Sequence[str]) -> Turn | None:
+        """Tell the agent that it may do this now, unless it is at work and finds out by itself."""
+        async with self._database.reading() as session:
+            query = select(Turn.id).where(Turn.session_id == session_id, Turn.status.in_(OPEN_TURNS))
+            if (await session.scalars(query.limit(1))).first() is not None:
+                return None
+        return await self.prompt(caller, session_id, [{"type": "text", "text": allowed_words(titles)}])
 
     # looking -----------------------------------------------------------------------------------------------------------
 
@@ -254,9 +276,28 @@ class Turns:
     async def over_budget(self, turn_id: str, sentence: str) -> None:
         """Stop it, because no more may be spent."""
         with contextlib.suppress(NotFoundError):
-            await self._cancel(turn_id, sentence)
+            await self._cancel(turn_id, TurnStatus.OVER_BUDGET, sentence, ending.OVER_BUDGET)
 
-    async def _cancel(self, turn_id: str, sentence: str | None = None) -> Turn:
+    async def fail(self, turn_id: str, fault: Fault) -> None:
+        """Stop it, because its model's provider refuses it. An agent would go on trying for minutes."""
+        with contextlib.suppress(NotFoundError):
+            await self._cancel(turn_id, TurnStatus.FAILED, fault.sentence, fault.code)
+
+    async def note(self, turn_id: str, code: str, sentence: str) -> None:
+        """The platform's own word in the transcript of a turn that is not over."""
+        async with self._database.transaction() as tx:
+            found = await locked(tx, turn_id)
+            if found is not None and not TurnStatus(found[2].status).over:
+                await ending.notice(tx, found[0], found[2], code, sentence)
+
+    async def _cancel(
+        self,
+        turn_id: str,
+        status: TurnStatus = TurnStatus.CANCELLED,
+        sentence: str | None = None,
+        code: str | None = None,
+    ) -> Turn:
+        """`status` is what it becomes, with a sentence and its code unless a person has asked for the end."""
         async with self._database.transaction() as tx:
             found = await locked(tx, turn_id)
             if found is None:
@@ -264,11 +305,9 @@ class Turns:
             row, run, turn = found
             if TurnStatus(turn.status).over:
                 return turn
-            if sentence is not None:
-                turn.error, turn.error_code = sentence, ending.OVER_BUDGET
+            if sentence is not None and turn.cancel_at is None:
+                turn.error, turn.error_code = sentence, code
             if turn.status == TurnStatus.QUEUED or turn.request is None or run is None:
-                status = TurnStatus.CANCELLED if sentence is None else TurnStatus.OVER_BUDGET
-                code = None if sentence is None else ending.OVER_BUDGET
                 await ending.finish(tx, row, run, turn, status, error=sentence, code=code)
             elif turn.cancel_at is None:
                 turn.cancel_at = utc_now()
@@ -290,6 +329,22 @@ class Turns:
         done = conductor.ending
         conductor.nudge()
         await asyncio.wait((done, self._stop), timeout=END_S, return_when=asyncio.FIRST_COMPLETED)
+
+    async def end_leftovers(self, session_id: str) -> int:
+        """End what the session's agent started and left behind, but for servers; how many processes. Wakes nothing."""
+        async with self._database.reading() as session:
+            run = await live_run(session, session_id)
+            sandbox = await session.get(Sandbox, run.sandbox_id) if run is not None else None
+        if run is None or sandbox is None or sandbox.status != Status.RUNNING or sandbox.engine_id is None:
+            return 0
+        try:
+            ended = await self._lifecycle.engine.commands.end_leftovers(sandbox.engine_id, run.id)
+        except SandyardError as error:
+            log.info("leftovers_not_ended", session=session_id, reason=error.message)
+            return 0
+        if ended:
+            log.info("leftovers_ended", session=session_id, processes=ended)
+        return ended or 0
 
     # life --------------------------------------------------------------------------------------------------------------
 
@@ -380,6 +435,14 @@ class Turns:
         if row is None:
             raise _no_session(session_id)
         return row
+
+
+def allowed_words(titles: Sequence[str]) -> str:
+    """What an agent is told when something is allowed that it was refused."""
+    listed = "\n".join(f"- {' '.join(title.split())[:500]}" for title in titles)
+    return (
+        f"You were refused permission before, and are allowed to do this now:\n{listed}\nPlease go on with your work."
+    )
 
 
 async def _require_project(tx: Transaction, caller: Principal, row: Session) -> None:

@@ -14,6 +14,8 @@ from sandyard.kit.text import storable, storable_json
 
 LONGEST = 8 << 20
 """Of a line. What is longer is skipped: to read it would keep everybody waiting."""
+MOST = 64 << 20
+"""Of a line that is skipped: who goes on beyond that is ended."""
 PIECES = 500_000
 """Signs in a line that could begin a value: each of them costs much more memory than room in the line."""
 METHOD_NOT_FOUND, INVALID_PARAMS, CANCELLED = -32601, -32602, -32800
@@ -155,6 +157,11 @@ class Lines:
         self._rest = bytearray()
         self._dropped = 0
         self._searched = 0
+
+    @property
+    def skipped(self) -> int:
+        """Bytes of the line under way that were let go, because it is too long."""
+        return self._dropped
 
     @property
     def seen(self) -> int:

@@ -12,8 +12,9 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Select, delete, func, select
 
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import SandyardError
@@ -43,6 +44,7 @@ class Feed:
         self._backlog = backlog
         self._tasks = TaskSet("events")
         self._news = asyncio.Event()
+        self._heard: Sequence[Event] | None = None
         self._waiting: set[asyncio.Future[bool]] = set()
         self.projects = Projects(database)
         self.recent: list[EventView] = []
@@ -52,7 +54,8 @@ class Feed:
 
     async def open(self) -> None:
         self.last = self.floor = await self._newest()
-        self._database.listen(lambda _: self._news.set())
+        self._database.listen_committed(self._hear)
+        self._database.listen(self._look_for)
         self._tasks.spawn(self._read())
         if not self._database.is_sqlite:
             self._tasks.spawn(notices.listen(self._database, self._news.set))
@@ -80,6 +83,21 @@ class Feed:
     ) -> list[EventView]:
         """What the caller may see, oldest first, beginning after number `after`."""
         return await self.rows(principal, filters, after, None, limit)
+
+    async def newest(
+        self,
+        principal: Principal,
+        filters: EventFilter = _EVERYTHING,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = PAGE,
+    ) -> list[EventView]:
+        """The last of what the caller may see between numbers `after` and `before`, newest first."""
+        query = select(*COLUMNS).where(Event.seq > after, *filters.clauses()).order_by(Event.seq.desc()).limit(limit)
+        if before is not None:
+            query = query.where(Event.seq < before)
+        return await self._read_views(principal, query)
 
     async def trim(self, older_than: timedelta) -> int:
         """Forget what is older; how many. In short steps, so that nobody waits long. Whoever asks for what is gone is
@@ -111,6 +129,9 @@ class Feed:
         query = select(*COLUMNS).where(Event.seq > after, *filters.clauses()).order_by(Event.seq).limit(limit)
         if upto is not None:
             query = query.where(Event.seq <= upto)
+        return await self._read_views(principal, query)
+
+    async def _read_views(self, principal: Principal, query: Select[Any]) -> list[EventView]:
         if (visible := visible_to(principal)) is not None:
             query = query.where(visible)
         async with self._database.reading() as session:
@@ -152,13 +173,27 @@ class Feed:
                     async with asyncio.timeout(LOOK_SECONDS):
                         await self._news.wait()
 
+    def _hear(self, events: Sequence[Event]) -> None:
+        """What this process has just committed need not be read, unless others have told something before it."""
+        if [event.seq for event in events] == list(range(self.last + 1, self.last + 1 + len(events))):
+            self._take([EventView.of(event) for event in events])
+            self._heard = events
+
+    def _look_for(self, events: Sequence[Event]) -> None:
+        if events is not self._heard:
+            self._news.set()
+
     async def _pull(self) -> bool:
         """Take in what is new. True when there may be more."""
         query = select(*COLUMNS).where(Event.seq > self.last).order_by(Event.seq).limit(PAGE)
         async with self._database.reading() as session:
-            found = [EventView(*row) for row in (await session.execute(query)).all()]
+            read = [EventView(*row) for row in (await session.execute(query)).all()]
+        self._take([event for event in read if event.seq > self.last])  # some may have been heard meanwhile
+        return len(read) == PAGE
+
+    def _take(self, found: Sequence[EventView]) -> None:
         if not found:
-            return False
+            return
         if any(changes_projects(event) for event in found):
             self.projects.changed()
         self.recent += found
@@ -168,7 +203,6 @@ class Feed:
             self.floor = self.recent[surplus - 1].seq
             del self.recent[:surplus]
         self._wake()
-        return len(found) == PAGE
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, set()

@@ -42,6 +42,12 @@ class EventView:
     sandbox_id: str | None
     data: dict[str, Any]
 
+    @classmethod
+    def of(cls, event: Event) -> EventView:
+        """As it would be read from its row."""
+        fields = {column.key: getattr(event, column.key) for column in COLUMNS}
+        return cls(**{**fields, "data": json.loads(json.dumps(event.data))})
+
     @cached_property
     def frame(self) -> bytes:
         """As it goes over the wire (SSE), encoded once for everybody."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.destinations import Destinations
@@ -15,14 +16,14 @@ from sandyard.platform.domain.forge import addresses
 from sandyard.platform.domain.forge.app_tokens import FixedToken, Installation
 from sandyard.platform.domain.forge.checkup import Checkup
 from sandyard.platform.domain.forge.connection import Connection, TokenSource
-from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
+from sandyard.platform.domain.forge.errors import ConnectionTestFailedError, ForgeUnsupportedError
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind
 from sandyard.platform.domain.forge.remembered import Remembered
 from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.model import Credential
 from sandyard.platform.domain.git.remote import Remote
-from sandyard.platform.domain.projects.credentials import CredentialKind, Credentials
+from sandyard.platform.domain.projects.credentials import CredentialInfo, CredentialKind, Draft
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
 
@@ -30,6 +31,34 @@ INTERACTIVE_S = 60.0
 """How long a request may wait for the forge's limits to reset while a person waits for it."""
 
 _LINES = 64
+_DRAFT = "draft"
+"""The id of a mirror that is never created: a draft is tested against its remote only."""
+
+
+class Revealing(Protocol):
+    """The part of `Credentials` that `Access` uses."""
+
+    async def reveal(self, project_id: str, kind: CredentialKind | str) -> Secret | None: ...
+
+    async def list(self, caller: Principal, project_id: str) -> list[CredentialInfo]: ...
+
+
+class DraftCredentials:
+    """A project's credentials, overridden by some that are not stored yet."""
+
+    def __init__(self, stored: Revealing, drafts: Sequence[Draft]) -> None:
+        self._drafts = {draft.kind: draft for draft in drafts}
+        self.list = stored.list
+        self._stored = stored
+
+    async def reveal(self, project_id: str, kind: CredentialKind | str) -> Secret | None:
+        draft = self._drafts.get(CredentialKind(kind))
+        return await self._stored.reveal(project_id, kind) if draft is None else draft.value
+
+
+def failure_of(findings: Sequence[Finding]) -> str | None:
+    """Why the project cannot be used, in sentences; None if it can. A low rate limit at the forge does not count as a failure."""
+    return " ".join(one.detail for one in findings if not one.ok and one.what != "budget") or None
 
 
 class Access:
@@ -38,7 +67,7 @@ class Access:
 
     def __init__(
         self,
-        credentials: Credentials,
+        credentials: Revealing,
         projects: Projects,
         mirrors: Mirrors,
         clock: Clock,
@@ -102,7 +131,25 @@ class Access:
         """The connection test: each thing a project needs, whether it is so, and what to do if not. Changes nothing."""
         project = await self._projects.get(caller, project_id)
         kinds = {info.kind for info in await self._credentials.list(caller, project_id)}
-        return await Checkup(self, self._mirrors.of(project_id), project, kinds).run()
+        findings = await Checkup(self, self._mirrors.of(project_id), project, kinds).run()
+        if project.repository is not None:
+            await self._projects.note_connection(project_id, failure_of(findings))
+        return findings
+
+    async def check_draft(self, project: Project, drafts: Sequence[Draft]) -> None:
+        """Run the connection test with a project and credentials that need not be stored yet. Raises ConnectionTestFailedError."""
+        kinds = {draft.kind for draft in drafts}
+        for kind in set(CredentialKind) - kinds:
+            if await self._credentials.reveal(project.id, kind) is not None:
+                kinds.add(kind)
+        drafted = DraftCredentials(self._credentials, drafts)
+        access = Access(drafted, self._projects, self._mirrors, self._clock, self._destinations)
+        try:
+            findings = await Checkup(access, self._mirrors.of(_DRAFT), project, kinds).run()
+        finally:
+            await access.close()
+        if failure_of(findings) is not None:
+            raise ConnectionTestFailedError(findings)
 
     async def token_expires(self, project: Project) -> str | None:
         """When the project's own token ends, as GitHub last said; None: it did not."""

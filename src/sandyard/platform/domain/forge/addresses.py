@@ -35,6 +35,22 @@ def forge_of(project: Project) -> ForgeKind:
     return ForgeKind.GITHUB if settings.api_url or _on_github(remote) else ForgeKind.PLAIN
 
 
+def explain_missing_pull_requests(project: Project) -> str | None:
+    """Why branches of this project get no pull requests, and what to set; None if they do, or if nobody would expect them."""
+    if ProjectSettings.of(project).forge.kind != "auto":
+        return None
+    try:
+        remote, kind = remote_of(project), forge_of(project)
+    except RepositoryInvalidError:
+        return None
+    if remote.kind == "local" or kind is not ForgeKind.PLAIN:
+        return None
+    return (
+        f"{remote.host} is not github.com: branches are pushed there without pull requests. If it is a GitHub Enterprise "
+        "Server, set its API address."
+    )
+
+
 def api_of(project: Project) -> str:
     """The address of the API. A token is told only to the host its repository is on, or to the one the project's owner has named:
     ForgeUnsupportedError where neither is known."""

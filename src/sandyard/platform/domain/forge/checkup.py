@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.models import Project
+from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
+from sandyard.platform.domain.forge.errors import (
+    ForgeForbiddenError,
+    ForgeRateLimitedError,
+    ForgeUnauthorizedError,
+)
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
+from sandyard.platform.domain.git.errors import RemoteRefusedError
 from sandyard.platform.domain.git.mirror import Mirror
 from sandyard.platform.domain.git.model import Credential
 from sandyard.platform.domain.git.remote import Remote
@@ -16,6 +23,9 @@ from sandyard.platform.domain.projects.credentials import CredentialKind
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.forge.access import Access
+
+
+_TOKEN, _REPOSITORY = "token", "repository"
 
 
 class Checkup:
@@ -34,13 +44,12 @@ class Checkup:
             remote = await self._access.remote(self._project)
             forge = self._access.forge(self._project)
         except SandyardError as error:
-            return [Finding("repository", False, error.message)]
+            return [Finding("repository", False, error.message, _REPOSITORY)]
         credential = await self._credential(remote)
         default = await self._forge() if forge is ForgeKind.GITHUB else None
         if forge is ForgeKind.PLAIN:
-            self._say(
-                "forge", True, "This is a plain git remote: work ends at the pushed branch, which can be compared."
-            )
+            note = explain_missing_pull_requests(self._project)
+            self._say("forge", True, note or "A plain git remote: branches are pushed there without pull requests.")
         await self._repository(remote, credential, default)
         return self._findings
 
@@ -51,19 +60,23 @@ class Checkup:
         try:
             credential = await self._access.credential(self._project)
         except SandyardError as error:
-            self._say("credential", False, error.message)
+            self._say("credential", False, error.message, _TOKEN)
             return None
         if credential is not None:
             self._say("credential", True, f"{self._named(credential)} is stored.")
         elif remote.kind == "ssh":
             self._say(
-                "credential", False, "The remote is reached over SSH, and the project has no SSH key. Give it one."
+                "credential",
+                False,
+                "The remote is reached over SSH, and there is no SSH key. Add one.",
+                _REPOSITORY,
             )
         else:
             self._say(
                 "credential",
                 False,
-                "The project has no token and no App: a public repository can be read, and nothing can be pushed. Give it one.",
+                "There is no token and no GitHub App: a public repository can be read, and nothing can be pushed. Enter a token.",
+                _TOKEN,
             )
         return credential
 
@@ -78,11 +91,12 @@ class Checkup:
             github = await self._access.github(self._project, max_wait_s=0)
             allowed = await github.permissions()
         except SandyardError as error:
-            self._say("api", False, error.message)
+            self._say("api", False, error.message, _field_of(error))
             return None
         expires = await self._access.token_expires(self._project)
         self._say("api", True, "GitHub answers." + (f" The token ends at {expires[:40]}." if expires else ""))
-        self._say("push", *_may_push(github, allowed))
+        may_push, detail = _may_push(github, allowed)
+        self._say("push", may_push, detail, None if may_push or allowed.archived else _TOKEN)
         budget = await github.budget()
         if budget is not None:
             self._say("budget", not budget.low, _left(budget))
@@ -98,7 +112,8 @@ class Checkup:
         try:
             heads = await self._mirror.look(remote, credential)
         except SandyardError as error:
-            self._say("repository", False, error.message)
+            refused = isinstance(error, RemoteRefusedError) and remote.kind != "http"  # by a key, or by this machine
+            self._say("repository", False, error.message, _REPOSITORY if refused else _field_of(error))
             return
         self._say(
             "repository", True, f"{remote.url} answers, and has {len(heads)} branch{'' if len(heads) == 1 else 'es'}."
@@ -111,10 +126,17 @@ class Checkup:
         else:
             missing = f"There is no branch {base}." if base else "There is no branch at all: push a first commit."
             some = f" There is: {', '.join(sorted(heads)[:10])}." if heads else ""
-            self._say("base_branch", False, missing + some)
+            self._say("base_branch", False, missing + some, "baseBranch")
 
-    def _say(self, what: str, ok: bool, detail: str) -> None:
-        self._findings.append(Finding(what, ok, detail))
+    def _say(self, what: str, ok: bool, detail: str, field: str | None = None) -> None:
+        self._findings.append(Finding(what, ok, detail, field))
+
+
+def _field_of(error: SandyardError) -> str | None:
+    """What is to be corrected: nothing, when the forge or the way to it has a fault of its own."""
+    if isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, RemoteRefusedError)):
+        return _TOKEN
+    return None if isinstance(error, ForgeRateLimitedError) or error.status >= 500 else _REPOSITORY
 
 
 def _may_push(github: GitHubRepository, allowed: Permissions) -> tuple[bool, str]:

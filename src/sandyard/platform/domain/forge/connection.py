@@ -15,7 +15,8 @@ from githubkit.cache import MemCacheStrategy
 from githubkit.exception import GitHubException, RequestError, RequestFailed, RequestTimeout
 
 from sandyard.kit.clock import Clock
-from sandyard.kit.destinations import Destinations, PrivateAddressError, is_proxied
+from sandyard.kit.destinations import Destinations, PrivateAddressError
+from sandyard.kit.guarded_http import GuardedTransport
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.budget import CORE, Pace, retry_after
@@ -28,6 +29,7 @@ log = get_logger(__name__)
 TRIES = 3
 _GITHUBS = "x-github-request-id"
 """What every answer of GitHub's has. The words of other servers are not repeated to anybody: they are not for the project's owner."""
+_LINK_LIMIT = 4096
 _ANSWER_LIMIT = 16 << 20
 _TIMEOUT = httpx.Timeout(30, connect=10)
 _REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
@@ -202,7 +204,7 @@ class _Client(GitHub[UnauthAuthStrategy]):
     def __init__(self, api_url: str, destinations: Destinations | None) -> None:
         super().__init__(
             base_url=api_url,
-            async_transport=None if destinations is None else _Guarded(destinations),
+            async_transport=None if destinations is None else GuardedTransport(destinations),
             user_agent="sandyard",
             timeout=_TIMEOUT,
             http_cache=False,
@@ -224,47 +226,6 @@ class _Client(GitHub[UnauthAuthStrategy]):
         kept, self._kept = self._kept, None
         if kept is not None:
             await kept.aclose()
-
-
-class _Guarded(httpx.AsyncBaseTransport):
-    """Connects to public addresses, and those that an administrator has listed; to each name as it was checked, and not as somebody
-    says a moment later."""
-
-    def __init__(self, destinations: Destinations) -> None:
-        self._destinations = destinations
-        self._direct: httpx.AsyncHTTPTransport | None = None
-        self._proxied: httpx.AsyncClient | None = None
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        url = request.url
-        self._destinations.check_name(url.host)
-        if is_proxied(url.scheme, url.host):
-            self._proxied = self._proxied or httpx.AsyncClient(timeout=_TIMEOUT)
-            return await self._proxied.send(request, stream=True)
-        self._direct = direct = self._direct or httpx.AsyncHTTPTransport()
-        port = url.port or {"http": 80}.get(url.scheme, 443)
-        try:
-            addresses = await self._destinations.resolve(url.host, port)
-        except OSError as error:
-            raise httpx.ConnectError(f"{url.host} is not known here", request=request) from error
-        request.extensions = {**request.extensions, "sni_hostname": url.host}
-        for address in addresses:
-            request.url = url.copy_with(host=address)
-            try:
-                return await direct.handle_async_request(request)
-            except httpx.ConnectError:
-                if address == addresses[-1]:
-                    raise
-            finally:
-                request.url = url
-        raise httpx.ConnectError(f"{url.host} has no address", request=request)
-
-    async def aclose(self) -> None:
-        """It may be used again."""
-        for kept in (self._direct, self._proxied):
-            if kept is not None:
-                await kept.aclose()
-        self._direct = self._proxied = None
 
 
 async def _bound(response: httpx.Response) -> None:
@@ -304,8 +265,21 @@ def _answer(kept: Kept) -> Answer:
         raise ForgeUnreachableError(
             "The forge's answer is not what GitHub answers. Look whether the project's forge.apiUrl is the address of a GitHub API."
         ) from None
-    pages = {rel: int(page) for page, rel in re.findall(r'<[^>]*[?&]page=(\d{1,6})[^>]*>;\s*rel="(\w+)"', kept.link)}
+    pages = _linked_pages(kept.link)
     return Answer(body, pages.get("next"), pages.get("last"))
+
+
+def _linked_pages(link: str) -> dict[str, int]:
+    """The page numbers of a Link header, by their relation. It takes linear time: the header may be hostile."""
+    pages: dict[str, int] = {}
+    for part in link[:_LINK_LIMIT].split(","):
+        url, _, parameters = part.strip().partition(">;")
+        query = url.partition("?")[2]
+        page = next((one.removeprefix("page=") for one in query.split("&") if one.startswith("page=")), "")
+        name, _, relation = parameters.strip().partition("=")
+        if name == "rel" and page.isascii() and page.isdigit() and len(page) <= 6:
+            pages[relation.partition(";")[0].strip().strip('"')] = int(page)
+    return pages
 
 
 def _masked(said: str, token: Secret | None) -> str:

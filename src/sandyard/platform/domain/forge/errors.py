@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import ConflictError, SandyardError
+from sandyard.platform.domain.forge.model import Finding
 
 
 class ForgeError(SandyardError):
@@ -20,19 +23,19 @@ class ForgeUnsupportedError(ForgeError):
 
 
 class ForgeUnauthorizedError(ForgeError):
-    """The forge does not accept the project's credential: it is missing, expired or revoked. Give the project a new one."""
+    """The forge does not accept the credential: it is missing, expired or revoked. Enter a new one."""
 
     code = "forge_unauthorized"
 
 
 class ForgeForbiddenError(ForgeError):
-    """The project's credential may not do this on the forge."""
+    """The credential may not do this on the forge."""
 
     code = "forge_forbidden"
 
 
 class ForgeNotFoundError(ForgeError):
-    """The forge has no such thing, or the project's credential may not see it."""
+    """The forge has no such thing, or the credential may not see it."""
 
     code = "forge_not_found"
 
@@ -64,3 +67,18 @@ class ForgeRateLimitedError(ForgeError):
         super().__init__(message)
         self.until = until
         self.retry_after = retry_after
+
+
+class ConnectionTestFailedError(ConflictError):
+    """The connection test failed, and nothing was stored. `findings` says what was tried."""
+
+    code = "connection_test_failed"
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        wrong = " ".join(finding.detail for finding in findings if not finding.ok)
+        super().__init__(f"The connection test failed, and nothing was stored. {wrong}")
+        self.findings = tuple(findings)
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return {"findings": [asdict(finding) for finding in self.findings]}

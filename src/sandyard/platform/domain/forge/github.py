@@ -59,12 +59,12 @@ class GitHubRepository:
             raise ForgeForbiddenError(f"The repository {self.slug} is archived: nothing in it can be changed.")
         if not allowed.push:
             raise ForgeForbiddenError(
-                f"The project's credential may read {self.slug}, and not push to it. It needs 'Contents: read and write', of "
+                f"The credential may read {self.slug}, and not push to it. It needs 'Contents: read and write', of "
                 "somebody who may write to the repository."
             )
         if not allowed.pull_requests:
             raise ForgeForbiddenError(
-                f"The project's credential may not open pull requests in {self.slug}. It needs 'Pull requests: read and write'."
+                f"The credential may not open pull requests in {self.slug}. It needs 'Pull requests: read and write'."
             )
 
     async def budget(self) -> Budget | None:
@@ -188,7 +188,7 @@ class GitHubRepository:
             raise ForgeRateLimitedError(f"GitHub takes no more GraphQL requests for now: {words}.")
         if kind in ("FORBIDDEN", "INSUFFICIENT_SCOPES"):
             raise ForgeForbiddenError(
-                f"The project's credential may not change whether a pull request is a draft: {words}. It needs "
+                f"The credential may not change whether a pull request is a draft: {words}. It needs "
                 "'Pull requests: read and write' and 'Contents: read and write'."
             )
         if kind:
@@ -214,14 +214,12 @@ class GitHubRepository:
                 runs = await self._calls.every("/actions/runs", "workflow_runs", head_sha=commit)
                 found += reading.workflow_runs(runs, self.slug)
             except (ForgeForbiddenError, ForgeNotFoundError):
-                warnings.append(
-                    "The project's credential may not see checks. It needs 'Checks: read' or 'Actions: read'."
-                )
+                warnings.append("The credential may not see checks. It needs 'Checks: read' or 'Actions: read'.")
         try:
             # the newest of each context, which is what counts
             found += reading.statuses(await self._calls.every(f"/commits/{commit}/status", "statuses"))
         except ForgeForbiddenError:
-            warnings.append("The project's credential may not see commit statuses. It needs 'Commit statuses: read'.")
+            warnings.append("The credential may not see commit statuses. It needs 'Commit statuses: read'.")
         except (ForgeNotFoundError, ForgeInvalidError):
             pass  # a server without them, or one that has lost the commit
         return [run for run, _ in found], [remark for _, remark in found if remark is not None], warnings

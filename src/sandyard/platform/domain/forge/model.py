@@ -137,8 +137,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing a connection test looked at."""
+    """One thing a connection test looked at. `field`: what of a new project is to be corrected: token, repository or baseBranch."""
 
     what: str
     ok: bool
     detail: str
+    field: str | None = None

@@ -1,7 +1,10 @@
-"""A plain git remote: it has no pull requests, so the work ends at the pushed branch and a place where it can be compared."""
+"""A plain git remote: it has no pull requests, so the work ends at the pushed branch, which can be compared and merged here."""
 
 from __future__ import annotations
 
+from datetime import datetime
+
+from sandyard.platform.db.models import PullRequest
 from sandyard.platform.domain.forge.model import Pull, PullState
 from sandyard.platform.domain.git.ground import compare_url
 from sandyard.platform.settings import PlatformSettings
@@ -18,4 +21,20 @@ def pushed(settings: PlatformSettings, project_id: str, *, title: str, base: str
         head=head,
         base=base,
         head_commit=head_commit,
+    )
+
+
+def merged(row: PullRequest, now: datetime) -> Pull:
+    """What a pushed branch is once its base has all of it."""
+    return Pull(
+        number=None,
+        url=row.url,
+        title=row.title,
+        state=PullState.MERGED,
+        draft=False,
+        head=row.head_branch,
+        base=row.base_branch,
+        head_commit=row.head_commit or "",
+        merged_at=now,
+        closed_at=now,
     )

@@ -132,7 +132,8 @@ def _same(origin: Provenance, pull: Pull) -> Select[PullRequest]:
     query = select(PullRequest).where(PullRequest.project_id == origin.project_id)
     if pull.number is not None:
         return query.where(PullRequest.number == pull.number)
-    return query.where(PullRequest.number.is_(None), PullRequest.head_branch == origin.branch)
+    pushed = PullRequest.state != PullState.MERGED  # what is pushed after a merge is another one
+    return query.where(PullRequest.number.is_(None), PullRequest.head_branch == origin.branch, pushed)
 
 
 def _outdated(row: PullRequest, pull: Pull) -> bool:

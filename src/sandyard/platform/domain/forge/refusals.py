@@ -62,14 +62,13 @@ def refusal(status: int, headers: Mapping[str, str], said: str) -> ForgeError:
     match status:
         case 401:
             error: ForgeError = ForgeUnauthorizedError(
-                "GitHub does not accept the project's credential: it is expired, revoked or mistyped. Give the project a new one."
-                + quoted
+                "GitHub does not accept the credential: it is expired, revoked or mistyped. Enter a new one." + quoted
             )
         case 403:
             error = ForgeForbiddenError(_forbidden(headers, said) + quoted)
         case 404:
             error = ForgeNotFoundError(
-                "GitHub has no such repository or pull request, or the project's credential may not see it. Look whether the "
+                "GitHub has no such repository or pull request, or the credential may not see it. Look whether the "
                 "repository's address is right and whether the credential was given access to it." + quoted
             )
         case 405 | 409:
@@ -92,7 +91,7 @@ def _forbidden(headers: Mapping[str, str], said: str) -> str:
     if "archived" in said.lower():
         return "The repository is archived: nothing in it can be changed."
     needed = _permissions(headers.get("x-accepted-github-permissions", "")) or _NEEDED
-    return f"The project's credential may not do this. It needs {needed} on this repository."
+    return f"The credential may not do this. It needs {needed} on this repository."
 
 
 def _permissions(header: str) -> str:

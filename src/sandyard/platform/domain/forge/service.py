@@ -7,6 +7,7 @@ again finds it there by its branch. There is never a second one.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -25,6 +26,8 @@ from sandyard.platform.domain.forge.recording import Recorder
 from sandyard.platform.domain.forge.rows import PullRows
 from sandyard.platform.domain.forge.work import COMMITS, Work, gathered
 from sandyard.platform.domain.git import reading
+from sandyard.platform.domain.git.branch_merge import BranchMerge
+from sandyard.platform.domain.git.errors import BranchCheckedOutError
 from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest
@@ -71,6 +74,9 @@ class PullRequests:
         row = await self._rows.numbered(caller, project_id, number)
         return await self.refresh(row) if refresh else row
 
+    async def get_by_id(self, caller: Principal, pull_id: str) -> PullRequest:
+        return await self._rows.get_for(caller, pull_id)
+
     async def of_task(self, caller: Principal, task_id: str) -> PullRequest:
         """The newest; NotFoundError when there is none."""
         return await self._rows.newest_of(caller, PullRequest.task_id == task_id, f"Task {task_id[:60]}")
@@ -98,15 +104,18 @@ class PullRequests:
         reviewers: Sequence[str] = (),
         assignees: Sequence[str] = (),
         base: str | None = None,
+        push: bool = True,
     ) -> tuple[PullRequest, bool]:
         """Push what is not pushed, then open the branch's pull request, or bring the one it has up to date. True: it was made now.
-        Idempotent. On one that exists only what is given is changed, and of its body only our part."""
+        Idempotent. On one that exists only what is given is changed, and of its body only our part. Without `push`, of what was
+        pushed last, if anything was."""
         checkout = await self._git.checkout(caller, sandbox_id)
         async with self._lock(checkout.project_id, f"refs/heads/{checkout.branch}"):  # a branch may be called #1
             await self._require_write(await self._project(checkout.project_id))
-            operation = await self._git.push(caller, sandbox_id)
-            self._git.raise_failure(await self._git.wait(operation.id))
-            checkout = await self._git.checkout(caller, sandbox_id)
+            if push or checkout.pushed is None:
+                operation = await self._git.push(caller, sandbox_id)
+                self._git.raise_failure(await self._git.wait(operation.id))
+                checkout = await self._git.checkout(caller, sandbox_id)
             work = await gathered(self._database, self._mirrors.of(checkout.project_id), checkout, base)
             given = PullDraft(work.checkout.branch, work.base, title, body, draft, labels, reviewers, assignees)
             if self._access.forge(work.project) == ForgeKind.PLAIN:
@@ -129,7 +138,10 @@ class PullRequests:
             head=work.checkout.branch,
             head_commit=work.head_commit,
         )
-        made = not any(row.number is None for row in known)
+        for row in known:
+            if row.state == PullState.MERGED and row.head_commit == work.head_commit:
+                raise ConflictError(f"{row.head_branch} was merged already, and nothing was added since.")
+        made = not any(row.number is None and row.state != PullState.MERGED for row in known)
         return await self._recorder.record(work.provenance(ForgeKind.PLAIN), pull, made=made), made
 
     async def _open_on_github(self, work: Work, given: PullDraft) -> tuple[PullRequest, bool]:
@@ -156,11 +168,15 @@ class PullRequests:
     # following ---------------------------------------------------------------------------------------------------------
 
     async def refresh(self, row: PullRequest, *, max_wait_s: float = INTERACTIVE_S) -> PullRequest:
-        """Ask the forge how it is, and tell what is new. A plain remote has nothing to ask. When it was merged, its branch is deleted
-        if the project wants that."""
-        if row.forge != ForgeKind.GITHUB or row.number is None:
-            return row
+        """Ask the forge how it is, and tell what is new; a plain remote is asked whether the branch was merged there. When it was merged,
+        its branch is deleted if the project wants that."""
         project = await self._project(row.project_id)
+        if row.forge != ForgeKind.GITHUB or row.number is None:
+            if row.state != PullState.PUSHED or row.head_commit is None:
+                return row
+            if not await self._git.branch_merges.is_merged(project, row.base_branch, row.head_commit):
+                return row
+            return await self._note_merged(row)
         return await self._look(row, await self._access.github(project, max_wait_s=max_wait_s))
 
     async def _look(self, row: PullRequest, github: GitHubRepository) -> PullRequest:
@@ -213,6 +229,8 @@ class PullRequests:
         row, project = await self._for_ending(caller, pull_id)
         if row.state == PullState.MERGED:
             return await self.finish(row)
+        if row.number is None:
+            return await self._merge_branch(row, project, method, head_commit or row.head_commit)
         if row.state != PullState.OPEN:
             raise ConflictError(f"Pull request {row.number} is {row.state}; only an open one can be merged.")
         if row.draft:
@@ -229,9 +247,36 @@ class PullRequests:
             pull = replace(pull, state=PullState.MERGED, merged_at=now, closed_at=now, updated_at=None)
         return await self.finish(await self._recorder.apply(row.id, pull))
 
+    async def _merge_branch(
+        self, row: PullRequest, project: Project, method: MergeMethod | None, head_commit: str | None
+    ) -> PullRequest:
+        """Where no forge does it."""
+        if head_commit is None:
+            raise ConflictError("Nothing was pushed of this branch yet.")
+        method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
+        title, details = await self._squash(row)
+        if method == MergeMethod.MERGE:
+            details = f"Merge branch {row.head_branch} into {row.base_branch}."
+        message = f"{title}\n\n{details}" if details else title
+        wanted = BranchMerge(row.base_branch, row.head_branch, head_commit, method.value, message)
+        async with self._lock(row.project_id, f"refs/heads/{row.head_branch}"):
+            try:
+                await self._git.branch_merges.merge(project, wanted)
+            except BranchCheckedOutError:
+                command = shlex.join(["git", "-C", project.repository or ".", "merge", row.head_branch])
+                raise BranchCheckedOutError(
+                    f"{row.base_branch} is checked out in {project.repository}, and work trees of the host are not changed from here. "
+                    f"Merge it there, then refresh: {command}"
+                ) from None
+            return await self._note_merged(row)
+
+    async def _note_merged(self, row: PullRequest) -> PullRequest:
+        return await self.finish(await self._recorder.apply(row.id, plain.merged(row, instant(self._clock))))
+
     async def _squash(self, row: PullRequest) -> tuple[str, str | None]:
         """What the one commit says; without the list of commits when the mirror does not have them."""
-        mirror, title = self._mirrors.of(row.project_id), f"{row.title} (#{row.number})"
+        mirror = self._mirrors.of(row.project_id)
+        title = row.title if row.number is None else f"{row.title} (#{row.number})"
         onto = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
         if onto is None or row.head_commit is None or not await mirror.has(row.head_commit):
             return title, None
@@ -241,6 +286,7 @@ class PullRequests:
     async def ready(self, caller: Principal, pull_id: str) -> PullRequest:
         """No draft any more. Idempotent."""
         row, project = await self._for_ending(caller, pull_id)
+        _require_forge(row)
         github = await self._access.github(project)
         assert row.number is not None
         if row.draft:
@@ -252,6 +298,7 @@ class PullRequests:
         row, project = await self._for_ending(caller, pull_id)
         if row.state == PullState.MERGED:
             raise ConflictError(f"Pull request {row.number} was merged; it cannot be closed.")
+        _require_forge(row)
         github = await self._access.github(project)
         assert row.number is not None
         if row.state == PullState.OPEN:
@@ -267,10 +314,6 @@ class PullRequests:
             await self._projects.require_change(caller, project.id)
         else:
             await self._projects.get(caller, project.id)  # an owner who has left the project is nobody there
-        if row.forge != ForgeKind.GITHUB or row.number is None:
-            raise ForgeUnsupportedError(
-                "This is a plain git remote, which has no pull requests. The branch is pushed: merge it there by hand."
-            )
         return row, project
 
     async def _project(self, project_id: str) -> Project:
@@ -285,3 +328,10 @@ class PullRequests:
         if lock is None:
             lock = self._locks[project_id, what] = asyncio.Lock()
         return lock
+
+
+def _require_forge(row: PullRequest) -> None:
+    if row.forge != ForgeKind.GITHUB or row.number is None:
+        raise ForgeUnsupportedError(
+            "This is a plain git remote, which has no pull requests. Its branches can be merged."
+        )

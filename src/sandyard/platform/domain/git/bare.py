@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from sandyard.platform.domain.git.host import OUTPUT_LIMIT, Finished, Git, Stdin
+from sandyard.platform.domain.git.model import Identity
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 OBJECT_LIMIT = 1 << 30
@@ -214,6 +215,27 @@ class Bare:
     async def merge_base(self, a: str, b: str) -> str | None:
         done = await self.run("merge-base", "--end-of-options", a, b, ok=(0, 1))
         return done.stdout.decode().strip() or None
+
+    async def tree_of(self, commit: str) -> str:
+        return (
+            (await self.run("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}")).stdout.decode().strip()
+        )
+
+    async def commit_tree(
+        self, tree: str, parents: Sequence[str], message: str, *, author: Identity, committer: Identity
+    ) -> str:
+        """A commit that no ref names."""
+        named = {
+            "author.name": author.name,
+            "author.email": author.email,
+            "committer.name": committer.name,
+            "committer.email": committer.email,
+        }
+        who = [word for name, value in named.items() for word in ("-c", f"{name}={value}")]
+        onto = [word for parent in parents for word in ("-p", parent)]
+        async with self.writing():
+            done = await self.run(*who, "commit-tree", "--no-gpg-sign", *onto, "-F", "-", tree, stdin=message.encode())
+        return done.stdout.decode().strip()
 
     async def count(self, range: str) -> int:
         return int((await self.run("rev-list", "--count", "--end-of-options", range)).stdout)

@@ -44,8 +44,7 @@ class Changes:
 
     async def commit(self, job: Job) -> Detail:
         """The message was checked when it was asked for."""
-        row = await self._ground.checkout(job.sandbox.id)
-        project = await self._ground.project(row.project_id)
+        row, project = await self._ground.checkout_with_project(job.sandbox.id)
         draft = CommitDraft(
             message=job.arguments["message"],
             author=author_of(project),

@@ -6,12 +6,23 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from sqlalchemy import select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
-from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project
+from sandyard.platform.db.models import (
+    Attempt,
+    Checkout,
+    Checkpoint,
+    GitOperation,
+    Project,
+    Sandbox,
+    Session,
+    Task,
+)
+from sandyard.platform.domain.git import names
 from sandyard.platform.domain.git.bringing import checkpoint_ref, head_ref
 from sandyard.platform.domain.git.checkpoints import Checkpoints
 from sandyard.platform.domain.git.errors import GitFailedError
@@ -233,10 +244,30 @@ class Checkouts:
             if asked in taken:
                 raise ConflictError(f"There is a branch {asked!r} already. Choose another name.")
             return str(asked)
-        sandbox = job.sandbox
-        first = "task-" + (sandbox.task_id or sandbox.session_id or sandbox.id).partition("_")[2]
-        later = (f"{first}-{number}" for number in itertools.count(2))
-        return next(name for name in itertools.chain((first,), later) if name not in taken)
+        return next(name for name in await self._candidates(job.sandbox, taken) if name not in taken)
+
+    async def _candidates(self, sandbox: Sandbox, taken: Collection[str]) -> Iterator[str]:
+        """`task/fix-login-1a2b`: the title, and the end of the task's id, of which more is taken while the name is; `-2` is that of
+        attempt 2."""
+        async with self._ground.database.reading() as session:
+            task = await session.get(Task, sandbox.task_id) if sandbox.task_id else None
+            of = await session.get(Session, sandbox.session_id) if sandbox.session_id else None
+            query = select(Attempt.number).where(Attempt.session_id == sandbox.session_id)
+            number = (await session.scalars(query.limit(1))).first() if sandbox.session_id else None
+        kind = "task" if task is not None else "session"
+        separator = "-" if kind in taken else "/"  # where there is a branch `task`, there can be none below it
+        words = names.slug(task.title if task is not None else (of.title if of is not None else None) or "")
+        of_id = (sandbox.task_id or sandbox.session_id or sandbox.id).partition("_")[2]
+        attempt = f"-{number}" if number is not None and number > 1 else ""
+
+        def named(tail: str, more: str = "") -> str:
+            return f"{kind}{separator}{'-'.join(part for part in (words, tail) if part)}{more}{attempt}"
+
+        lengths = (4, 6, 8, 12, len(of_id)) if words else (8, 12, len(of_id))
+        return itertools.chain(
+            (named(of_id[-length:]) for length in lengths),
+            (named(of_id, f".{count}") for count in itertools.count(2)),
+        )
 
     async def _names(self, job: Job) -> set[str]:
         async with self._ground.database.reading() as session:
@@ -247,8 +278,8 @@ class Checkouts:
                 GitOperation.status.in_(OPEN),
                 GitOperation.id != job.operation.id,
             )
-            names = set((await session.scalars(rows)).all())
-            return names | {one["chosen"] for one in (await session.scalars(chosen)).all() if "chosen" in one}
+            known = set((await session.scalars(rows)).all())
+            return known | {one["chosen"] for one in (await session.scalars(chosen)).all() if "chosen" in one}
 
     async def _pushed(self, kept: Checkpoint) -> str | None:
         """What is known to be on the remote of the branch."""

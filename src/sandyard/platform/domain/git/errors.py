@@ -28,14 +28,13 @@ class RepositoryInvalidError(InvalidInputError):
 
 
 class RemoteRefusedError(SandyardError):
-    """The remote refuses the project's credential: it is missing, expired or revoked, or may not do this. Give the project a new
-    one."""
+    """The remote refuses the credential: it is missing, expired or revoked, or may not do this. Enter a new one."""
 
     code, status = "remote_refused", 409
 
 
 class RemoteMissingError(SandyardError):
-    """There is no such repository on the remote, or the project's credential may not see it."""
+    """There is no such repository on the remote, or the credential may not see it."""
 
     code, status = "remote_missing", 409
 
@@ -56,6 +55,12 @@ class BranchMovedError(ConflictError):
     """The branch on the remote has commits that this checkout has not. Bring them in first, then push again."""
 
     code = "branch_moved"
+
+
+class BranchCheckedOutError(ConflictError):
+    """The branch is checked out in the work tree of the repository, which is not changed from here. Merge it there."""
+
+    code = "branch_checked_out"
 
 
 class BranchGoneError(ConflictError):

@@ -55,7 +55,7 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
     (r"pre-receive hook declined|protected branch|\[remote rejected\]|GH\d{3}: ", RemoteRejectedError, ""),
     # who one is
     (r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED", RemoteRefusedError, _HOST_CHANGED),
-    (r"Load key .*(invalid format|error in libcrypto|incorrect passphrase)", RemoteRefusedError, KEY_UNREADABLE),
+    (r"Load key .{0,500}(invalid format|error in libcrypto|incorrect passphrase)", RemoteRefusedError, KEY_UNREADABLE),
     (r"Authentication failed|could not read (Username|Password)|Permission denied \(", RemoteRefusedError, None),
     (r"requested URL returned error: (401|403)|Write access to repository not granted", RemoteRefusedError, None),
     (r"Permission to \S+ denied|not allowed to push|access denied|deploy key", RemoteRefusedError, None),

@@ -11,16 +11,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode
 
+from sqlalchemy import select
+
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Checkout, Project, Sandbox
-from sandyard.platform.domain.git.errors import NoCheckoutError
+from sandyard.platform.domain.git.errors import (
+    NoCheckoutError,
+    RemoteMissingError,
+    RemoteRefusedError,
+    RemoteUnreachableError,
+)
 from sandyard.platform.domain.git.guest import Guest
 from sandyard.platform.domain.git.mirror import Mirror, Mirrors
 from sandyard.platform.domain.git.model import FOLDER, Credential, Identity, Progress
 from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.model import IdentitySettings, ProjectSettings
 from sandyard.platform.domain.projects.remotes import remote_of
+from sandyard.platform.domain.projects.service import note_connection
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError, SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.settings import PlatformSettings
@@ -73,8 +81,20 @@ class Ground:
         if self._refreshed.get(project.id, 0.0) > since:
             return
         begun = time.monotonic()
-        await repository.mirror.refresh(repository.remote, repository.credential, progress)
+        async with self.connecting(project):
+            await repository.mirror.refresh(repository.remote, repository.credential, progress)
         self._refreshed[project.id] = begun
+
+    @contextlib.asynccontextmanager
+    async def connecting(self, project: Project) -> AsyncIterator[None]:
+        """Around what needs the remote: the project is marked when it cannot be used, and no longer when it can."""
+        try:
+            yield
+        except (RemoteRefusedError, RemoteMissingError, RemoteUnreachableError) as error:
+            await note_connection(self.database, project.id, error.message)
+            raise
+        if project.connection_error is not None:
+            await note_connection(self.database, project.id, None)
 
     async def checkout(self, sandbox_id: str) -> Checkout:
         async with self.database.reading() as session:
@@ -82,6 +102,14 @@ class Ground:
         if row is None:
             raise NoCheckoutError
         return row
+
+    async def checkout_with_project(self, sandbox_id: str) -> tuple[Checkout, Project]:
+        async with self.database.reading() as session:
+            query = select(Checkout, Project).join(Project, Project.id == Checkout.project_id)
+            found = (await session.execute(query.where(Checkout.sandbox_id == sandbox_id))).first()
+        if found is None:
+            raise NoCheckoutError
+        return found[0], found[1]
 
     def guest(self, engine_id: str, folder: str = FOLDER) -> Guest:
         return Guest(self.lifecycle.engine, engine_id, folder, limit=self.settings.git_transfer_limit)

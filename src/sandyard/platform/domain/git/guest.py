@@ -32,6 +32,7 @@ from sandyard.platform.domain.git.model import (
     Conflict,
     Identity,
     Status,
+    Undone,
     WorkTree,
 )
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
@@ -199,6 +200,12 @@ class Guest:
         """HEAD, its branch, the index and the files are as they were; what is there besides and not ignored is gone, and so is
         a merge or rebase that was under way. Idempotent."""
         await guest_work.restore(self._runner, commit)
+
+    async def undo(self, before: str) -> Undone | None:
+        """Put the files and the index back to what `work_tree` returned as `before`: new files are removed unless they are ignored,
+        changed and deleted ones restored. Changes nothing if HEAD has moved since. None if the checkout has no such work tree.
+        Idempotent."""
+        return await guest_work.undo(self._runner, before)
 
 
 def _checked(told: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from sandyard.platform.domain.git.errors import ConflictsError, GitFailedError
 from sandyard.platform.domain.git.guest_run import Runner, script, signed, words
@@ -61,7 +62,9 @@ elif [ -e "$d/REVERT_HEAD" ]; then g revert --abort || exit 1
 else exit 0; fi
 echo ended
 """)
-_LINE = re.compile(r"CONFLICT \(([^)]{1,60})\): (.*)")
+_LINE = re.compile(r"CONFLICT \(([^)]{1,60})\): (.{0,4096})")
+_SPACES = 30
+"""In a path at the end of a sentence of git's."""
 _STAGES = {
     "123": ("content", "Both sides have changed it."),
     "23": ("add/add", "Both sides have added it, each in its own way."),
@@ -119,6 +122,17 @@ def _outcome(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]
     return parse_conflicts(stdout) if code == _CONFLICTS else []
 
 
+def _paths_in(sentence: str) -> Iterator[str]:
+    """All that may be a path in it: each word, and what it ends with, for a path may have spaces."""
+    yield from re.split(r"[\s,;:]+", sentence.rstrip("."))
+    end = len(sentence)
+    for _ in range(_SPACES):
+        end = sentence.rfind(" ", 0, end)
+        if end < 0:
+            return
+        yield sentence[end + 1 :]
+
+
 def parse_conflicts(told: bytes) -> list[Conflict]:
     """Of what git said, a zero byte, and its unmerged entries."""
     said, _, listed = told.partition(b"\0")
@@ -134,14 +148,15 @@ def parse_conflicts(told: bytes) -> list[Conflict]:
         stages[path] = stages.get(path, "") + stage[-1:]
         if mode == "160000":
             gitlinks.add(path)
+    said_of: dict[str, tuple[str, str]] = {}
+    for named, sentence in lines:
+        for path in _paths_in(sentence):
+            if path in stages:
+                said_of.setdefault(path, (named, sentence))
     conflicts = []
     for path, found in stages.items():
         kind, detail = _STAGES.get(found, ("content", ""))
         kind = "submodule" if path in gitlinks else kind
-        for named, sentence in lines:
-            words_of = re.split(r"[\s,;:]+", sentence.rstrip("."))
-            if path in words_of or sentence.endswith(f" {path}"):
-                kind, detail = named, sentence
-                break
+        kind, detail = said_of.get(path, (kind, detail))
         conflicts.append(Conflict(path, kind, detail))
     return conflicts

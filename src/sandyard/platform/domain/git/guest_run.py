@@ -18,6 +18,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     Ran,
     SandboxEngine,
 )
+from sandyard.platform.domain.sandboxes.e2b.errors import ProcessesFullError, says_processes_full
 from sandyard.platform.domain.sandboxes.e2b.programs import STDERR_LIMIT, storable
 
 TIMEOUT_S = 120.0
@@ -147,6 +148,8 @@ def refusal(ran: Ran) -> Exception:
     said = words(ran.stderr)
     if "No space left on device" in said or "Disk quota exceeded" in said:
         return NotEnoughSpaceError()
+    if says_processes_full(said):
+        return ProcessesFullError()
     if ran.exit_code in (NO_GIT, 127):
         return GuestGitError("There is no git in the sandbox. Install it in the template.")
     if ran.exit_code == NO_CHECKOUT or "not a git repository" in said:

@@ -7,13 +7,15 @@ import re
 
 from sandyard.platform.domain.git.errors import GitFailedError, GuestGitError
 from sandyard.platform.domain.git.guest_run import Runner, script, signed
-from sandyard.platform.domain.git.model import Identity, WorkTree
+from sandyard.platform.domain.git.model import Identity, Undone, WorkTree
 from sandyard.platform.domain.git.raw import parsed, shown
 
 LARGEST_MIB = 100
 """An untracked file that is larger is not kept: no forge takes one either."""
 SKIPPED = 1000
 """As many are told."""
+NAMED = 20
+"""As many files that were undone are told."""
 WORK_S = 300.0
 _NOT_ONE = 92
 _OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -26,7 +28,7 @@ _SIGNED = {
 }
 
 # The index used is a copy: with it come the dates and sizes of all files, so that only what was changed is read again.
-_WORK_TREE = script(f"""t=$(mktemp -d) || exit 1
+_KEEP = f"""t=$(mktemp -d) || exit 1
 trap 'rm -rf -- "$t"' EXIT
 branch=$(g symbolic-ref -q --short HEAD) || branch=
 unborn=
@@ -60,16 +62,20 @@ tree=$(g write-tree) || {{ cat "$t/said" >&2; exit 1; }}
 printf -v message 'sandyard: work tree\\n\\nbranch: %s\\nunborn: %s\\n' "$branch" "$unborn"
 at=$(g commit-tree -p "$head" -m 'sandyard: index' "$staged") || exit 1
 commit=$(g commit-tree -p "$head" -p "$at" -m "$message" "$tree") || exit 1
+"""
+_WORK_TREE = script(f"""{_KEEP}
 changed=$(g diff-tree -r -z --name-only --no-renames "$head" "$commit" | tr -cd '\\000' | wc -c)
 g diff-tree -r -z --no-renames --diff-filter=AM "$head" "$commit" | sed -nz '/^:[0-7]* 160000 /{{n;p}}' >>"$skipped"
 printf '%s\\0%s\\0%s\\0%s\\0' "$commit" "$head" "$branch" "$((changed))"
 cat "$skipped"
 """)
 
-_RESTORE = script(f"""commit=$1
-kind=$(g log -1 --format='%P%n%B' --end-of-options "$commit" -- 2>/dev/null) || exit {_NOT_ONE}
+_KEPT = f"""kind=$(g log -1 --format='%P%n%B' --end-of-options "$1" -- 2>/dev/null) || exit {_NOT_ONE}
 {{ read -r head index more; read -r first; }} <<<"$kind"
 [ "$first" = 'sandyard: work tree' ] && [ -n "$index" ] && [ -z "$more" ] || exit {_NOT_ONE}
+"""
+_RESTORE = script(f"""commit=$1
+{_KEPT}
 branch= unborn=
 while read -r name value; do
   case $name in branch:) branch=$value ;; unborn:) unborn=$value ;; esac
@@ -84,6 +90,31 @@ elif [ -n "$branch" ]; then
 else g update-ref --no-deref -m 'sandyard: restored' HEAD "$head" || exit 1; fi
 g update-index -q --refresh
 exit 0
+""")
+
+# Read-only folders are made writable first: some tools write their caches so.
+_UNDO = script(f"""before=$1
+{_KEPT}
+was_head=$head was_index=$index
+{_KEEP}
+unset GIT_INDEX_FILE
+if [ "$head" != "$was_head" ]; then printf '%s\\0' "$commit" 0; exit 0; fi
+g diff-tree -r -z --no-renames --diff-filter=A --name-only "$before" "$commit" >"$t/added" || exit 1
+g diff-tree -r -z --no-renames --diff-filter=a --name-only "$before" "$commit" >"$t/changed" || exit 1
+if [ -s "$t/added" ]; then
+  sed -z 's,^,./,; s,/[^/]*$,,' "$t/added" | sort -zu >"$t/folders"
+  xargs -0 -r chmod u+rwx -- <"$t/folders" 2>/dev/null
+  xargs -0 -r rm -rf -- <"$t/added" || exit 1
+  sed -z '/^\\.$/d; s,^\\./,,' "$t/folders" | xargs -0 -r rmdir -p --ignore-fail-on-non-empty -- 2>/dev/null
+fi
+if [ -s "$t/changed" ]; then
+  GIT_INDEX_FILE=$t/before g read-tree "$before" || exit 1
+  GIT_INDEX_FILE=$t/before g checkout-index -f -z --stdin <"$t/changed" || exit 1
+fi
+[ "$staged" = "$(g rev-parse "$was_index^{{tree}}")" ] || g read-tree "$was_index" || exit 1
+g update-index -q --refresh
+printf '%s\\0' "$commit" "$(cat "$t/added" "$t/changed" | tr -cd '\\000' | wc -c)"
+cat "$t/added" "$t/changed" | head -z -n {NAMED}
 """)
 
 
@@ -104,3 +135,17 @@ async def restore(runner: Runner, commit: str) -> None:
     ran = await runner.script(_RESTORE, commit, ok=(0, _NOT_ONE), timeout_s=WORK_S)
     if ran.exit_code == _NOT_ONE:
         raise GitFailedError(f"{commit[:12]} is not in the checkout, or is not a work tree that was kept.")
+
+
+async def undo(runner: Runner, before: str) -> Undone | None:
+    ran = await runner.script(_UNDO, before, envs=_SIGNED, ok=(0, _NOT_ONE), timeout_s=WORK_S)
+    if ran.exit_code == _NOT_ONE:
+        return None
+    return await parsed(ran.stdout, _parse_undone)
+
+
+def _parse_undone(told: bytes) -> Undone:
+    commit, count, *paths = [shown(field) for field in told.split(b"\0", 2 + NAMED)[:-1]] or ["", ""]
+    if not _OID.fullmatch(commit) or not re.fullmatch("[0-9]{1,9}", count):
+        raise GuestGitError
+    return Undone(commit, count=int(count), paths=tuple(paths))

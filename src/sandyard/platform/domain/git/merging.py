@@ -18,6 +18,16 @@ async def conflicts(bare: Bare, ours: str, theirs: str) -> list[Conflict]:
     return parse(done.stdout) if done.code == 1 else []
 
 
+async def merged_tree(bare: Bare, ours: str, theirs: str) -> str | list[Conflict]:
+    """The tree of the merge, which is in the repository from now on; or what conflicts."""
+    async with bare.writing():
+        arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
+        done = await bare.run(*arguments, ok=(0, 1))
+    if done.code == 1:
+        return parse(done.stdout)
+    return done.stdout.partition(b"\0")[0].decode()
+
+
 def parse(listing: bytes) -> list[Conflict]:
     """Of `merge-tree --write-tree --messages --name-only -z`: the tree, the files in conflict, an empty one, and then messages, each
     with the number of its files, the files, a short type and a sentence."""

@@ -13,6 +13,7 @@ from sandyard.platform.domain.git.errors import CommitMessageError
 from sandyard.platform.domain.git.model import Commit, Identity
 
 TYPES = ("feat", "fix", "docs", "style", "refactor", "perf", "test", "build", "ci", "chore", "revert")
+_LONGEST_TRAILER = 500
 LONGEST = 100
 """Of the description, in characters."""
 
@@ -117,9 +118,10 @@ def co_authors(message: str) -> list[Identity]:
     """Those whom its trailers name, in their order."""
     found = []
     for line in _co_author_lines(message):
-        match = re.fullmatch(r"[^:]+:\s*(?P<name>[^<>]+?)\s*<(?P<email>[^<>\s]+)>", line)
-        if match:
-            found.append(Identity(match["name"], match["email"]))
+        person = line[:_LONGEST_TRAILER].partition(":")[2]
+        name, _, email = person[:-1].partition("<") if person.endswith(">") else ("", "", "")
+        if name.strip() and email.split() == [email] and not {"<", ">"} & set(name + email):
+            found.append(Identity(name.strip(), email))
     return found
 
 

@@ -218,6 +218,16 @@ class WorkTree:
     skipped: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What a program had changed in a work tree, and no longer has. `commit` is the work tree with those changes; `count` files
+    were changed, of which a few are named in `paths`."""
+
+    commit: str
+    count: int
+    paths: tuple[str, ...] = ()
+
+
 class Place(Protocol):
     """Somewhere git can be run for reading: a mirror, or the checkout in a sandbox. Arguments are given as they are and pass no
     shell. Raises GitFailedError when git says no; more than `limit` bytes are cut off."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from sandyard.kit.errors import InvalidInputError
 
 MAX_NAME = 250
 _MAX_PART = 240
 """Bytes: git keeps each part as a file's name, and adds `.lock` to it while it writes."""
+_SLUG, _SLUG_BYTES = 40, 120
 COMMIT = re.compile(r"[0-9a-f]{4,64}")
 """A commit's id, or its beginning."""
 
@@ -43,6 +45,30 @@ def fault(name: str) -> str | None:
 def revision_fault(name: str) -> str | None:
     """Like `fault`, of what names a commit: a branch, a tag, or a commit's id."""
     return None if COMMIT.fullmatch(name) else fault(name)
+
+
+def slug(title: str) -> str:
+    """The words of a title as a part of a name: small letters and digits, with dashes between them. Accents of Latin letters are left
+    out; other scripts stay as they are. Empty when there is neither letter nor digit."""
+    letters = []
+    for letter in unicodedata.normalize("NFKC", title).casefold():
+        apart = unicodedata.normalize("NFKD", letter)
+        letters.append(
+            "".join(one for one in apart if not unicodedata.combining(one)) if apart[0].isascii() else letter
+        )
+    kept = (
+        letter if unicodedata.category(letter)[0] in "LMN" else "" if letter in "'\u2019" else " "
+        for letter in "".join(letters)
+    )
+    found = ""
+    for word in "".join(kept).split():
+        longer = f"{found}-{word}" if found else word
+        if len(longer) > _SLUG or len(longer.encode()) > _SLUG_BYTES:
+            break
+        found = longer
+    else:
+        return found
+    return found or word[:_SLUG].encode()[:_SLUG_BYTES].decode(errors="ignore")
 
 
 def check(name: str, what: str = "branch") -> str:

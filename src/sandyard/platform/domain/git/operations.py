@@ -182,12 +182,16 @@ class Operations:
         """The operation when it is over, or as it is after so many seconds. Cancelling this does not end it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not OperationStatus((row := await self.get(operation_id)).status).over:
+                while True:
+                    if (task := self._running.get(operation_id)) is not None:
+                        await asyncio.wait((task,))
+                    row = await self.get(operation_id)
+                    if OperationStatus(row.status).over:
+                        return row
                     if row.sandbox_id and utc_now() - row.created_at > FORGOTTEN and row.id not in self._carried:
                         self.begin(row)  # whoever has asked for it was cut off: its commit was not answered
-                    task = self._running.get(operation_id)
-                    await (asyncio.wait((task,)) if task is not None else asyncio.sleep(0.5))
-                return row
+                    elif task is None:
+                        await asyncio.sleep(0.5)
         return await self.get(operation_id)
 
     async def get(self, operation_id: str) -> GitOperation:
@@ -217,11 +221,11 @@ class Operations:
 
     async def _note_begun(self, operation_id: str, sandbox_id: str) -> tuple[GitOperation, Sandbox] | None:
         async with self._database.transaction() as tx:
-            row = await tx.session.get(GitOperation, operation_id)
-            if row is None or OperationStatus(row.status).over:
+            query = select(GitOperation, Sandbox).join(Sandbox, Sandbox.id == sandbox_id)
+            found = (await tx.session.execute(query.where(GitOperation.id == operation_id))).first()
+            if found is None or OperationStatus(found[0].status).over:
                 return None
-            sandbox = await tx.session.get(Sandbox, sandbox_id)
-            assert sandbox is not None
+            row, sandbox = found
             row.status, row.attempts = OperationStatus.RUNNING, row.attempts + 1
             row.started_at = row.started_at or utc_now()
             tx.emit("git.started", **_about(row, sandbox))

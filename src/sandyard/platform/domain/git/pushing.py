@@ -11,6 +11,7 @@ from typing import TypeVar
 from sandyard.kit.logging import get_logger
 from sandyard.platform.domain.git.bare import Bare, listed
 from sandyard.platform.domain.git.errors import (
+    BranchCheckedOutError,
     BranchGoneError,
     BranchMovedError,
     RemoteRejectedError,
@@ -91,6 +92,8 @@ class Line:
         why = storable(rejected["why"] or "it does not say why")[:_WHY]
         if why.startswith(_RACE):
             raise RemoteUnreachableError(f"Somebody else wrote {ref} at the same moment. Try again.")
+        if why == "branch is currently checked out":
+            raise BranchCheckedOutError
         words = server_words(done.stderr)
         raise RemoteRejectedError(f"The remote has rejected the push ({why}).{f' It says: {words}' if words else ''}")
 

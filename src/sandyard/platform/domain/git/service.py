@@ -12,12 +12,13 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Literal
 
-from sqlalchemy import select
+from sqlalchemy import and_, select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project, Sandbox
 from sandyard.platform.domain.git import messages, reading
+from sandyard.platform.domain.git.branch_merge import BranchMerges
 from sandyard.platform.domain.git.bringing import CHECKPOINTS, HEADS, checkpoint_ref, head_ref, is_own, own_refs
 from sandyard.platform.domain.git.changes import Changes
 from sandyard.platform.domain.git.checkouts import Checkouts
@@ -34,6 +35,7 @@ from sandyard.platform.domain.git.model import (
     Prepared,
     Reason,
     Status,
+    Undone,
     no_progress,
 )
 from sandyard.platform.domain.git.operations import OperationFailedError, Operations
@@ -43,6 +45,7 @@ from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes import rows as sandboxes
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status as SandboxStatus
 from sandyard.platform.domain.sandboxes.model import check_usable
@@ -75,6 +78,7 @@ class GitService:
             OperationKind.CHECKPOINT: self.checkpoints_kept.checkpoint,
         }
         self.prepared = PreparedCheckouts(ground, self._turns)
+        self.branch_merges = BranchMerges(ground, self._turns)
         self.close = self._operations.close
         self.wait = self._operations.wait
         self.begin = self._operations.begin
@@ -180,10 +184,7 @@ class GitService:
         return await self._submit(caller, sandbox_id, OperationKind.CHECKPOINT, reason=reason)
 
     async def _submit(self, caller: Principal, sandbox_id: str, kind: OperationKind, **arguments: Any) -> GitOperation:
-        row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
-        check_usable(row)
-        checkout = await self._ground.checkout(row.id)
-        await self._projects.get(caller, checkout.project_id)  # not for who has left the project
+        checkout, row = await self._both(caller, sandbox_id, to_use=True)
         return await self._operations.submit(
             kind, row, project_id=checkout.project_id, user_id=caller.user_id, **arguments
         )
@@ -192,6 +193,20 @@ class GitService:
         """What a failed one has failed with."""
         if operation.status == OperationStatus.FAILED:
             raise OperationFailedError(operation)
+
+    # around a program that may write anywhere --------------------------------------------------------------------------------
+
+    async def record_work_tree(self, caller: Principal, sandbox_id: str) -> str:
+        """Keep the work tree in the checkout, as a commit that no branch has, and return its id."""
+        row, sandbox = await self._both(caller, sandbox_id)
+        async with self._ground.inside(sandbox, row.folder) as guest:
+            return (await guest.work_tree()).commit
+
+    async def undo_changes(self, caller: Principal, sandbox_id: str, before: str) -> Undone | None:
+        """Put the work tree back to what `record_work_tree` returned; see `Guest.undo`."""
+        row, sandbox = await self._both(caller, sandbox_id)
+        async with self._ground.inside(sandbox, row.folder) as guest:
+            return await guest.undo(before)
 
     # what is read --------------------------------------------------------------------------------------------------------
 
@@ -221,6 +236,18 @@ class GitService:
         kept, mirror = await self._kept(row), self._ground.mirrors.of(row.project_id)
         base = await _base(mirror, row, kept.head)
         return await reading.history(mirror, f"{base}..{kept.head}", limit=limit, skip=skip)
+
+    async def base_history(self, caller: Principal, sandbox_id: str, *, limit: int = 50) -> list[Commit]:
+        """The commits that the checkout began from, newest first; of a large repository only so many as it was given."""
+        row, sandbox = await self._both(caller, sandbox_id)
+        if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
+            guest = self._ground.guest(sandbox.engine_id, row.folder)
+            try:
+                return await reading.history(guest, await _base(guest, row, "HEAD"), limit=limit)
+            except SandboxNotRunningError:
+                pass
+        kept, mirror = await self._kept(row), self._ground.mirrors.of(row.project_id)
+        return await reading.history(mirror, await _base(mirror, row, kept.head), limit=limit)
 
     async def diff(
         self,
@@ -276,10 +303,25 @@ class GitService:
             raise NotFoundError(f"The repository has no branch or commit {name[:100]!r}, as far as it was fetched.")
         return found
 
-    async def _both(self, caller: Principal, sandbox_id: str) -> tuple[Checkout, Sandbox]:
-        sandbox = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
-        row = await self._ground.checkout(sandbox.id)
-        await self._projects.get(caller, row.project_id)  # who has left the project does not read its code here
+    async def _both(self, caller: Principal, sandbox_id: str, *, to_use: bool = False) -> tuple[Checkout, Sandbox]:
+        """NotFoundError also for what this person may not see. Who has left the project does not see its code here."""
+        query = (
+            select(Sandbox, Checkout, Project.id)
+            .outerjoin(Checkout, Checkout.sandbox_id == Sandbox.id)
+            .outerjoin(Project, and_(Project.id == Checkout.project_id, projects.visible_to(caller)))
+            .where(Sandbox.id == sandbox_id, sandboxes.visible_to(caller))
+        )
+        async with self._database.reading() as session:
+            found = (await session.execute(query)).first()
+        if found is None:
+            raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
+        sandbox, row, project_id = found
+        if to_use:
+            check_usable(sandbox)
+        if row is None:
+            raise NoCheckoutError
+        if project_id is None:
+            raise NotFoundError(f"There is no project {row.project_id[:60]}.")
         return row, sandbox
 
     async def _kept(self, row: Checkout) -> Checkpoint:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sqlalchemy import update
+
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
@@ -64,8 +66,7 @@ class Sharing:
 
     @contextlib.asynccontextmanager
     async def _at(self, job: Job) -> AsyncIterator[_Site]:
-        row = await self._ground.checkout(job.sandbox.id)
-        project = await self._ground.project(row.project_id)
+        row, project = await self._ground.checkout_with_project(job.sandbox.id)
         repository = await self._ground.repository(project)
         async with self._ground.inside(job.sandbox, row.folder) as guest:
             yield _Site(row, project, repository, guest)
@@ -78,7 +79,7 @@ class Sharing:
             commit = await self._fetch(site, kept.row.head)
             commits = await self._check(site, commit)
             base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
-            async with job.turn(repository.remote.key):
+            async with job.turn(repository.remote.key), self._ground.connecting(site.project):
                 await mirror.push(
                     repository.remote,
                     repository.credential,
@@ -278,11 +279,8 @@ class Sharing:
 
     async def _know(self, sandbox_id: str, **facts: Any) -> None:
         async with self._ground.database.transaction() as tx:
-            row = await tx.session.get(Checkout, sandbox_id)
-            if row is not None:
-                row.updated_at = utc_now()
-                for name, value in facts.items():
-                    setattr(row, name, value)
+            changed = update(Checkout).where(Checkout.sandbox_id == sandbox_id).values(updated_at=utc_now(), **facts)
+            await tx.session.execute(changed)
 
 
 def _told(conflicts: list[Conflict]) -> list[dict[str, Any]]:

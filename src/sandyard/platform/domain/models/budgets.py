@@ -84,7 +84,7 @@ class Budgets:
 
     async def _spent(self, limit: Limit) -> Spent:
         return await self._ledger.spent(
-            *calls_of(task_id=limit.task_id, project_id=limit.project_id, since=limit.since)
+            *calls_of(task_id=limit.task_id, project_id=limit.project_id, since=limit.since), *self._ledger.settled()
         )
 
 

@@ -25,6 +25,7 @@ class Counter:
         self._held = bytearray()
         self._searched = 0
         self._data: list[bytes] = []
+        self._data_size = 0
         self._overflown = False
         self._found: dict[str, int] = {}
         self._told = 0  # events, or bytes of an answer in one piece
@@ -72,17 +73,22 @@ class Counter:
     def _take(self, line: bytes) -> None:
         if self._overflown:  # the rest of a line whose beginning was let go
             self._overflown = False
-            self._data.clear()
+            self._clear_data()
         elif line.startswith(b"data:"):
-            if sum(map(len, self._data)) + len(line) <= LARGEST:
+            self._data_size += len(line)
+            if self._data_size <= LARGEST:
                 self._data.append(line[5:].strip())
             return
         elif line:
             return
         data = b"\n".join(self._data)
-        self._data.clear()
+        self._clear_data()
         if data:
             self._read(data)
+
+    def _clear_data(self) -> None:
+        self._data.clear()
+        self._data_size = 0
 
     def _read(self, data: bytes) -> None:
         if _SIGN not in data:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
+from sandyard.kit.encodings import COMPRESSIONS
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
+from sandyard.kit.shared_http import open_shared_client
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelProvider, Project, Session
@@ -23,19 +26,26 @@ from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.counting import BYTES_OF_A_TOKEN, Counter
+from sandyard.platform.domain.models.faults import Fault, fault_of_answer, fault_of_error, label_of
 from sandyard.platform.domain.models.hosted import hosted_tools, refused_tools
 from sandyard.platform.domain.models.ledger import Ledger
-from sandyard.platform.domain.models.model import OverBudgetError, Tokens, cost_micros, price_of
+from sandyard.platform.domain.models.model import OverBudgetError, Price, Tokens, cost_micros
+from sandyard.platform.domain.models.presets import price_at
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.tunnel import Answering, Asking
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.projects.service import owner_is_in_project
 
 log = get_logger(__name__)
 
 CONNECT_S, WRITE_S = 15.0, 120.0
+NOTE_S = 10.0
+"""How often it is written down what an answer that goes on has taken: that much is counted should we die meanwhile."""
 _APART = 256 << 10
 """A larger body is read in a thread."""
+_ERROR = 64 << 10
+"""Of a longer error only the beginning is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,14 @@ class _Call:
     asking: Asking
     model: str | None = None
 
+    @property
+    def label(self) -> str:
+        return label_of(self.provider.name, self.provider.base_url)
+
+    @property
+    def price(self) -> Price | None:
+        return price_at(self.provider.base_url, self.provider.prices, self.model)
+
 
 class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
     def __init__(self, kind: ModelApi, status: int, code: str, sentence: str) -> None:
@@ -76,6 +94,8 @@ class _Outcome:
         self.error: str | None = None
         self.sent = False
         """The provider has the request, and works for it, as far as anybody knows."""
+        self.note: Callable[[Tokens], Awaitable[None]] | None = None
+        """Writes down what it has taken so far."""
 
     @property
     def duration_ms(self) -> int:
@@ -95,19 +115,26 @@ class Gateway:
         *,
         timeout_s: float,
         over_budget: Callable[[str, str], Coroutine[Any, Any, None]],
+        note_fault: Callable[[str, Fault | None], None],
+        refused: Callable[[str, Fault], Coroutine[Any, Any, None]],
     ) -> None:
+        """`note_fault` hears how each request of a turn went, before the agent does; `refused` that all others would be refused too."""
         self._database = database
         self._providers = providers
         self._capabilities = capabilities
         self._budgets = budgets
         self._ledger = ledger
         self._over_budget = over_budget
+        self._note_fault = note_fault
+        self._refused = refused
         self._tasks = TaskSet("models")
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S, write=WRITE_S, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=50)
         trust = httpx.create_ssl_context()  # one for both: to read this machine's authorities is slow
         self._far, self._near = (
-            httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False, verify=trust, trust_env=trust_env)
+            open_shared_client(
+                encodings=COMPRESSIONS, timeout=timeout, limits=limits, verify=trust, trust_env=trust_env
+            )
             for trust_env in (True, False)
         )
 
@@ -146,6 +173,8 @@ class Gateway:
             )
         async with self._database.reading() as reading:
             session = await reading.get(Session, place.session_id)
+            if session is not None and not await owner_is_in_project(reading, session):
+                session = None
         provider = await self._providers.find(provider_id, session.project_id) if session is not None else None
         if session is None or provider is None:
             raise _Refused(
@@ -193,16 +222,31 @@ class Gateway:
     # a call that costs something ---------------------------------------------------------------------------------------
 
     async def _counted(self, call: _Call, answer: Answering) -> None:
-        call_id = await self._ledger.open(call.provider.id, call.session, call.turn_id, call.model)
         outcome, settled = _Outcome(), False
+        refused = await self._over_limits(call, outcome)
+        least = _at_least(Tokens(), call, 0) if refused is None else Tokens()
+        call_id = await self._ledger.open(
+            call.provider.id,
+            call.session,
+            call.turn_id,
+            call.model,
+            tokens=least,
+            cost_micros=_cost(call, least),
+        )
+
+        async def note(tokens: Tokens) -> None:
+            with contextlib.suppress(SandyardError):  # it is counted at the end
+                await self._ledger.note(call_id, tokens, _cost(call, tokens))
 
         async def settle() -> None:
             nonlocal settled
             settled = True
             await self._tasks.finish(self._settle(call_id, call, outcome))
 
+        outcome.note = note
         try:
-            await self._afford(call, outcome)
+            if refused is not None:
+                raise refused
             await self._passed(call, answer, outcome, settle)
         except _Refused:
             await settle()
@@ -212,16 +256,18 @@ class Gateway:
                 outcome.error = outcome.error or "The agent left before the answer was complete."
                 self._tasks.spawn(self._settle(call_id, call, outcome))
 
-    async def _afford(self, call: _Call, outcome: _Outcome) -> None:
+    async def _over_limits(self, call: _Call, outcome: _Outcome) -> _Refused | None:
+        """None: it may be sent."""
         try:
             await self._budgets.check(call.session)
-            if price_of(call.provider.prices, call.model) is None:
+            if call.price is None:
                 await self._budgets.check_price(call.session, call.model, call.provider.name)
         except OverBudgetError as error:
             outcome.error = error.message
             if call.turn_id is not None:
                 self._tasks.spawn(self._over_budget(call.turn_id, error.message))
-            raise _Refused(call.kind, 402, error.code, error.message) from None
+            return _Refused(call.kind, 402, error.code, error.message)
+        return None
 
     async def _settle(self, call_id: str, call: _Call, outcome: _Outcome) -> None:
         """Write down how it went. An answer is not taken back because that fails."""
@@ -230,7 +276,7 @@ class Gateway:
                 call_id,
                 status=outcome.status,
                 tokens=outcome.tokens,
-                cost_micros=cost_micros(price_of(call.provider.prices, call.model), outcome.tokens),
+                cost_micros=_cost(call, outcome.tokens),
                 error=outcome.error,
                 duration_ms=outcome.duration_ms,
             )
@@ -264,11 +310,12 @@ class Gateway:
                 outcome.sent, outcome.tokens = False, Tokens()
             outcome.error = redactor.text(f"The provider could not be asked: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
+            self._note(call, fault_of_error(call.label, call.provider.base_url, error, late=late), redactor)
             raise _Refused(
                 call.kind,
                 504 if late else 502,
                 "provider_unreachable",
-                f"The model provider {call.provider.name} {'did not answer in time' if late else 'cannot be reached'}.",
+                f"{call.label} {'did not answer in time' if late else 'cannot be reached'}.",
             ) from None
         try:
             complete = await self._brought(call, response, answer, outcome, redactor)
@@ -287,17 +334,35 @@ class Gateway:
         counter = Counter(call.kind, response.headers.get("content-type", ""))
         said = _Beginning() if response.status_code >= 400 else None
         complete, outcome.sent = False, response.is_success
+        noted = time.monotonic()
         headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
+        chunks = response.aiter_bytes()
         try:
+            if said is None:
+                self._note(call, None, redactor)
+            else:  # before the agent hears of it, and gives up
+                first = await _read_some(chunks)
+                fault = fault_of_answer(
+                    call.label,
+                    response.status_code,
+                    first.decode(errors="replace"),
+                    model=call.model,
+                    keyed=call.provider.key is not None,
+                )
+                self._note(call, fault, redactor)
+                chunks = _continue_with(first, chunks)
             await answer.head(
                 response.status_code, apis.downward(headers, decoded="content-encoding" in response.headers)
             )
-            async for chunk in response.aiter_bytes():
+            async for chunk in chunks:
                 counter.feed(chunk)
                 clean = redactor.feed(chunk)
                 if said is not None:
                     said.add(clean)
                 await answer.data(clean)
+                if outcome.note is not None and outcome.sent and time.monotonic() - noted > NOTE_S:
+                    noted = time.monotonic()
+                    await outcome.note(_at_least(Tokens(), call, counter.at_least))
             await answer.data(redactor.rest())
             complete = True
         except httpx.HTTPError as error:
@@ -312,6 +377,16 @@ class Gateway:
         if said is not None:
             outcome.error = outcome.error or said.text
         return complete
+
+    def _note(self, call: _Call, fault: Fault | None, redactor: Redactor) -> None:
+        """What costs nothing, as a count of tokens, says nothing: some providers lack it."""
+        if call.turn_id is None or not call.asked.counted:
+            return
+        if fault is not None:
+            fault = replace(fault, sentence=redactor.text(fault.sentence))
+        self._note_fault(call.turn_id, fault)
+        if fault is not None and fault.final:
+            self._tasks.spawn(self._refused(call.turn_id, fault))
 
     async def _sent(self, call: _Call, key: Secret | None) -> httpx.Response:
         client = self.client_for(call.provider.base_url)
@@ -336,8 +411,25 @@ class Gateway:
                 call.kind,
                 500,
                 error.code,
-                f"The key of {call.provider.name} cannot be read; an administrator must look.",
+                f"The key of {call.provider.name} cannot be read; ask an administrator.",
             ) from None
+
+
+async def _read_some(chunks: AsyncIterator[bytes]) -> bytes:
+    """An error, or as much of it as is looked at."""
+    read = b""
+    async for chunk in chunks:
+        read += chunk
+        if len(read) >= _ERROR:
+            break
+    return read
+
+
+async def _continue_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for chunk in rest:
+        yield chunk
 
 
 class _Beginning:
@@ -381,6 +473,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(told) != len(pairs):
         raise ValueError("twice")
     return told
+
+
+def _cost(call: _Call, tokens: Tokens) -> int | None:
+    return cost_micros(call.price, tokens)
 
 
 def _at_least(tokens: Tokens, call: _Call, output: int) -> Tokens:

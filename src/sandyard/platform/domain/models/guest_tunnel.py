@@ -5,7 +5,8 @@
 The sandbox cannot reach the platform, and need not: the platform runs this program through the SDK and talks with it in lines of
 JSON on its standard input and output. This process only bridges them to a daemon, which it starts when there is none. The daemon
 listens on 127.0.0.1 and outlives both the bridge and the platform: requests wait in it while nobody serves them. Of those that
-were being served when the bridge broke, the ones whose answer had begun are cut off, all others are offered to the next bridge.
+were being served when the bridge broke, the ones whose answer had begun are cut off, as are those for MCP servers, which may have
+acted; all others are offered to the next bridge.
 
 To the platform: `hello` (the port), `req` (a request, complete in here, with its size), `body` (as many bytes of it as were wanted),
 `ack` (bytes of an answer that the agent has taken), `cancel` (the agent has gone), `ping`, `error` (nothing can be served).
@@ -48,6 +49,7 @@ ACK_EVERY = 32 << 10
 LINGER_S = 5.0
 LINE_LIMIT = 1 << 20
 BODYLESS = (204, 304)
+ONCE = "/mcp_"  # what may have acted somewhere: sent by one platform, it is not offered to the next
 
 
 # the bridge ------------------------------------------------------------------------------------------------------------
@@ -531,6 +533,8 @@ class Daemon:
 
     async def _bring(self, link: Link, exchange: Exchange) -> None:
         head, exchange.wanted = exchange.head, 0
+        once = head.target.startswith(ONCE)
+        exchange.begun = once and not exchange.body.size
         try:
             await link.send(
                 t="req",
@@ -548,6 +552,7 @@ class Daemon:
                 data = exchange.body.read(offset, min(CHUNK, exchange.wanted))
                 offset += len(data)
                 exchange.wanted -= len(data)
+                exchange.begun = exchange.begun or (once and offset >= exchange.body.size)
                 await link.send(t="body", id=exchange.number, d=binascii.b2a_base64(data).decode("ascii").strip())
         except (OSError, ValueError):
             pass  # the link is broken, or the agent has gone

@@ -61,7 +61,7 @@ class Keeper:
                     await self._news.wait()
         if self.port is not None:
             return self.port
-        raise self._failure or TunnelError("The way from the sandbox to its model was not open in time. Try again.")
+        raise self._failure or TunnelError("The tunnel to the sandbox was not open in time. Try again.")
 
     def nudge(self) -> None:
         """The sandbox was woken, or has ended: look again, now."""

@@ -25,9 +25,21 @@ class Ledger:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._open: set[str] = set()
 
-    async def open(self, provider_id: str, session: Session, turn_id: str | None, model: str | None) -> str:
-        """The id of a request that is about to be sent. Should we die meanwhile, that is what its row says."""
+    async def open(
+        self,
+        provider_id: str,
+        session: Session,
+        turn_id: str | None,
+        model: str | None,
+        *,
+        tokens: Tokens | None = None,
+        cost_micros: int | None = None,
+    ) -> str:
+        """The id of a request that is about to be sent, and what it takes at least. Should we die meanwhile, that is what its row
+        says."""
+        least = tokens or Tokens()
         row = ModelCall(
             id=ordered_id("mcl_"),
             provider_id=provider_id,
@@ -37,13 +49,29 @@ class Ledger:
             turn_id=turn_id,
             model=None if model is None else storable(model[:200]),
             status=0,
+            input_tokens=least.input,
+            output_tokens=least.output,
+            cost_micros=cost_micros,
             error=UNFINISHED,
             started_at=instant(self._clock),
             duration_ms=0,
         )
         async with self._database.transaction() as tx:
             tx.add(row)
+        self._open.add(row.id)
         return row.id
+
+    def settled(self) -> list[ColumnElement[bool]]:
+        """What is true of requests that are not under way here: what those take is an estimate, mostly too high."""
+        return [ModelCall.id.not_in(self._open)] if self._open else []
+
+    async def note(self, call_id: str, tokens: Tokens, cost_micros: int | None) -> None:
+        """What a request that goes on has taken so far."""
+        known = update(ModelCall).where(ModelCall.id == call_id)
+        async with self._database.transaction() as tx:
+            await tx.session.execute(
+                known.values(input_tokens=tokens.input, output_tokens=tokens.output, cost_micros=cost_micros)
+            )
 
     async def close(
         self,
@@ -56,6 +84,7 @@ class Ledger:
         duration_ms: int,
     ) -> None:
         done = update(ModelCall).where(ModelCall.id == call_id)
+        self._open.discard(call_id)
         async with self._database.transaction() as tx:
             await tx.session.execute(
                 done.values(

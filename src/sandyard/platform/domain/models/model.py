@@ -22,6 +22,12 @@ class NoModelError(ConflictError):
     code = "no_model"
 
 
+class ModelUnknownError(NoModelError):
+    """There are providers that this agent could use, and none of them has the model."""
+
+    code = "model_unknown"
+
+
 class OverBudgetError(SandyardError):
     """The budget for models is spent."""
 
@@ -124,10 +130,21 @@ class ProviderInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Readiness:
+    """Where an agent finds a provider that it can use. `everywhere`: one is everybody's, or it needs none. `projects`: those that have
+    one of their own."""
+
+    everywhere: bool
+    projects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a try. `detail` is a sentence."""
+    """What came of a try. `detail` is a sentence. `cause`: why it does not work. `models`: those it has, if it was asked for them."""
 
     ok: bool
     detail: str
     model: str | None
     duration_ms: int
+    cause: str | None = None
+    models: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, or_, select, true
@@ -20,12 +20,15 @@ from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import addresses
 from sandyard.platform.domain.models.apis import DEFAULT_URLS
 from sandyard.platform.domain.models.model import Price, ProviderInfo
+from sandyard.platform.domain.models.presets import get_preset
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 
 UNCHANGED: Any = object()
+Check = Callable[[ModelProvider, Secret | None], Awaitable[Sequence[str]]]
+"""Is called with a provider and its key before they are stored; raises when they do not work, and gives the models it has."""
 MAX_KEY, MAX_MODELS = 4000, 500
 _SHOWN = 4  # characters of a key
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,98}[A-Za-z0-9]|[A-Za-z0-9]")
@@ -46,19 +49,29 @@ class Providers:
         self,
         caller: Principal,
         *,
-        name: str,
-        kind: ModelApi,
+        name: str | None = None,
+        kind: ModelApi | None = None,
+        preset: str | None = None,
         project_id: str | None = None,
         base_url: str | None = None,
         key: Secret | None = None,
-        models: Sequence[str] = (),
+        models: Sequence[str] | None = None,
         prices: Mapping[str, Price] | None = None,
+        check: Check | None = None,
     ) -> ProviderInfo:
-        """Without a `base_url` it is the provider's own, where there is one. ConflictError when the name is taken."""
+        """What is left out is as the preset says. Without a `base_url` it is the provider's own, where there is one. `check` sees the
+        row before it is stored, and may raise. ConflictError when the name is taken."""
         owner = await self._allowed(caller, project_id)
+        known = get_preset(preset) if preset is not None else None
+        if known is not None:
+            name, kind, base_url = name or known.name, kind or known.kind, base_url or known.base_url
+            models = known.models if models is None else models
+            prices = {**known.prices, **(prices or {})}
+        if name is None or kind is None:
+            raise InvalidInputError("A provider needs a name and an API type (kind), or a preset.")
         where = base_url or DEFAULT_URLS.get(kind)
         if where is None:
-            raise InvalidInputError(f"Say where the provider is: there is no usual address for {kind.value}.")
+            raise InvalidInputError(f"A provider of the kind {kind.value} needs an address.")
         now = instant(self._clock)
         row = ModelProvider(
             id=ordered_id("prv_"),
@@ -68,12 +81,18 @@ class Providers:
             base_url=await addresses.clean(caller, where),
             key=None,
             hint="",
-            models=_models(models),
+            models=_models(models or ()),
             prices=_prices(prices or {}),
             created_at=now,
             updated_at=now,
         )
         await self._seal(row, key)
+        if check is not None:
+            async with self._database.transaction() as tx:
+                await _require_free(tx, row)  # sooner than after a request to the provider
+            found = await check(row, key)
+            if known is not None and not known.models and not row.models:
+                row.models = _models([one for one in found if _MODEL.fullmatch(one)])
         async with self._database.transaction() as tx:
             await _require_free(tx, row)
             tx.add(row)
@@ -90,6 +109,7 @@ class Providers:
         key: Secret | None = UNCHANGED,
         models: Sequence[str] | None = None,
         prices: Mapping[str, Price] | None = None,
+        check: Check | None = None,
     ) -> ProviderInfo:
         """Change what is given; `key` None takes it away. ConflictError when a key that was given for one server would be shown to
         another: nobody gets to read it by moving the provider to a server of their own."""
@@ -99,13 +119,13 @@ class Providers:
         sealed = ModelProvider(id=provider_id)
         if key is not UNCHANGED:
             await self._seal(sealed, key)
+        if check is not None:
+            await self._check_change(provider_id, check, where=where, key=key, models=models)
         async with self._database.transaction() as tx:
             row = await tx.session.get(ModelProvider, provider_id)
             if row is None:
                 raise _unknown(provider_id)
-            before, after = addresses.server(row.base_url), addresses.server(where or row.base_url)
-            if row.key is not None and key is UNCHANGED and before != after:
-                raise ConflictError(f"The key was given for {before}. Give the one for {after} with it.")
+            _require_same_server(row, where, key)
             row.base_url = where or row.base_url
             if key is not UNCHANGED:
                 row.key, row.hint = sealed.key, sealed.hint
@@ -119,6 +139,21 @@ class Providers:
             row.updated_at = instant(self._clock)
             _tell(tx, "model_provider.updated", row, owner)
         return info(row)
+
+    async def _check_change(
+        self, provider_id: str, check: Check, *, where: str | None, key: Secret | None, models: Sequence[str] | None
+    ) -> None:
+        """Of a copy of the row with what is to change."""
+        async with self._database.reading() as session:
+            row = await session.get(ModelProvider, provider_id)
+            if row is None:
+                raise _unknown(provider_id)
+            session.expunge(row)
+        _require_same_server(row, where, key)
+        shown = await self.reveal(row) if key is UNCHANGED else key
+        row.base_url = where or row.base_url
+        row.models = row.models if models is None else _models(models)
+        await check(row, shown)
 
     async def delete(self, caller: Principal, provider_id: str) -> None:
         """What was spent there stays known. Agents that use it are answered that it is gone."""
@@ -151,6 +186,12 @@ class Providers:
         async with self._database.reading() as session:
             found = await newest_first(session, rows, ModelProvider.id, page)
         return Listing([info(row) for row in found.items], found.next_cursor)
+
+    async def scopes(self, caller: Principal) -> Sequence[tuple[str | None, ModelApi]]:
+        """Project, or None for everybody's, and kind of all that the caller sees."""
+        rows = select(ModelProvider.project_id, ModelProvider.kind).where(_visible_to(caller)).distinct()
+        async with self._database.reading() as session:
+            return [(project_id, ModelApi(kind)) for project_id, kind in await session.execute(rows)]
 
     async def require_change(self, caller: Principal, provider_id: str) -> ModelProvider:
         """The row, if the caller may change it."""
@@ -241,6 +282,12 @@ async def _require_free(tx: Transaction, row: ModelProvider) -> None:
     with tx.session.no_autoflush:
         if await tx.session.scalar(same.limit(1)) is not None:
             raise ConflictError(f"There is a provider {row.name!r} already.")
+
+
+def _require_same_server(row: ModelProvider, where: str | None, key: Secret | None) -> None:
+    before, after = addresses.server(row.base_url), addresses.server(where or row.base_url)
+    if row.key is not None and key is UNCHANGED and before != after:
+        raise ConflictError(f"The key was given for {before}. Give the one for {after} with it.")
 
 
 def _tell(tx: Transaction, kind: str, row: ModelProvider, owner_id: str | None) -> None:

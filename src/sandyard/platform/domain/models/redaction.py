@@ -1,29 +1,39 @@
-"""Keeps a key out of what passes by, also when it comes in pieces."""
+"""Keeps secrets out of what passes by, also when they come in pieces."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from sandyard.kit.secret import Secret
 
+_SCHEMES = frozenset(("basic", "bearer", "token"))
+_SEPARATORS = re.compile(r"[\s;,=]+")
 SHORTEST = 8
 """A shorter one is too likely to be part of an ordinary word."""
+LONG = 16
+"""A part of a header's value of this length is taken for a secret of its own."""
 
 
 class Redactor:
-    """Each occurrence becomes as many asterisks, so that lengths stay true. What could be the beginning of the key is held back until
-    it is known; `rest` gives it out at the end."""
+    """Each occurrence becomes as many asterisks, so that lengths stay true. `feed` holds back the end of the last line, as much as
+    could be the beginning of a secret: none of them has a line break in it. `rest` gives it out at the end."""
 
-    def __init__(self, key: Secret | None) -> None:
-        value = key.reveal().encode() if key is not None else b""
-        self._key = value if len(value) >= SHORTEST else b""
+    def __init__(self, *secrets: Secret | None) -> None:
+        values = {one.reveal().encode() for one in secrets if one is not None}
+        self._secrets = sorted((one for one in values if len(one) >= SHORTEST), key=len, reverse=True)
         self._held = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        if not self._key:
+        if not self._secrets:
             return chunk
-        data = (self._held + chunk).replace(self._key, b"*" * len(self._key))
-        keep = self._beginning(data)
-        self._held = data[len(data) - keep :]
-        return data[: len(data) - keep]
+        data = self._held + chunk
+        for secret in self._secrets:
+            data = data.replace(secret, b"*" * len(secret))
+        line = len(data) - (data.rfind(b"\n") + 1)
+        end = len(data) - min(line, len(self._secrets[0]) - 1)
+        self._held = data[end:]
+        return data[:end]
 
     def rest(self) -> bytes:
         held, self._held = self._held, b""
@@ -31,11 +41,18 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The same for a whole text."""
-        return text.replace(self._key.decode(), "***") if self._key else text
+        for secret in self._secrets:
+            text = text.replace(secret.decode(), "***")
+        return text
 
-    def _beginning(self, data: bytes) -> int:
-        """How many bytes at the end are the first ones of the key."""
-        for size in range(min(len(self._key) - 1, len(data)), 0, -1):
-            if data.endswith(self._key[:size]):
-                return size
-        return 0
+
+def redactor_of_headers(values: Iterable[Secret]) -> Redactor:
+    """For the values of headers. Each is redacted as a whole; after a known scheme, such as `Bearer`, the credentials alone too; and
+    so is every part that is too long to be a word, such as the value of a cookie."""
+    return Redactor(*(Secret(text) for value in values for text in _secrets_in(value.reveal())))
+
+
+def _secrets_in(value: str) -> list[str]:
+    scheme, _, credentials = value.partition(" ")
+    long = [part for part in _SEPARATORS.split(value) if len(part) >= LONG]
+    return [value, *([credentials.strip()] if scheme.lower() in _SCHEMES else []), *long]

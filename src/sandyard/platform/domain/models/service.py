@@ -5,26 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import Protocol
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import ModelProvider, Sandbox, Session, Turn
+from sandyard.platform.db.models import ModelProvider, Project, Sandbox, Session, Turn
 from sandyard.platform.domain.agents.model import ModelApi, ModelEndpoint, Profile
+from sandyard.platform.domain.models import default_agent
 from sandyard.platform.domain.models.apis import SPEAKS
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
+from sandyard.platform.domain.models.faults import Cause, Fault, ProviderTestFailedError, label_of
 from sandyard.platform.domain.models.gateway import Gateway, Place
 from sandyard.platform.domain.models.keeping import Keeper
 from sandyard.platform.domain.models.ledger import Ledger, calls_of
-from sandyard.platform.domain.models.model import DaySpent, NoModelError, Spent, Verdict
+from sandyard.platform.domain.models.model import DaySpent, ModelUnknownError, NoModelError, Readiness, Spent, Verdict
+from sandyard.platform.domain.models.presets import all_presets
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.trying import tried
-from sandyard.platform.domain.models.tunnel import Room
+from sandyard.platform.domain.models.tunnel import Answering, Asking, Room
 from sandyard.platform.domain.models.visibility import calls_visible_to, require_visible
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -37,11 +42,20 @@ REQUESTS_HELD = 256 << 20
 """Bytes of requests that all sandboxes together may have in the platform's memory."""
 
 OverBudget = Callable[[str, str], Awaitable[None]]
+Refused = Callable[[str, Fault], Awaitable[None]]
+
+
+class TunnelGateway(Protocol):
+    """What else is reached through the tunnel."""
+
+    def handles(self, target: str) -> bool: ...
+    async def serve(self, place: Place, asking: Asking, answer: Answering) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Models:
     """`over_budget` is called with a turn and a sentence when that turn's task or project may spend no more; it may be called again for
-    the same turn."""
+    the same turn. `refused` is called with a turn whose provider would refuse all of its requests."""
 
     def __init__(
         self,
@@ -52,9 +66,12 @@ class Models:
         *,
         settings: PlatformSettings,
         clock: Clock,
+        mcp: TunnelGateway | None = None,
     ) -> None:
+        """`mcp`: what serves requests for MCP servers; it is closed with the models."""
         self._database = database
         self._lifecycle = lifecycle
+        self._settings = settings
         self.providers = Providers(database, projects, vault, clock)
         self._capabilities = Capabilities(vault)
         self._ledger = Ledger(database, clock)
@@ -67,11 +84,16 @@ class Models:
             self._ledger,
             timeout_s=settings.model_timeout_s,
             over_budget=self._tell,
+            note_fault=self._note_fault,
+            refused=self._fail,
         )
+        self._mcp = mcp
         self._room = Room(REQUESTS_HELD)
         self._keepers: dict[str, Keeper] = {}
         self._turns: dict[str, list[str]] = {}  # by sandbox: those under way, the newest last
+        self._faults: dict[str, Fault] = {}  # by turn
         self.over_budget: list[OverBudget] = []
+        self.refused: list[Refused] = []
         lifecycle.woken.append(self._changed)
         lifecycle.ended.append(self._changed)
 
@@ -79,6 +101,8 @@ class Models:
         """Agents go on; what they ask meanwhile waits in their sandboxes."""
         await asyncio.gather(*(self.detach(sandbox_id) for sandbox_id in list(self._keepers)))
         await self._gateway.close()
+        if self._mcp is not None:
+            await self._mcp.close()
 
     # where an agent finds its model ------------------------------------------------------------------------------------
 
@@ -90,15 +114,39 @@ class Models:
         if not profile.apis:
             return None
         provider, api, chosen = chosen_from(await self.providers.usable(session.project_id), profile, model)
+        gateway, capability = await self.reach(session, sandbox)
+        return ModelEndpoint(api, f"{gateway}/{provider.id}", capability, chosen)
+
+    async def reach(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
+        """Where the gateway is inside the sandbox, and what opens it. Opens the tunnel, as `attach` does."""
         await self.attach(session, sandbox)
         port = await self._keepers[sandbox.id].up()
-        capability = await asyncio.to_thread(self._capabilities.of, sandbox.id)
-        return ModelEndpoint(api, f"http://127.0.0.1:{port}/{provider.id}", capability, chosen)
+        return f"http://127.0.0.1:{port}", await asyncio.to_thread(self._capabilities.of, sandbox.id)
 
     async def require(self, project_id: str | None, profile: Profile, model: str | None) -> None:
         """NoModelError when `endpoint` would have none to give."""
         if profile.apis:
             chosen_from(await self.providers.usable(project_id), profile, model)
+
+    async def readiness(self, caller: Principal, profiles: Iterable[Profile]) -> dict[str, Readiness]:
+        """By agent's name, of the providers that the caller may see."""
+        known = await self.providers.scopes(caller)
+        found = {}
+        for profile in profiles:
+            fitting = {project for project, kind in known if any(api in SPEAKS[kind] for api in profile.apis)}
+            projects = sorted(project for project in fitting if project is not None)
+            found[profile.name] = Readiness(not profile.apis or None in fitting, tuple(projects))
+        return found
+
+    async def find_default_agent(self, project: Project | None) -> str:
+        """Who works in the project, or without one, where nobody has named an agent."""
+        async with self._database.reading() as session:
+            return await default_agent.find_default_agent(session, project, self._settings)
+
+    async def find_default_agents(self, projects: Iterable[Project]) -> dict[str, str]:
+        """By the project's id."""
+        async with self._database.reading() as session:
+            return await default_agent.find_default_agents(session, projects, self._settings)
 
     # the tunnel --------------------------------------------------------------------------------------------------------
 
@@ -108,7 +156,7 @@ class Models:
         keeper = self._keepers.get(sandbox.id)
         if keeper is None or keeper.over:
             place = Place(sandbox.id, session.id, functools.partial(self._turn_of, sandbox.id))
-            keeper = Keeper(self._lifecycle, sandbox.id, functools.partial(self._gateway.serve, place), self._room)
+            keeper = Keeper(self._lifecycle, sandbox.id, functools.partial(self._serve, place), self._room)
             self._keepers[sandbox.id] = keeper
             keeper.start()
         try:
@@ -117,6 +165,10 @@ class Models:
             if self._keepers.get(sandbox.id) is keeper:
                 await self.detach(sandbox.id)
             raise
+
+    async def _serve(self, place: Place, asking: Asking, answer: Answering) -> None:
+        gateway = self._mcp if self._mcp is not None and self._mcp.handles(asking.target) else self._gateway
+        await gateway.serve(place, asking, answer)
 
     async def detach(self, sandbox_id: str) -> None:
         """Idempotent. What agents ask from now on waits, until somebody attaches."""
@@ -139,6 +191,7 @@ class Models:
             yield
         finally:
             turns.remove(turn.id)
+            self._faults.pop(turn.id, None)
             if not turns and self._turns.get(sandbox_id) is turns:
                 del self._turns[sandbox_id]
 
@@ -193,6 +246,33 @@ class Models:
         row = await self.providers.require_change(caller, provider_id)
         return await tried(self._gateway.client_for(row.base_url), row, await self.providers.reveal(row))
 
+    async def check_provider(self, row: ModelProvider, key: Secret | None) -> Sequence[str]:
+        """The models it has, if it was asked for them. ProviderTestFailedError when it does not work."""
+        verdict = await tried(self._gateway.client_for(row.base_url), row, key)
+        if not verdict.ok:
+            raise ProviderTestFailedError(Cause(verdict.cause or Cause.ERROR), verdict.detail)
+        if verdict.model is None and not verdict.models and row.kind == ModelApi.OPENAI_CHAT:
+            label = label_of(row.name, row.base_url)
+            raise ProviderTestFailedError(
+                Cause.MODEL, f"{label} answers, but has no model. Load one there, or name one."
+            )
+        return verdict.models
+
+    def fault(self, turn_id: str) -> Fault | None:
+        """Why the newest request of a turn that is under way has failed; None: it has not."""
+        return self._faults.get(turn_id)
+
+    def _note_fault(self, turn_id: str, fault: Fault | None) -> None:
+        if fault is None:
+            self._faults.pop(turn_id, None)
+        elif any(turn_id in turns for turns in self._turns.values()):
+            self._faults[turn_id] = fault
+
+    async def _fail(self, turn_id: str, fault: Fault) -> None:
+        log.info("turn_failed_by_provider", turn=turn_id, code=fault.code)
+        for hook in self.refused:
+            await hook(turn_id, fault)
+
     async def _tell(self, turn_id: str, sentence: str) -> None:
         log.info("turn_over_budget", turn=turn_id, reason=sentence)
         for hook in self.over_budget:
@@ -208,11 +288,11 @@ def chosen_from(
         (provider, api) for api in profile.apis for provider in providers if api in SPEAKS[ModelApi(provider.kind)]
     ]
     if not fitting:
-        spoken = " or ".join(api.value for api in profile.apis)
-        raise NoModelError(
-            f"The agent {profile.name} needs a model, and there is no provider for it that speaks {spoken}. Add one with "
-            f"`sandyard model add {profile.apis[0].value}`, with --project for one project or, as an administrator, for everybody."
-        )
+        titles = [preset.title for preset in all_presets() if preset.serves(profile)]
+        if len(titles) == 1:
+            raise NoModelError(f"{profile.title} needs a model, and no {titles[0]} API key is set up.")
+        which = f": {', '.join(titles[:-1])} or {titles[-1]}" if titles else ""
+        raise NoModelError(f"{profile.title} needs a model, and no provider is set up that it can use{which}.")
     if model is None:
         provider, api = fitting[0]
         return provider, api, next(iter([*provider.models, *profile.models]), None)
@@ -227,6 +307,6 @@ def chosen_from(
         if not provider.models:
             return provider, api, model
     known = sorted({known for provider, _ in fitting for known in provider.models})
-    raise NoModelError(
-        f"No provider that the agent {profile.name} can use has the model {model[:200]}. There are: {', '.join(known[:50])}."
+    raise ModelUnknownError(
+        f"No provider that {profile.title} can use has the model {model[:200]}. There are: {', '.join(known[:50])}."
     )

@@ -14,23 +14,28 @@ from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import apis
 from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.faults import Cause, Fault, fault_of_answer, fault_of_error, label_of
 from sandyard.platform.domain.models.model import Verdict
+from sandyard.platform.domain.models.presets import preset_at
 from sandyard.platform.domain.models.redaction import Redactor
 
 TIMEOUT = httpx.Timeout(60, connect=15)
-_MOST = 64 << 10
-_SHOWN = 300
+MAX_LISTED = 100
+_MOST = 1 << 20
+_LONGEST = 600
 _PING = "Say ok."
 
 
 async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> Verdict:
     """With its first model when it has one: a token's worth of an answer. Else its list of models is asked for."""
-    kind, model = ModelApi(provider.kind), next(iter(provider.models), None)
+    kind, model = ModelApi(provider.kind), _model(provider)
+    label = label_of(provider.name, provider.base_url)
     asked, body = _request(kind, model)
     headers = [*apis.key_headers(kind, key), ("accept-encoding", "identity")]
     if kind is ModelApi.ANTHROPIC:
         headers.append(("anthropic-version", "2023-06-01"))
-    began = time.monotonic()
+    began, listed = time.monotonic(), list[str]()
+    fault: Fault | None = None
     try:
         async with client.stream(
             "POST" if body else "GET",
@@ -40,11 +45,36 @@ async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret 
             timeout=TIMEOUT,
         ) as response:
             said = await _beginning(response)
-            ok, detail = _judged(response.status_code, said, model)
+            if not response.is_success:
+                text = said.decode(errors="replace")
+                fault = fault_of_answer(label, response.status_code, text, model=model, keyed=key is not None)
+            elif said.lstrip()[:1] not in (b"{", b"["):
+                fault = Fault(
+                    Cause.ADDRESS, f"{label} answers, but not in JSON. Check that its address is that of the API."
+                )
+            elif model is None:
+                listed = _listed(said)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        ok, detail = False, f"{provider.base_url} cannot be reached: {type(error).__name__}. {error}"
-    detail = storable(Redactor(key).text(detail))
-    return Verdict(ok, detail[: 2 * _SHOWN], model, round((time.monotonic() - began) * 1000))
+        late = isinstance(error, httpx.TimeoutException)
+        fault = fault_of_error(label, provider.base_url, error, late=late)
+    took = round((time.monotonic() - began) * 1000)
+    if fault is not None:
+        detail = storable(Redactor(key).text(fault.sentence))[:_LONGEST]
+        return Verdict(False, detail, model, took, cause=fault.cause)
+    detail = f"{label} works: the model {model} answered." if model else _works(label, listed, keyed=key is not None)
+    return Verdict(True, storable(detail)[:_LONGEST], model, took, models=tuple(listed))
+
+
+def _model(provider: ModelProvider) -> str | None:
+    """Some lists of models are open to everybody, and say nothing about a key."""
+    preset = preset_at(provider.base_url)
+    known = preset.models if preset is not None and preset.kind is ModelApi.OPENAI_CHAT else ()
+    return next(iter([*provider.models, *known]), None)
+
+
+def _works(label: str, listed: list[str], *, keyed: bool) -> str:
+    count = f"{len(listed)} model{'' if len(listed) == 1 else 's'}"
+    return f"{label} accepts the key and has {count}." if keyed else f"{label} answers and has {count}."
 
 
 def _request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] | None]:
@@ -72,32 +102,12 @@ async def _beginning(response: httpx.Response) -> bytes:
     return said[:_MOST]
 
 
-def _judged(status: int, said: bytes, model: str | None) -> tuple[bool, str]:
-    words = _words(said)
-    if 200 <= status < 300:
-        if said.lstrip()[:1] not in (b"{", b"["):
-            return False, "What is there answers, but not in JSON: look whether the address is that of the API."
-        return True, f"The model {model} answered." if model else "The provider takes the key and lists its models."
-    what = f"such {'model or ' if model else ''}address"
-    for statuses, sentence in (
-        ((401, 403), "The provider does not accept the key"),
-        ((404,), f"The provider knows no {what}"),
-        ((402, 429), "The provider takes the key, but no requests at the moment"),
-        (range(300, 400), "The provider's address leads elsewhere, and is not followed"),
-    ):
-        if status in statuses:
-            return False, f"{sentence} ({status}). {words}".strip()
-    return False, f"The provider answered with an error ({status}). {words}".strip()
-
-
-def _words(said: bytes) -> str:
-    """Its own sentence, if it has one."""
+def _listed(said: bytes) -> list[str]:
+    """The names in a list of models, as OpenAI, Anthropic or Gemini write it."""
     try:
         told: Any = json.loads(said)
-        told = told[0] if isinstance(told, list) and told else told
-        error = told.get("error", told) if isinstance(told, dict) else told
-        words = error.get("message", "") if isinstance(error, dict) else error
     except (ValueError, RecursionError):
-        words = said.decode(errors="replace")
-    text = " ".join(str(words).split())
-    return f"It said: {text[:_SHOWN]}" if text else ""
+        return []
+    found = (told.get("data") or told.get("models")) if isinstance(told, dict) else told
+    names = [one.get("id") or one.get("name") for one in found or [] if isinstance(one, dict)]
+    return [name.removeprefix("models/") for name in names if isinstance(name, str)][:MAX_LISTED]

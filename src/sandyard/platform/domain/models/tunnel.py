@@ -42,7 +42,7 @@ _NUMBER = 1 << 53
 
 
 class TunnelError(SandyardError):
-    """The way from the sandbox to its model cannot be opened."""
+    """The tunnel to the sandbox cannot be opened."""
 
     code, status = "tunnel_failed", 502
 

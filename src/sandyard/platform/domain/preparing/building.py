@@ -90,7 +90,7 @@ class Builder:
 
     async def _start(self, caller: Principal, sandbox: Sandbox, command: Command, new: NewCommand) -> CommandRow:
         try:
-            return await self.commands.execute(caller, sandbox.id, new)
+            return await self.commands.execute(caller, sandbox.id, new, internal=True)
         except (CommandRefusedError, InvalidInputError) as error:
             raise PreparationFailedError(
                 f"The setup of {command.source} was refused: {error.message} Change it, or the project's command policy.",

@@ -38,29 +38,17 @@ class Clearing:
         """Its sandbox goes, and every snapshot of that which is not the preparation's own. Idempotent."""
         async with self._database.reading() as session:
             row = await session.get(Preparation, preparation_id)
-        await self._end(sandbox_id, keep=row.snapshot if row is not None else None)
+        await end_sandbox(self._lifecycle, sandbox_id, keep=row.snapshot if row is not None else None)
         async with self._database.transaction() as tx:
             own = update(Preparation).where(Preparation.id == preparation_id, Preparation.sandbox_id == sandbox_id)
             await tx.session.execute(own.values(sandbox_id=None))
-
-    async def _end(self, sandbox_id: str, keep: str | None) -> None:
-        rows = self._lifecycle.rows
-        try:
-            await self._lifecycle.destroy(await rows.get(sandbox_id), keep_work=False)
-            sandbox = await rows.get(sandbox_id)
-        except NotFoundError:
-            return
-        if sandbox.engine_id is not None:
-            for snapshot in await self._lifecycle.engine.snapshots(sandbox.engine_id):
-                if snapshot != keep:
-                    await self._lifecycle.engine.delete_snapshot(snapshot)
 
     async def remove(self, row: Preparation) -> None:
         """The snapshot before the row: one without its snapshot is made anew."""
         if row.snapshot is not None:
             await self._lifecycle.engine.delete_snapshot(row.snapshot)
         if row.sandbox_id is not None:
-            await self._end(row.sandbox_id, keep=None)
+            await end_sandbox(self._lifecycle, row.sandbox_id, keep=None)
         async with self._database.transaction() as tx:
             known = await tx.session.get(Preparation, row.id, with_for_update=True)
             if known is None or known.used_at != row.used_at:
@@ -135,5 +123,18 @@ class Clearing:
             if preparation_id not in busy:
                 await self.clear(preparation_id, sandbox_id)
         for sandbox_id in left:
-            await self._end(sandbox_id, keep=None)
+            await end_sandbox(self._lifecycle, sandbox_id, keep=None)
             await self._lifecycle.rows.note(sandbox_id, agent_id=None)
+
+
+async def end_sandbox(lifecycle: Lifecycle, sandbox_id: str, keep: str | None) -> None:
+    """Destroy a sandbox in which something was made, and all of its snapshots but one. Idempotent."""
+    try:
+        await lifecycle.destroy(await lifecycle.rows.get(sandbox_id), keep_work=False)
+        sandbox = await lifecycle.rows.get(sandbox_id)
+    except NotFoundError:
+        return
+    if sandbox.engine_id is not None:
+        for snapshot in await lifecycle.engine.snapshots(sandbox.engine_id):
+            if snapshot != keep:
+                await lifecycle.engine.delete_snapshot(snapshot)

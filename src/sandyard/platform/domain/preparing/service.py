@@ -28,6 +28,7 @@ from sandyard.platform.domain.git.model import no_progress
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.preparing import recipe as recipes
+from sandyard.platform.domain.preparing.agent_snapshots import AgentSnapshots
 from sandyard.platform.domain.preparing.building import Builder, Install
 from sandyard.platform.domain.preparing.clearing import BUILDER, Clearing
 from sandyard.platform.domain.preparing.model import PreparationFailedError, PreparationStatus, about, failure_of
@@ -71,6 +72,7 @@ class Preparing:
         self._projects = projects
         self._git = git.prepared
         self._settings = settings
+        self.agent_snapshots = AgentSnapshots(database, lifecycle, settings, install)
         self._builder = Builder(database, lifecycle, commands, git.prepared, settings, install)
         self._clearing = Clearing(database, lifecycle)
         self._tasks = TaskSet("preparing")
@@ -81,6 +83,7 @@ class Preparing:
     async def close(self) -> None:
         """What is under way is cleared away by the next process."""
         await self._tasks.cancel()
+        await self.agent_snapshots.close()
 
     # making ------------------------------------------------------------------------------------------------------------
 
@@ -143,6 +146,7 @@ class Preparing:
             envs=recipe.envs,
             agent_id=BUILDER,
             project_id=project.id,
+            internal=True,
         )
         sandbox = self._lifecycle.draft(caller.user_id, wanted)
         async with self._database.transaction() as tx:
@@ -160,7 +164,6 @@ class Preparing:
             tx.emit(
                 "preparation.started", **about(row), baseBranch=row.base_branch, commit=row.base_commit, agent=row.agent
             )
-        self._lifecycle.provision(sandbox.id)
         task = self._tasks.spawn(self._make(caller, project, row, sandbox, wished, recipe, left))
         self._flights[row.id] = _Flight(row, sandbox, task)
         task.add_done_callback(lambda _: self._flights.pop(row.id, None))
@@ -183,6 +186,11 @@ class Preparing:
         try:
             if left is not None:
                 await self._clearing.clear(row.id, left)
+            if wished.profile.install is not None:
+                await tell(f"installing {wished.profile.title}")
+            made_of = await self.agent_snapshots.ensure(caller.user_id, wished.profile, wished.template)
+            await self._while_away(lambda: self._lifecycle.rows.note(sandbox.id, template=made_of))
+            self._lifecycle.provision(sandbox.id)
             snapshot = await self._builder.build(caller, project, sandbox, wished=wished, recipe=recipe, tell=tell)
             seconds = round(time.monotonic() - begun, 1)
             made = await self._while_away(lambda: self._ready(row.id, snapshot, seconds))
@@ -294,11 +302,13 @@ class Preparing:
 
     async def recover(self) -> None:
         """After a start: what an earlier process was making has failed, and its sandboxes go."""
+        await self.agent_snapshots.recover()
         for preparation_id, sandbox_id in await self._clearing.interrupted():
             self._tasks.spawn(self._clear(preparation_id, sandbox_id))
 
     async def tidy(self, older_than: timedelta) -> None:
         """Drop what nobody has used for so long, what newer ones have replaced, and what was left of projects that are gone."""
+        await self.agent_snapshots.tidy(older_than)
         await self._clearing.drop_unused(older_than, self._flights.keys())
         building = frozenset(flight.sandbox.id for flight in self._flights.values())
         await self._clearing.drop_left(self._flights.keys(), building)

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from http.cookiejar import DefaultCookiePolicy
 from urllib.parse import urlsplit
 
 import httpx
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.cookies import discard_cookies
 from sandyard.kit.listen import is_loopback
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
@@ -37,6 +37,7 @@ FRESH_S = 2.0
 CONNECTIONS = 128
 """That may lead into one sandbox at once."""
 _WAITING_S, _APART_S = 120.0, 15.0
+_MOST_SHOWN = 1000
 
 
 class Previews:
@@ -56,16 +57,17 @@ class Previews:
         self.passes = Passes(database, tickets, vault, settings, clock)
         # a proxy in the environment is for what lies outside of this machine
         self.outside = not is_loopback(urlsplit(settings.e2b_sandbox_url or "").hostname or "")
-        self.http = httpx.AsyncClient(
+        client = httpx.AsyncClient(
             trust_env=self.outside,
             # with http: there is nothing to verify, and it is slow to set up
             verify=not (settings.e2b_sandbox_url or "").startswith("http:"),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         )
-        self.http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # they are the browsers' to keep
+        self.http = discard_cookies(client)  # browsers keep them
         self._looks: dict[str, tuple[float, asyncio.Task[list[Listener]]]] = {}
         self._inside: Counter[str] = Counter()
         self._closed: dict[Place, tuple[float, float]] = {}
+        self._shown_paths: dict[tuple[Place, str], str] = {}
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -97,6 +99,11 @@ class Previews:
         ticket, expires = await self.passes.ticket(principal, place)
         url = addresses.url(place, path)
         return Opening(f"{url}{'&' if '?' in path else '?'}{TICKET}={ticket}", expires)
+
+    async def shown_path(self, principal: Principal, sandbox_id: str, port: int) -> str | None:
+        """The path that the caller opened last in a frame that shows this port. None: none since the platform started."""
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        return self._shown_paths.get((Place(row.id, port), principal.user_id))
 
     def _look(self, sandbox_id: str, engine_id: str) -> asyncio.Task[list[Listener]]:
         now = self._clock.now()
@@ -166,6 +173,13 @@ class Previews:
         if row.status == Status.PAUSED and not wake:
             raise SleepingError
         await self._lifecycle.wake(row)
+
+    def note_shown(self, place: Place, user_id: str, path: str) -> None:
+        """A frame of this person's shows that path from now on. The oldest are forgotten."""
+        self._shown_paths.pop((place, user_id), None)
+        self._shown_paths[place, user_id] = path
+        while len(self._shown_paths) > _MOST_SHOWN:
+            del self._shown_paths[next(iter(self._shown_paths))]
 
     def touch(self, place: Place) -> None:
         """Somebody has just used it."""

@@ -80,6 +80,22 @@ append README.md: \\n> {answer}
 commit: docs: give the readme a motto
 """,
     ),
+    SampleTask(
+        "Accept underscores in slugs",
+        """\
+The first try is wrong on purpose: the project's check fails, its output goes back to the agent, and the agent fixes its work.
+
+append tests/test_text.py:
+```
+
+    def test_slugs_keep_underscores(self) -> None:
+        self.assertEqual(slug("snake_case, please"), "snake_case-please")
+```
+fix: replace words/text.py: [a-z0-9]+ -> [a-z0-9_]+
+fix: run: python3 -m unittest
+fix: commit: fix(text): keep underscores in slugs
+""",
+    ),
 )
 
 

@@ -13,8 +13,9 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
+from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Credential, Project, ProjectMember, User
+from sandyard.platform.db.models import Credential, Project, ProjectMember, Session, User
 from sandyard.platform.domain.git import names
 from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
@@ -49,6 +50,22 @@ class Projects:
     ) -> Project:
         """Without a `base_branch` it is the remote's default one. RepositoryInvalidError; ForbiddenError for a repository that only an
         administrator may name: a path on this machine, unless it is `vouched` for, because the platform has made it itself."""
+        project = await self.draft(
+            caller, name, repository=repository, base_branch=base_branch, settings=settings, vouched=vouched
+        )
+        return await self.store(project)
+
+    async def draft(
+        self,
+        caller: Principal,
+        name: str,
+        *,
+        repository: str | None = None,
+        base_branch: str | None = None,
+        settings: ProjectSettings | None = None,
+        vouched: bool = False,
+    ) -> Project:
+        """A project that is stored nowhere yet. Raises like `create`."""
         now, settings = instant(self._clock), settings or ProjectSettings()
         project = Project(
             id=ordered_id("prj_"),
@@ -61,11 +78,20 @@ class Projects:
             created_at=now,
             updated_at=now,
         )
+        async with self._database.reading() as session:
+            await self._check(session, project)
+        return project
+
+    async def store(self, project: Project) -> Project:
+        """A draft becomes a project."""
         async with self._database.transaction() as tx:
             await self._check(tx.session, project)
             tx.add(project)
-            tx.emit("project.created", owner_id=project.owner_id, project_id=project.id, name=name)
+            tx.emit("project.created", owner_id=project.owner_id, project_id=project.id, name=project.name)
         return project
+
+    async def note_connection(self, project_id: str, error: str | None) -> None:
+        await note_connection(self._database, project_id, error)
 
     async def list(self, caller: Principal, page: PageRequest, *, archived: bool = False) -> Listing[Project]:
         rows = select(Project).where(visible_to(caller))
@@ -94,7 +120,7 @@ class Projects:
     async def require_change(self, caller: Principal, project_id: str) -> Project:
         """The project, if the caller may change it."""
         project = await self.get(caller, project_id)
-        _require_owner(caller, project)
+        require_owner(caller, project)
         return project
 
     async def update(
@@ -112,12 +138,13 @@ class Projects:
         again. Raises like `create`, and ConflictError when the project's credentials would go to another server than before."""
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
-            _require_owner(caller, project)
+            require_owner(caller, project)
             before = remotes.servers(project.repository, ProjectSettings.of(project))
             if name is not None:
                 project.name = name
             if repository is not UNCHANGED and repository != project.repository:
                 project.repository = None if repository is None else remotes.clean(caller, repository)
+                project.connection_error = None
             if base_branch is not UNCHANGED:
                 project.base_branch = None if base_branch is None else names.check(base_branch)
             if settings is not None:
@@ -138,7 +165,7 @@ class Projects:
         """Its tasks and secrets go with it; its sessions and sandboxes stay their owners'."""
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
-            _require_owner(caller, project)
+            require_owner(caller, project)
             await tx.session.execute(delete(Project).where(Project.id == project.id))
             tx.emit("project.deleted", owner_id=project.owner_id, project_id=project.id, name=project.name)
 
@@ -154,7 +181,7 @@ class Projects:
         try:
             async with self._database.transaction() as tx:
                 project = await _load(tx.session, caller, project_id)
-                _require_owner(caller, project)
+                require_owner(caller, project)
                 user = await tx.session.get(User, user_id)
                 if user is None or user.disabled_at is not None:
                     raise NotFoundError(f"There is no user {user_id[:60]}.")
@@ -171,11 +198,22 @@ class Projects:
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
             if user_id != caller.user_id:
-                _require_owner(caller, project)
+                require_owner(caller, project)
             member = await tx.session.get(ProjectMember, (project_id, user_id))
             if member is not None:
                 await tx.session.delete(member)
                 tx.emit("project.member_removed", owner_id=project.owner_id, project_id=project_id, userId=user_id)
+
+
+async def note_connection(database: Database, project_id: str, error: str | None) -> None:
+    """Remember why the project's repository could not be used, or (None) that it could. Idempotent."""
+    async with database.transaction() as tx:
+        project = await tx.session.get(Project, project_id, with_for_update={"key_share": True})
+        error = None if error is None else storable(error)[:2000]
+        if project is None or project.connection_error == error:
+            return
+        project.connection_error = error
+        tx.emit("project.updated", owner_id=project.owner_id, project_id=project.id, name=project.name)
 
 
 def visible_to(caller: Principal) -> ColumnElement[bool]:
@@ -184,6 +222,19 @@ def visible_to(caller: Principal) -> ColumnElement[bool]:
         return true()
     shared = select(ProjectMember.project_id).where(ProjectMember.user_id == caller.user_id)
     return or_(Project.owner_id == caller.user_id, Project.id.in_(shared))
+
+
+async def owner_is_in_project(reading: AsyncSession, session: Session) -> bool:
+    """Whether the owner of a session may still use its project, and what belongs to that. Always, for a session without one."""
+    if session.project_id is None:
+        return True
+    user = await reading.get(User, session.owner_id)
+    if user is None or user.disabled_at is not None:
+        return False
+    caller = Principal(user.id, user.name, user.role, "session")
+    return (
+        await reading.scalar(select(Project.id).where(Project.id == session.project_id, visible_to(caller))) is not None
+    )
 
 
 async def _load(session: AsyncSession, caller: Principal, project_id: str) -> Project:
@@ -199,6 +250,7 @@ async def _has_credentials(session: AsyncSession, project_id: str) -> bool:
     return await session.scalar(shown.limit(1)) is not None
 
 
-def _require_owner(caller: Principal, project: Project) -> None:
+def require_owner(caller: Principal, project: Project) -> None:
+    """ForbiddenError for whoever may not change the project."""
     if not (caller.is_admin or project.owner_id == caller.user_id):
         raise ForbiddenError("Only the project's owner or an administrator may do this.")

@@ -51,9 +51,11 @@ class Commands:
         self.get = self._runner.get
         self.recover = self._runner.recover
 
-    async def execute(self, principal: Principal, sandbox_id: str, new: NewCommand) -> Command:
-        """Start it. It runs on its own from here; `wait` gives its end."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+    async def execute(
+        self, principal: Principal, sandbox_id: str, new: NewCommand, *, internal: bool = False
+    ) -> Command:
+        """Start it. It runs on its own from here; `wait` gives its end. `internal`: a command of the platform's own."""
+        row = await self._lifecycle.rows.get_for(principal, sandbox_id, internal=internal)
         check_usable(row)
         self._check(new)
         await self._check_policy(row, new.command)
@@ -108,10 +110,11 @@ class Commands:
                 f"The platform is stopping. The command goes on; ask for its end later: GET /api/v1/commands/{command_id}."
             )
 
-    async def get_for(self, principal: Principal, command_id: str) -> tuple[Command, Sandbox]:
+    async def get_for(self, principal: Principal, command_id: str, *, internal: bool = True) -> tuple[Command, Sandbox]:
+        """Also a command of the platform's own, such as a project's setup, unless it is to be changed."""
         command = await self.get(command_id)
         try:
-            return command, await self._lifecycle.rows.get_for(principal, command.sandbox_id)
+            return command, await self._lifecycle.rows.get_for(principal, command.sandbox_id, internal=internal)
         except NotFoundError:
             raise no_such_command(command_id) from None
 
@@ -122,7 +125,7 @@ class Commands:
 
     async def kill(self, principal: Principal, command_id: str) -> Command:
         """Idempotent: one that is over stays what it was."""
-        command, row = await self.get_for(principal, command_id)
+        command, row = await self.get_for(principal, command_id, internal=False)
         if CommandStatus(command.status).over:
             return command
         await self._lifecycle.call(row, lambda engine_id: self._end(engine_id, command.id))

@@ -109,6 +109,7 @@ class Lifecycle:
             task_id=wanted.task_id,
             session_id=wanted.session_id,
             project_id=wanted.project_id,
+            internal=wanted.internal,
         )
         if wanted.envs:
             row.envs = self._sealer.seal(Secret(json.dumps(dict(wanted.envs))), ENVS, row.id)

@@ -67,6 +67,7 @@ class NewSandbox:
     task_id: str | None = None
     session_id: str | None = None
     project_id: str | None = None
+    internal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 STDOUT, STDERR = "stdout", "stderr"
 STREAMS = (STDOUT, STDERR)
+_VECTOR = 256  # the kernel takes 1024 at once
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -42,18 +43,22 @@ class OutputFiles:
             finally:
                 os.close(fd)
 
-    async def write(self, command_id: str, stream: str, offset: int, data: bytes) -> None:
-        """At that place: writing the same bytes twice, because it is not known whether they were counted, does no harm."""
-        await asyncio.to_thread(self._write, command_id, stream, offset, data)
+    async def write(self, command_id: str, stream: str, offset: int, *pieces: bytes | bytearray) -> None:
+        """At that place, one after the other: writing the same bytes twice, because it is not known whether they were counted,
+        does no harm."""
+        await asyncio.to_thread(self._write, command_id, stream, offset, pieces)
 
-    def _write(self, command_id: str, stream: str, offset: int, data: bytes) -> None:
+    def _write(self, command_id: str, stream: str, offset: int, pieces: Sequence[bytes | bytearray]) -> None:
         fd = os.open(self._path(command_id, stream), _OPEN, 0o600)
         try:
-            view = memoryview(data)
-            while view:
-                written = os.pwrite(fd, view, offset)
+            views = [memoryview(piece) for piece in pieces]
+            while views:
+                written = os.pwritev(fd, views[:_VECTOR], offset)
                 offset += written
-                view = view[written:]
+                while views and written >= len(views[0]):
+                    written -= len(views.pop(0))
+                if written:
+                    views[0] = views[0][written:]
         finally:
             os.close(fd)
 

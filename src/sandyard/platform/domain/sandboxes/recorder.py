@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import update
@@ -22,11 +23,36 @@ from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFile
 log = get_logger(__name__)
 
 FLUSH_S = 0.05
-FLUSH_BYTES = 256 * 1024
+FLUSH_BYTES = 2 << 20
 WAITING_BYTES = 8 << 20
 """So much may wait while something is written; more waits in the sandbox. Each write costs a transaction, however much it is of."""
+MERGED_BYTES = 64 * 1024
+"""What comes in smaller pieces is put together."""
 INLINE_BYTES = 8 * 1024
 """What an event carries of a stream; of more it says from where to where, and the reader fetches it."""
+
+
+class _Waiting:
+    """Bytes that are not kept yet, in the pieces in which they came, so that much output is not copied once more."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes | bytearray] = []
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        self.size += len(data)
+        last = self.pieces[-1] if self.pieces else None
+        if len(data) >= MERGED_BYTES:
+            self.pieces.append(data)
+        elif isinstance(last, bytearray) and len(last) < MERGED_BYTES:
+            last += data
+        else:
+            self.pieces.append(bytearray(data))
+
+    def put_back(self, earlier: _Waiting) -> None:
+        # as bytes: a thread may still write these, and nothing may be added to them
+        self.pieces[:0] = [bytes(piece) for piece in earlier.pieces]
+        self.size += earlier.size
 
 
 class Recorder:
@@ -44,7 +70,8 @@ class Recorder:
         self.command_id = command.id
         self.begun = False  # it is known to run, or to have run
         self._kept = {STDOUT: command.stdout_bytes, STDERR: command.stderr_bytes}
-        self._waiting: dict[str, bytearray] = {STDOUT: bytearray(), STDERR: bytearray()}
+        self._known = dict(self._kept)
+        self._waiting = {STDOUT: _Waiting(), STDERR: _Waiting()}
         self._flushing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None
@@ -56,13 +83,10 @@ class Recorder:
     @property
     def offsets(self) -> tuple[int, int]:
         """How much of standard output and standard error is known here."""
-        return (
-            self._kept[STDOUT] + len(self._waiting[STDOUT]),
-            self._kept[STDERR] + len(self._waiting[STDERR]),
-        )
+        return self._known[STDOUT], self._known[STDERR]
 
     async def add(self, stream: str, offset: int, data: bytes) -> None:
-        known = self._kept[stream] + len(self._waiting[stream])
+        known, waiting = self._known[stream], self._waiting[stream]
         if stream in self._cut:
             return
         if offset < known:
@@ -72,10 +96,11 @@ class Recorder:
             data = data[: self._most - known]
         if not data:
             return
-        self._waiting[stream] += data
-        if len(self._waiting[stream]) >= WAITING_BYTES:
+        self._known[stream] += len(data)
+        waiting.add(data)
+        if waiting.size >= WAITING_BYTES:
             await self.flush()
-        elif len(self._waiting[stream]) >= FLUSH_BYTES and not self._flushing.locked():
+        elif waiting.size >= FLUSH_BYTES and not self._flushing.locked():
             self._flush_now()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
@@ -101,50 +126,62 @@ class Recorder:
         except SandyardError as error:
             log.warning("output_not_kept", command=self.command_id, reason=error.message)
             return
-        if any(self._waiting.values()) and self._timer is None:  # arrived during the flush, and has no timer
+        if (
+            any(waiting.size for waiting in self._waiting.values()) and self._timer is None
+        ):  # arrived during the flush, and has no timer
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
     async def flush(self, **end: Any) -> None:
         """Keep what came. `end` are fields of the row to set with it, when this is the end."""
         async with self._flushing:
-            news = {stream: bytes(data) for stream, data in self._waiting.items() if data}
+            news = {stream: waiting for stream, waiting in self._waiting.items() if waiting.size}
             if not news and not end:
                 return
-            for stream, data in news.items():
-                try:
-                    await self._files.write(self.command_id, stream, self._kept[stream], data)
-                except OSError as error:
-                    raise NoSpaceError(f"The output could not be written: {error.strerror}.") from error
-            sizes = {f"{stream}_bytes": self._kept[stream] + len(data) for stream, data in news.items()}
-            async with self._database.transaction() as tx:
-                await tx.session.execute(update(Command).where(Command.id == self.command_id).values(**sizes, **end))
-                if news:
-                    pieces = [self._piece(stream, data) for stream, data in news.items()]
-                    tx.emit("command.output", **self._about, commandId=self.command_id, output=pieces)
-                if end:
-                    totals = {stream: self._kept[stream] + len(news.get(stream, b"")) for stream in self._kept}
-                    tx.emit(
-                        "command.finished",
-                        **self._about,
-                        commandId=self.command_id,
-                        status=end["status"],
-                        exitCode=end.get("exit_code"),
-                        signal=end.get("signal"),
-                        error=end.get("error"),
-                        stdoutBytes=totals[STDOUT],
-                        stderrBytes=totals[STDERR],
-                    )
-            for stream, data in news.items():
-                self._kept[stream] += len(data)
-                del self._waiting[stream][: len(data)]
+            self._waiting |= {stream: _Waiting() for stream in news}
+            try:
+                await self._keep(news, end)
+            except BaseException:
+                for stream, waiting in news.items():
+                    self._waiting[stream].put_back(waiting)
+                raise
+            for stream, waiting in news.items():
+                self._kept[stream] += waiting.size
             for waiter in list(self._waiters):
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def _piece(self, stream: str, data: bytes) -> dict[str, Any]:
+    async def _keep(self, news: Mapping[str, _Waiting], end: Mapping[str, Any]) -> None:
+        """To the files, then to the database."""
+        for stream, waiting in news.items():
+            try:
+                await self._files.write(self.command_id, stream, self._kept[stream], *waiting.pieces)
+            except OSError as error:
+                raise NoSpaceError(f"The output could not be written: {error.strerror}.") from error
+        sizes = {f"{stream}_bytes": self._kept[stream] + waiting.size for stream, waiting in news.items()}
+        async with self._database.transaction() as tx:
+            await tx.session.execute(update(Command).where(Command.id == self.command_id).values(**sizes, **end))
+            if news:
+                pieces = [self._piece(stream, waiting) for stream, waiting in news.items()]
+                tx.emit("command.output", **self._about, commandId=self.command_id, output=pieces)
+            if end:
+                totals = {f"{stream}_bytes": size for stream, size in self._kept.items()} | sizes
+                tx.emit(
+                    "command.finished",
+                    **self._about,
+                    commandId=self.command_id,
+                    status=end["status"],
+                    exitCode=end.get("exit_code"),
+                    signal=end.get("signal"),
+                    error=end.get("error"),
+                    stdoutBytes=totals[f"{STDOUT}_bytes"],
+                    stderrBytes=totals[f"{STDERR}_bytes"],
+                )
+
+    def _piece(self, stream: str, waiting: _Waiting) -> dict[str, Any]:
         start = self._kept[stream]
-        piece: dict[str, Any] = {"stream": stream, "offset": start, "end": start + len(data)}
-        if len(data) <= INLINE_BYTES:
+        piece: dict[str, Any] = {"stream": stream, "offset": start, "end": start + waiting.size}
+        if waiting.size <= INLINE_BYTES:
+            data = b"".join(waiting.pieces)
             try:
                 piece["text"] = data.decode()
             except UnicodeDecodeError:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, or_, select, true, update
+from sqlalchemy import ColumnElement, and_, or_, select, true, update
 from sqlalchemy.orm.exc import StaleDataError
 
 from sandyard.kit.errors import ConflictError, NotFoundError
@@ -21,12 +21,14 @@ from sandyard.platform.domain.users.model import Principal
 _TRIES = 5
 
 
-def visible_to(principal: Principal) -> ColumnElement[bool]:
-    """The condition for sandboxes this person may see."""
+def visible_to(principal: Principal, *, internal: bool = False) -> ColumnElement[bool]:
+    """The condition for sandboxes this person may see and enter. `internal`: also those of their projects that only the platform
+    enters, to read what happened there."""
     if principal.is_admin:
         return true()
-    shared = select(Project.id).where(projects.visible_to(principal))
-    return or_(Sandbox.owner_id == principal.user_id, Sandbox.project_id.in_(shared))
+    shared = Sandbox.project_id.in_(select(Project.id).where(projects.visible_to(principal)))
+    mine = and_(or_(Sandbox.owner_id == principal.user_id, shared), Sandbox.internal.is_(False))
+    return or_(mine, shared) if internal else mine
 
 
 def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
@@ -48,10 +50,10 @@ class SandboxRows:
             raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
         return row
 
-    async def get_for(self, principal: Principal, sandbox_id: str) -> Sandbox:
-        """NotFoundError also for what this person may not see."""
+    async def get_for(self, principal: Principal, sandbox_id: str, *, internal: bool = False) -> Sandbox:
+        """NotFoundError also for what this person may not see. `internal`: not to enter it."""
         async with self._database.reading() as session:
-            query = select(Sandbox).where(Sandbox.id == sandbox_id, visible_to(principal))
+            query = select(Sandbox).where(Sandbox.id == sandbox_id, visible_to(principal, internal=internal))
             row = (await session.execute(query)).scalar_one_or_none()
         if row is None:
             raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
@@ -72,7 +74,9 @@ class SandboxRows:
         session_id: str | None = None,
     ) -> Listing[Sandbox]:
         """Newest first; those that were destroyed only when they are asked for."""
-        query = select(Sandbox).where(visible_to(principal) if everybody else Sandbox.owner_id == principal.user_id)
+        query = select(Sandbox).where(visible_to(principal))
+        if not everybody:
+            query = query.where(Sandbox.owner_id == principal.user_id)
         query = query.where(Sandbox.status == status if status is not None else Sandbox.status != Status.DESTROYED)
         if session_id is not None:
             query = query.where(Sandbox.session_id == session_id)

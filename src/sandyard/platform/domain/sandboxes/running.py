@@ -76,7 +76,7 @@ class Runner:
                 async with self._held(row, command):
                     engine_id = await self._while_away(command.id, lambda: self._lifecycle.awake(row))
                     asked = True
-                    events = self._lifecycle.engine.commands.start(engine_id, spec)
+                    events = self._lifecycle.engine.commands.start(engine_id, spec, most=self._output_kept)
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:
@@ -114,7 +114,9 @@ class Runner:
                             CommandStatus.NOT_STARTED, error="The platform stopped before it was started."
                         )
                         return
-                    events = self._lifecycle.engine.commands.follow(row.engine_id, command_id, *recorder.offsets)
+                    events = self._lifecycle.engine.commands.follow(
+                        row.engine_id, command_id, *recorder.offsets, most=self._output_kept
+                    )
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, not_, or_, select
@@ -32,6 +32,14 @@ class TooLargeError(SandyardError):
     """The file is too large."""
 
     code, status = "too_large", 413
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxNames:
+    """What people know a sandbox by."""
+
+    title: str | None = None
+    project_name: str | None = None
 
 
 class Sandboxes:
@@ -90,6 +98,17 @@ class Sandboxes:
         return await self._lifecycle.rows.page(
             principal, page, everybody=everybody, status=status, session_id=session_id
         )
+
+    async def names_of(self, rows: Sequence[Sandbox]) -> dict[str, SandboxNames]:
+        """Titles of the sessions of these sandboxes and names of their projects, by the sandbox's id."""
+        query = (
+            select(Sandbox.id, Session.title, Project.name)
+            .outerjoin(Session, Session.id == Sandbox.session_id)
+            .outerjoin(Project, Project.id == Sandbox.project_id)
+            .where(Sandbox.id.in_([row.id for row in rows]))
+        )
+        async with self._database.reading() as session:
+            return {row[0]: SandboxNames(row[1], row[2]) for row in (await session.execute(query)).all()}
 
     async def pause(self, principal: Principal, sandbox_id: str) -> Sandbox:
         return await self._lifecycle.pause(await self._lifecycle.rows.get_for(principal, sandbox_id))

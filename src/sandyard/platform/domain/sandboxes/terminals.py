@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import select
 
-from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Sandbox, Terminal
+from sandyard.platform.db.models import Checkout, Sandbox, Terminal
 from sandyard.platform.domain.sandboxes import e2b
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -74,11 +74,15 @@ class Terminals:
     async def open(
         self, principal: Principal, sandbox_id: str, cols: int, rows: int, cwd: str | None = None
     ) -> Terminal:
-        """A new login shell."""
+        """A new login shell; without `cwd`, in the sandbox's checkout, if it has one that is still there."""
         box = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        handle = await self._lifecycle.call(
-            box, lambda engine_id: self._lifecycle.engine.terminals.open(engine_id, cols, rows, cwd=cwd)
-        )
+        if cwd is not None or (folder := await self._checkout(box.id)) is None:
+            handle = await self._start(box, cols, rows, cwd)
+        else:
+            try:
+                handle = await self._start(box, cols, rows, folder)
+            except (InvalidInputError, NotFoundError):  # somebody has removed it
+                handle = await self._start(box, cols, rows, None)
         row = Terminal(
             id=ordered_id("trm_"), sandbox_id=box.id, user_id=principal.user_id, pid=handle.pid, created_at=utc_now()
         )
@@ -86,6 +90,15 @@ class Terminals:
             tx.add(row)
         self._read(Shell(row, handle), box)
         return row
+
+    async def _start(self, box: Sandbox, cols: int, rows: int, cwd: str | None) -> e2b.Terminal:
+        return await self._lifecycle.call(
+            box, lambda engine_id: self._lifecycle.engine.terminals.open(engine_id, cols, rows, cwd=cwd)
+        )
+
+    async def _checkout(self, sandbox_id: str) -> str | None:
+        async with self._database.reading() as session:
+            return await session.scalar(select(Checkout.folder).where(Checkout.sandbox_id == sandbox_id))
 
     async def list(self, principal: Principal, sandbox_id: str) -> list[Terminal]:
         """Those that are open, as far as is known."""

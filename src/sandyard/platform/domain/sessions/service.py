@@ -61,6 +61,8 @@ class Sessions:
         self._projects = projects
         self._settings = settings
         self._snapshots = Snapshots(database, lifecycle)
+        self.find_agent_snapshot: Callable[[str, str, str], Awaitable[str]] | None = None
+        """Called with an owner's id, an agent and a template: what to make a sandbox of in which that agent will work."""
         self.before_delete: list[Callable[[str], Awaitable[None]]] = []
         """Called with the id of a session that is about to go, while all of it is still there."""
         lifecycle.ended.append(self._snapshots.distrust)
@@ -117,6 +119,8 @@ class Sessions:
             made_of, row.template = preparation.snapshot, preparation.template
             prepared, base_branch = checkout_in(preparation), preparation.base_branch
             wished = {**preparation.detail.get("envs", {}), **wished}
+        else:
+            made_of = await self._with_agent(row)
         sandbox = self._lifecycle.draft(principal.user_id, self._wanted(row, made_of, wished, idle))
         row.sandbox_id, checkout = sandbox.id, None
         try:
@@ -139,6 +143,12 @@ class Sessions:
         if checkout is not None:
             self._git.begin(checkout)
         return row, sandbox
+
+    async def _with_agent(self, row: Session) -> str:
+        """The session's template, or a snapshot of it in which its agent is installed."""
+        if row.agent is None or self.find_agent_snapshot is None:
+            return row.template
+        return await self.find_agent_snapshot(row.owner_id, row.agent, row.template)
 
     async def _again(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox] | None:
         """None: there is no such session. ConflictError when it is somebody else's, or has lost its sandbox."""
@@ -308,7 +318,7 @@ class Sessions:
                 prepared = await session.scalar(preparation_of(row, source))
             base = await session.scalar(first_checkout_of(row)) or {}
         idle = (project.settings if project else {}).get("idleSeconds")
-        made_of = snapshot or (prepared and prepared.snapshot) or row.template
+        made_of = snapshot or (prepared and prepared.snapshot) or await self._with_agent(row)
         sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, made_of, {}, idle))
         checkout = None
         async with self._database.transaction() as tx:

@@ -19,7 +19,8 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Attempt, Project, Step, Task
+from sandyard.platform.db.models import Attempt, Project, Session, Step, Task
+from sandyard.platform.domain.models.default_agent import find_default_agent
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -85,14 +86,10 @@ class Attempts:
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]:
         """Those that the task wants, in the transaction that starts it; then `nudge`."""
         after = await tx.session.scalar(select(func.max(Attempt.number)).where(Attempt.task_id == task.id)) or 0
-        project = await tx.session.get(Project, task.project_id)
-        usual = ProjectSettings.of(project).agent if project is not None else AgentSettings()
-        wanted: Sequence[dict[str, Any]] = task.attempts or [{}]
+        wanted = await self._wanted(tx, task)
         now = utc_now()
         made = []
-        for number, one in enumerate(wanted, after + 1):
-            agent = one.get("agent") or task.agent or usual.default or self._settings.default_agent
-            model = one.get("model") or task.model or (usual.model if agent == usual.default else None)
+        for number, (agent, model) in enumerate(wanted, after + 1):
             attempt = Attempt(
                 id=ordered_id("att_"),
                 task_id=task.id,
@@ -113,6 +110,17 @@ class Attempts:
             emit(tx, attempt, "attempt.queued", agent=attempt.agent, model=attempt.model)
             made.append(attempt)
         return made
+
+    async def _wanted(self, tx: Transaction, task: Task) -> list[tuple[str, str | None]]:
+        """The agent and the model of each attempt that the task wants."""
+        project = await tx.session.get(Project, task.project_id)
+        usual = ProjectSettings.of(project).agent if project is not None else AgentSettings()
+        default = await find_default_agent(tx.session, project, self._settings)
+        found = []
+        for one in task.attempts or [{}]:
+            agent = one.get("agent") or task.agent or default
+            found.append((agent, one.get("model") or task.model or (usual.model if agent == usual.default else None)))
+        return found
 
     def send_back(
         self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str, *, automatic: bool = False
@@ -164,17 +172,30 @@ class Attempts:
                 self.leave(row.session_id, row.project_id)
         self.nudge()
 
-    async def retry(self, tx: Transaction, task: Task) -> list[Attempt]:
-        """Once more what has failed or was cancelled, with the work it has done so far; then `nudge`. The task's row is locked."""
-        wanted = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
-        query = select(Attempt).where(Attempt.task_id == task.id, Attempt.status.in_(wanted)).order_by(Attempt.number)
+    async def retry(
+        self, tx: Transaction, task: Task, *, only: str | None = None, said: dict[str, Any] | None = None
+    ) -> list[Attempt]:
+        """Once more what has failed or was cancelled, with the work it has done so far; then `nudge`. The task's row is locked.
+        `only` one of them; `said`: words for the agents. Where the task wants another agent by now, that one goes on."""
+        ended = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
+        query = select(Attempt).where(Attempt.task_id == task.id, Attempt.status.in_(ended)).order_by(Attempt.number)
+        if only is not None:
+            query = query.where(Attempt.id == only)
         rows = list((await tx.session.scalars(query.with_for_update())).all())
         if not rows:
             raise ConflictError("Nothing of this task has failed or was stopped, so there is nothing to retry.")
+        wanted = await self._wanted(tx, task)
+        over = (AttemptStatus.ARCHIVED, AttemptStatus.MERGED)  # with an earlier start
+        numbers = select(Attempt.number).where(Attempt.task_id == task.id, Attempt.status.not_in(over))
+        places = {
+            number: place for place, number in enumerate(await tx.session.scalars(numbers.order_by(Attempt.number)))
+        }
         for row in rows:
+            if (place := places[row.number]) < len(wanted):
+                await _hand_over(tx, row, *wanted[place])
             # nobody knows whether the agent has read them
-            said = {"said": row.work["said"]} if row.work.get("said") else {}
-            self._next(tx, row, RoundKind.RETRY, ended=row.error, **said)
+            words = [*row.work.get("said", ()), *([said] if said is not None else [])]
+            self._next(tx, row, RoundKind.RETRY, ended=row.error, **({"said": words} if words else {}))
         task.error = task.finished_at = None
         return rows
 
@@ -294,8 +315,9 @@ class Attempts:
 
     async def _admit(self) -> None:
         assert self._executor is not None
-        counts = await self._counts()
-        for row, project in await self._waiting():
+        waiting = await self._waiting()
+        counts = await self._counts() if waiting else Counter[str]()
+        for row, project in waiting:
             if self._obstacle(row, project, counts) is not None:
                 continue
             async with self._database.transaction() as tx:
@@ -378,6 +400,16 @@ class Attempts:
     def leave(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
         """Nobody works in its sandbox any more: in the background it goes, or sleeps, as the project wants. Branch and transcript stay."""
         self._tasks.spawn(self._leaving.leave(session_id, project_id, archive=archive))
+
+
+async def _hand_over(tx: Transaction, row: Attempt, agent: str, model: str | None) -> None:
+    """Let this agent, with this model, go on in the attempt's session, if it is another one than before."""
+    if row.agent == agent:
+        row.model = model or row.model
+        return
+    row.agent, row.model = agent, model
+    if (session := await tx.session.get(Session, row.session_id, with_for_update=True)) is not None:
+        session.agent, session.model, session.mode = agent, model, None
 
 
 def _in_order(query: Select[*Columns]) -> Select[*Columns]:

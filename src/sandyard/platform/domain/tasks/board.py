@@ -22,6 +22,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Task
+from sandyard.platform.domain.agents.turns import allowed_words
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
@@ -32,7 +33,7 @@ from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.moving import Agents, Attempts, held
 from sandyard.platform.domain.tasks.needs import replace_needs
-from sandyard.platform.domain.tasks.placing import index_of, place
+from sandyard.platform.domain.tasks.placing import index_of, is_failed, place
 from sandyard.platform.domain.tasks.releasing import Releases
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
@@ -192,14 +193,16 @@ class Tasks:
         asks = sessions_visible_to(caller)
         return await read_board(self._database, self.cards, seen, asks, wanted, only=only, offset=offset, limit=limit)
 
-    async def counts(self, caller: Principal) -> dict[str, dict[Column, int]]:
-        """By project, how many cards its columns have."""
-        query = select(Task.project_id, Task.status, func.count()).where(tasks_visible_to(caller))
+    async def counts(self, caller: Principal) -> dict[str, tuple[dict[Column, int], int]]:
+        """By project, how many cards its columns have, and how many of those in progress have failed."""
+        failed = func.sum(case((is_failed(), 1), else_=0))
+        query = select(Task.project_id, Task.status, func.count(), failed).where(tasks_visible_to(caller))
         async with self._database.reading() as session:
             rows = (await session.execute(query.group_by(Task.project_id, Task.status))).all()
-        found: dict[str, dict[Column, int]] = {}
-        for project_id, status, count in rows:
-            found.setdefault(project_id, {})[Column(status)] = count
+        found: dict[str, tuple[dict[Column, int], int]] = {}
+        for project_id, status, count, failures in rows:
+            columns, before = found.get(project_id, ({}, 0))
+            found[project_id] = {**columns, Column(status): count}, before + failures
         return found
 
     # changing ----------------------------------------------------------------------------------------------------------
@@ -213,8 +216,8 @@ class Tasks:
         needs: Sequence[str] | None = None,
         start: bool | None = None,
     ) -> Task:
-        """`changes`: of TaskFields, by name. Attempts that were begun already go on as they were asked to. `start`: whether a task in the
-        backlog is to start as soon as it can."""
+        """`changes`: of TaskFields, by name. Attempts that were begun already go on as they were asked to, until they are
+        retried. `start`: whether a task in the backlog is to start as soon as it can."""
         before = await self.get(caller, task_id)
         fields = TaskFields.model_validate({**_fields_of(before), **changes})
         if changes.keys() & {"agent", "attempts"}:
@@ -290,9 +293,13 @@ class Tasks:
         await self._tasks.finish(self._attempts.cancel(task_id))  # what the first time was interrupted
         return task
 
-    async def retry(self, caller: Principal, task_id: str) -> Task:
+    async def retry(
+        self, caller: Principal, task_id: str, *, message: str | None = None, attempt_id: str | None = None
+    ) -> Task:
         """Once more. What has failed or was stopped goes on with the work it has done; a task that is done starts over, one that was never
-        begun starts. Raises like `move`."""
+        begun starts. `message`: what the agents are told besides; `attempt_id`: only that one goes on. ConflictError when there is nothing
+        that could go on with them. Raises like `move`."""
+        said = {"words": message, "by": caller.name, "automatic": False} if message is not None else None
         async with self._database.transaction() as tx:
             project, task = await self._hold(tx, caller, task_id)
             over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
@@ -300,14 +307,35 @@ class Tasks:
             if task.status in _AT_WORK or (task.status == Column.CANCELLED and left is not None):
                 if task.status == Column.CANCELLED:
                     await self._moves.require_startable(tx, project, task)
-                await self._attempts.retry(tx, task)
+                elif task.status == Column.IN_PROGRESS and task.error is not None:
+                    await self._moves.require_room(tx, project, Column.IN_PROGRESS)
+                await self._attempts.retry(tx, task, only=attempt_id, said=said)
                 await self.advance(tx, task, Column.IN_PROGRESS)
             else:
+                if message is not None or attempt_id is not None:
+                    raise ConflictError(
+                        "Nothing of this task has failed or was stopped, so there is nothing to continue."
+                    )
                 if task.status != Column.BACKLOG:
                     await self._moves.put(tx, project, task, Column.BACKLOG)
                 await self._moves.start(tx, project, task, caller.user_id)
         self._attempts.nudge()
         return task
+
+    async def resume_allowed(self, caller: Principal, session_id: str, titles: Sequence[str]) -> bool:
+        """Go on with the attempt of this session, if it has failed: its agent may do this now. False: there is none."""
+        async with self._database.reading() as session:
+            failed = select(Attempt).where(Attempt.session_id == session_id, Attempt.status == AttemptStatus.FAILED)
+            attempt = (await session.scalars(failed)).first()
+        if attempt is None:
+            return False
+        async with self._database.transaction() as tx:
+            _, task = await self._hold(tx, caller, attempt.task_id)
+            said = {"words": allowed_words(titles), "by": caller.name, "automatic": False}
+            await self._attempts.retry(tx, task, only=attempt.id, said=said)
+            await self.advance(tx, task, Column.IN_PROGRESS)
+        self._attempts.nudge()
+        return True
 
     async def _hold(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:
         """The task and its board, which nobody else moves until the end of the transaction."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
-from sqlalchemy import and_, case, func, or_, select
+from sqlalchemy import BindParameter, Select, and_, bindparam, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
@@ -27,13 +28,15 @@ class Queue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttemptCard:
-    """`queue_position`: 1 is the next. `steps`: None when they were not asked for."""
+    """`queue_position`: 1 is the next. `seconds`: how long it has worked, without the waiting before and between its rounds.
+    `working_since`: while it works, from when a clock runs that shows the same. `steps`: None when they were not asked for."""
 
     attempt: Attempt
     sandbox_id: str | None
     queue_position: int | None
     spent: Spent
     seconds: float | None
+    working_since: datetime | None
     pull_request: PullRequest | None
     steps: Sequence[Step] | None
 
@@ -69,15 +72,13 @@ class Cards:
         tasks was checked before."""
         ids = [task.id for task in tasks]
         async with self._database.reading() as session:
-            places = select(Task.id, index_in_column()).where(Task.id.in_(ids))
-            positions = {row[0]: row[1] for row in (await session.execute(places)).all()}
             needs = await needs_of(session, ids)
-            both = select(Task, Attempt).outerjoin(Attempt, Attempt.task_id == Task.id).where(Task.id.in_(ids))
-            rows = (await session.execute(both.order_by(Attempt.task_id, Attempt.number))).all()
-            now = {task.id: task for task, _ in rows}
-            attempts = [attempt for _, attempt in rows if attempt is not None]
-            gathered = await self._gather(session, attempts, steps=steps)
-            by_task, _ = await _pull_requests(session, ids, [])
+            rows = (await session.execute(_tasks_and_attempts(), {"tasks": ids})).all()
+            now = {task.id: task for task, _, _ in rows}
+            positions = {task.id: position for task, _, position in rows}
+            attempts = [attempt for _, attempt, _ in rows if attempt is not None]
+            by_task, by_session = await _pull_requests(session, ids, attempts)
+            gathered = await self._gather(session, attempts, by_session, steps=steps)
         by_id: dict[str, list[AttemptCard]] = {}
         for one in gathered:
             by_id.setdefault(one.attempt.task_id, []).append(one)
@@ -96,72 +97,126 @@ class Cards:
     async def attempts(self, rows: Sequence[Attempt]) -> list[AttemptCard]:
         """With their steps."""
         async with self._database.reading() as session:
-            return await self._gather(session, rows, steps=True)
+            _, pulls = await _pull_requests(session, [], rows)
+            return await self._gather(session, rows, pulls, steps=True)
 
     async def titles(self, task_ids: Sequence[str]) -> dict[str, str]:
         async with self._database.reading() as session:
             rows = (await session.execute(select(Task.id, Task.title).where(Task.id.in_(task_ids)))).all()
         return {row[0]: row[1] for row in rows}
 
-    async def _gather(self, session: AsyncSession, rows: Sequence[Attempt], *, steps: bool) -> list[AttemptCard]:
+    async def _gather(
+        self, session: AsyncSession, rows: Sequence[Attempt], pulls: Mapping[str, PullRequest], *, steps: bool
+    ) -> list[AttemptCard]:
+        """`pulls`: by session."""
         sessions = [row.session_id for row in rows]
         sandboxes = await _sandboxes(session, sessions)
         spent = await _spent(session, sessions)
-        _, pulls = await _pull_requests(session, [], sessions)
         done = await _steps(session, [row.id for row in rows]) if steps else None
+        worked = await _rounds(session, [row.id for row in rows])
         waits = any(row.status == AttemptStatus.QUEUED for row in rows)
         queue = await self._queue.positions() if waits else {}
         now = instant(self._clock)
+        times = [_worked(row, worked.get(row.id, ()), now) for row in rows]
         return [
             AttemptCard(
                 attempt=row,
                 sandbox_id=sandboxes.get(row.session_id),
                 queue_position=queue.get(row.id),
                 spent=spent.get(row.session_id, Spent()),
-                seconds=_seconds(row, now),
+                seconds=seconds,
+                working_since=since,
                 pull_request=pulls.get(row.session_id),
                 steps=None if done is None else done.get(row.id, []),
             )
-            for row in rows
+            for row, (seconds, since) in zip(rows, times, strict=True)
         ]
 
 
-def _seconds(row: Attempt, now: datetime) -> float | None:
-    """From its beginning to its end, or until now."""
+Round = tuple[int, datetime, datetime | None]
+"""Its number, when its first step began, and when its last one was over."""
+
+
+def _worked(row: Attempt, rounds: Sequence[Round], now: datetime) -> tuple[float | None, datetime | None]:
+    """`seconds` and `working_since` of a card."""
     if row.started_at is None:
-        return None
-    return max(0.0, ((row.finished_at or now) - row.started_at).total_seconds())
+        return None, None
+    before, current = timedelta(), None
+    for number, began, ended in rounds:
+        if number == row.round and row.status == AttemptStatus.RUNNING:
+            current = began
+        else:
+            before += max(timedelta(), (ended or began) - began)
+    if current is None:
+        return before.total_seconds(), None
+    return max(0.0, (now - current + before).total_seconds()), current - before
+
+
+# The statements are put together once: that takes SQLAlchemy longer than it takes SQLite to answer.
+
+_TASK_IDS: BindParameter[str] = bindparam("tasks", expanding=True)
+_ATTEMPT_IDS: BindParameter[str] = bindparam("attempts", expanding=True)
+_SESSION_IDS: BindParameter[str] = bindparam("sessions", expanding=True)
+_ROUNDS = (
+    select(Step.attempt_id, Step.round, func.min(Step.started_at), func.max(Step.finished_at))
+    .where(Step.attempt_id.in_(_ATTEMPT_IDS))
+    .group_by(Step.attempt_id, Step.round)
+)
+_STEPS = select(Step).where(Step.attempt_id.in_(_ATTEMPT_IDS)).order_by(Step.attempt_id, Step.round, Step.number)
+_SANDBOXES = select(Session.id, Session.sandbox_id).where(Session.id.in_(_SESSION_IDS))
+_UNPRICED = case((and_(ModelCall.cost_micros.is_(None), ModelCall.status.between(200, 299)), 1), else_=0)
+_SPENT = (
+    select(
+        ModelCall.session_id,
+        func.count(),
+        func.coalesce(func.sum(ModelCall.input_tokens), 0),
+        func.coalesce(func.sum(ModelCall.output_tokens), 0),
+        func.coalesce(func.sum(ModelCall.cache_read_tokens), 0),
+        func.coalesce(func.sum(ModelCall.cache_write_tokens), 0),
+        func.sum(ModelCall.cost_micros),
+        func.sum(_UNPRICED),
+    )
+    .where(ModelCall.session_id.in_(_SESSION_IDS))
+    .group_by(ModelCall.session_id)
+)
+
+
+@functools.cache
+def _tasks_and_attempts() -> Select[Task, Attempt, int]:
+    """With the place of each task in its column."""
+    both = select(Task, Attempt, index_in_column()).outerjoin(Attempt, Attempt.task_id == Task.id)
+    return both.where(Task.id.in_(_TASK_IDS)).order_by(Attempt.task_id, Attempt.number)
+
+
+@functools.cache
+def _newest_pull_requests() -> Select[PullRequest]:
+    of_them = or_(PullRequest.task_id.in_(_TASK_IDS), PullRequest.session_id.in_(_SESSION_IDS))
+    query = select(PullRequest).options(defer(PullRequest.detail), defer(PullRequest.told))  # they can be large
+    return query.where(of_them).order_by(PullRequest.id)
+
+
+async def _rounds(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str, list[Round]]:
+    found: dict[str, list[Round]] = {}
+    for attempt_id, number, began, ended in (await session.execute(_ROUNDS, {"attempts": attempts})).all():
+        found.setdefault(attempt_id, []).append((number, began, ended))
+    return found
 
 
 async def _sandboxes(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, str | None]:
-    rows = (await session.execute(select(Session.id, Session.sandbox_id).where(Session.id.in_(sessions)))).all()
-    return {row[0]: row[1] for row in rows}
+    return {row[0]: row[1] for row in (await session.execute(_SANDBOXES, {"sessions": sessions})).all()}
 
 
 async def _steps(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str, list[Step]]:
-    query = select(Step).where(Step.attempt_id.in_(attempts)).order_by(Step.attempt_id, Step.round, Step.number)
     found: dict[str, list[Step]] = {}
-    for row in await session.scalars(query):
+    for row in await session.scalars(_STEPS, {"attempts": attempts}):
         found.setdefault(row.attempt_id, []).append(row)
     return found
 
 
 async def _spent(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, Spent]:
     """By session, as they were counted at the proxy."""
-    call, total = ModelCall, func.coalesce
-    unpriced = case((and_(call.cost_micros.is_(None), call.status.between(200, 299)), 1), else_=0)
-    query = select(
-        call.session_id,
-        func.count(),
-        total(func.sum(call.input_tokens), 0),
-        total(func.sum(call.output_tokens), 0),
-        total(func.sum(call.cache_read_tokens), 0),
-        total(func.sum(call.cache_write_tokens), 0),
-        func.sum(call.cost_micros),
-        func.sum(unpriced),
-    ).where(call.session_id.in_(sessions))
     found: dict[str, Spent] = {}
-    for row in (await session.execute(query.group_by(call.session_id))).all():
+    for row in (await session.execute(_SPENT, {"sessions": sessions})).all():
         missing = int(row[7])
         cost = None if row[6] is None and missing else int(row[6] or 0) / MICROS
         found[row[0]] = Spent(int(row[1]), int(row[2]), int(row[3]), int(row[4]), int(row[5]), cost, missing)
@@ -169,12 +224,11 @@ async def _spent(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str,
 
 
 async def _pull_requests(
-    session: AsyncSession, tasks: Sequence[str], sessions: Sequence[str]
+    session: AsyncSession, tasks: Sequence[str], attempts: Sequence[Attempt]
 ) -> tuple[Mapping[str, PullRequest], Mapping[str, PullRequest]]:
-    """The newest by task, and by session."""
-    by_task, by_session = PullRequest.task_id.in_(tasks), PullRequest.session_id.in_(sessions)
-    query = select(PullRequest).options(defer(PullRequest.detail), defer(PullRequest.told))  # they can be large
-    rows = list(await session.scalars(query.where(or_(by_task, by_session)).order_by(PullRequest.id)))
+    """The newest by task, and by session of an attempt."""
+    whose = {"tasks": tasks, "sessions": [row.session_id for row in attempts]}
+    rows = list(await session.scalars(_newest_pull_requests(), whose))
     return (
         {row.task_id: row for row in rows if row.task_id is not None},
         {row.session_id: row for row in rows if row.session_id is not None},

@@ -18,6 +18,7 @@ from sandyard.platform.domain.agents.model import AskStatus
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.tasks.cards import Card, Cards
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.placing import is_failed
 
 _AT_WORK = (AttemptStatus.RUNNING, AttemptStatus.QUEUED)
 _TELLING = (
@@ -47,11 +48,13 @@ class BoardFilter:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPage:
-    """`total` cards are in the column, of which `matching` match the filter; `cards` are those of the page."""
+    """`total` cards are in the column, of which `matching` match the filter, and of all of them nobody works on the `failed` ones: see
+    `is_failed`. `cards` are those of the page."""
 
     column: Column
     total: int
     matching: int
+    failed: int
     cards: Sequence[Card]
 
 
@@ -71,6 +74,7 @@ class _Place:
     project_id: str
     column: Column
     index: int
+    failed: bool
 
 
 @dataclass(slots=True)
@@ -134,6 +138,7 @@ async def read_board(
                 column=column,
                 total=sum(one.column == column for one in places),
                 matching=len(shown[column]),
+                failed=sum(one.column == column and one.failed for one in places),
                 cards=[by_id[one.id] for one in found if one.id in by_id],
             )
             for column, found in page.items()
@@ -144,8 +149,10 @@ async def read_board(
 
 async def _places(session: AsyncSession, seen: ColumnElement[bool]) -> list[_Place]:
     index = func.row_number().over(partition_by=(Task.project_id, Task.status), order_by=(Task.position, Task.id))
-    rows = await session.execute(select(Task.id, Task.project_id, Task.status, index).where(seen))
-    places = [_Place(id_, project, Column(status), number - 1) for id_, project, status, number in rows]
+    rows = await session.execute(select(Task.id, Task.project_id, Task.status, index, is_failed()).where(seen))
+    places = [
+        _Place(id_, project, Column(status), number - 1, bool(failed)) for id_, project, status, number, failed in rows
+    ]
     return sorted(places, key=lambda one: (one.index, one.project_id))
 
 
@@ -154,8 +161,8 @@ async def _matching(
 ) -> set[str] | None:
     """The ids of those that match; None: all do."""
     found: set[str] | None = None
-    if wanted.words.split():
-        query = select(Task.id).where(seen, *(has_word(word) for word in wanted.words.split()))
+    if words := set(wanted.words.split()):
+        query = select(Task.id).where(seen, *(has_word(word) for word in words))
         found = set(await session.scalars(query))
     if wanted.agent is not None or wanted.show is not None:
         asked = await _asked(session, asks) if wanted.show == Show.NEEDS_YOU else set[str]()

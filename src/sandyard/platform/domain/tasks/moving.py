@@ -23,7 +23,7 @@ from sandyard.platform.domain.tasks.errors import (
 )
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.needs import blockers
-from sandyard.platform.domain.tasks.placing import index_of, place
+from sandyard.platform.domain.tasks.placing import index_of, is_failed, place
 from sandyard.platform.domain.users.tokens import instant
 
 ALLOWED: Mapping[Column, tuple[Column, ...]] = {
@@ -47,7 +47,9 @@ class Attempts(Protocol):
     def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None: ...
     def nudge(self) -> None: ...
     async def cancel(self, task_id: str) -> None: ...
-    async def retry(self, tx: Transaction, task: Task) -> list[Attempt]: ...
+    async def retry(
+        self, tx: Transaction, task: Task, *, only: str | None = None, said: dict[str, Any] | None = None
+    ) -> list[Attempt]: ...
     async def positions(self) -> dict[str, int]: ...
 
 
@@ -175,11 +177,11 @@ class Moves:
             tx.emit("task.waiting", **about(task, project), title=task.title, code=reason.code, reason=reason.message)
 
     async def require_room(self, tx: Transaction, project: Project, column: Column) -> None:
-        """ColumnFullError."""
+        """ColumnFullError. What has failed takes no room: nobody works on it."""
         limits = ProjectSettings.of(project).tasks.wip_limits
         limit = next((most for name, most in limits.items() if name == column), None)
         if limit is not None:
-            held = select(func.count()).select_from(Task).where(Task.project_id == project.id, Task.status == column)
+            held = select(func.count()).where(Task.project_id == project.id, Task.status == column, ~is_failed())
             count = await tx.session.scalar(held) or 0
             if count >= limit:
                 raise ColumnFullError(column, limit, count)

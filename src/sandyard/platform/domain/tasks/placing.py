@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from sqlalchemy import ColumnElement, ScalarSelect, and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
@@ -13,6 +15,11 @@ GAP = 1 << 10
 LARGEST = (1 << 31) - 1
 NEWEST_FIRST = (Column.DONE, Column.CANCELLED)
 """There a card comes to the top, in the others to the end."""
+
+
+def is_failed() -> ColumnElement[bool]:
+    """The condition for tasks that are in progress while nobody works on them: all that was tried has failed."""
+    return and_(Task.status == Column.IN_PROGRESS, Task.error.is_not(None))
 
 
 async def place(session: AsyncSession, task: Task, column: Column, index: int | None = None) -> int:
@@ -36,6 +43,7 @@ async def index_of(session: AsyncSession, task: Task) -> int:
     return int(await session.scalar(select(index_in_column()).where(Task.id == task.id)) or 0)
 
 
+@functools.cache  # it takes SQLAlchemy longer to put together than SQLite to answer
 def index_in_column() -> ScalarSelect[int]:
     """For a query of tasks."""
     other = aliased(Task)

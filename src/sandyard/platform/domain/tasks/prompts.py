@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from sandyard.platform.db.models import Project, Task
+from sandyard.platform.domain.agents.model import PLATFORM
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 OUTPUT = 12_000
 """Characters of a failed command's output that an agent gets: its end."""
 
 
-def of_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> list[str]:
-    """The task in its author's words, and where the agent is. Two texts, so that an agent that follows the first to the letter can."""
+Part = dict[str, Any]
+
+
+def of_person(text: str) -> Part:
+    return {"type": "text", "text": text}
+
+
+def of_platform(text: str, about: Literal["task", "failure"] = "task") -> Part:
+    """Text that no person wrote. Agents that follow instructions to the letter are told so; see `agents/steps.py`."""
+    return {"type": "text", "text": text, "source": PLATFORM, "about": about}
+
+
+def of_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> list[Part]:
+    """The task in its author's words, and where the agent is."""
     settings = ProjectSettings.of(project)
     words = task.title if not task.description.strip() else f"{task.title}\n\n{task.description}"
     lines = [
@@ -29,20 +43,31 @@ def of_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> li
         lines.append("AGENTS.md in the checkout says how to work on this project.")
     if settings.verify.command:
         lines.append(f"Before your work is taken, this must succeed: {settings.verify.command}")
-    return [words, "\n".join(lines)]
+    return [of_person(words), of_platform("\n".join(lines))]
 
 
-def of_feedback(said: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join(str(one["words"]) for one in said)
+def of_feedback(said: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """What people said, and what failed on the forge."""
+    return [
+        of_platform(str(one["words"]), "failure") if one.get("automatic") else of_person(str(one["words"]))
+        for one in said
+    ]
 
 
 def of_failure(command: str, exit_code: int | None, output: str) -> str:
     how = "did not end in its time" if exit_code is None else f"ended with exit code {exit_code}"
-    return f"The check `{command}` {how}. Please mend what it found. The end of its output:\n\n{output[-OUTPUT:]}"
+    return f"The check `{command}` {how}. Please fix the failures. The end of its output:\n\n{fenced(output[-OUTPUT:])}"
+
+
+def fenced(text: str) -> str:
+    """A code block of it, whatever it contains."""
+    longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
 def of_refusal(sentence: str) -> str:
-    return f"Your commits could not be published. {sentence} Please mend that in this checkout."
+    return f"Your commits could not be published. {sentence} Please fix that in this checkout."
 
 
 def of_retry(ended: str | None) -> str:

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import and_, bindparam, select
 
 from sandyard.kit.errors import ForbiddenError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.db.database import AWAY, Database
+from sandyard.platform.db.database import AWAY, Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task, User
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import StoppingError
@@ -119,10 +119,10 @@ class Rounds:
         """Do a step, and let people see it."""
         place = (attempt_id, number, count)
         try:
-            work = await self._load(attempt_id)
-            if work.attempt.status != AttemptStatus.RUNNING or work.attempt.round != number:
-                return _CANCELLED  # it was merged, or this round is over
-            before = await self._note_begun(place, name, work)
+            begun = await self._note_begun(place, name)
+            if begun is None:
+                return _CANCELLED
+            work, before = begun
             result = _CANCELLED if work.attempt.cancel_at else await verb(work, place, before, **arguments)
         except StoppingError:
             raise asyncio.CancelledError from None  # the next process does it again
@@ -139,11 +139,13 @@ class Rounds:
         await self._note_over(place, result)
         return result
 
-    async def _note_begun(self, place: Place, name: StepName, work: Work) -> dict[str, Any]:
-        """What an earlier try has left to know."""
+    async def _note_begun(self, place: Place, name: StepName) -> tuple[Work, dict[str, Any]] | None:
+        """What there is to work on, and what an earlier try has left to know. None: it was merged, or this round is over."""
         async with self._database.transaction() as tx:
-            attempt = await tx.session.get(Attempt, place[0], with_for_update=True)
-            row = await tx.session.get(Step, place, with_for_update=True)
+            work, row = await self._load(tx, place)
+            attempt = work.attempt
+            if attempt.status != AttemptStatus.RUNNING or attempt.round != place[1]:
+                return None
             if row is None:
                 row = Step(
                     attempt_id=place[0], round=place[1], number=place[2], name=name, status="running", started_at=utc_now(),
@@ -151,19 +153,19 @@ class Rounds:
                 )  # fmt: skip
                 tx.add(row)
             else:
+                await tx.session.refresh(row, with_for_update=True)
                 row.tries, row.status = row.tries + 1, "running"
-            if attempt is not None and attempt.status == AttemptStatus.RUNNING:  # or it was merged this moment
-                attempt.step, attempt.updated_at = name, utc_now()
-            emit(tx, work.attempt, "attempt.step", round=place[1], step=name, status="running", tries=row.tries)
-        return dict(row.detail)
+            attempt.step, attempt.updated_at = name, utc_now()
+            emit(tx, attempt, "attempt.step", round=place[1], step=name, status="running", tries=row.tries)
+        return work, dict(row.detail)
 
     async def _note_over(self, place: Place, result: Result) -> None:
         failure = result.get("failed")
         async with self._database.transaction() as tx:
-            row = await tx.session.get(Step, place, with_for_update=True)
-            attempt = await tx.session.get(Attempt, place[0])
-            if row is None or attempt is None:
+            found = (await tx.session.execute(_STEP, _at(place))).first()
+            if found is None:
                 return
+            row, attempt = found
             row.status, row.finished_at = "failed" if failure else "completed", utc_now()
             row.error = failure["message"] if failure else None
             row.detail = {**row.detail, **result.get("shown", {})}
@@ -172,19 +174,17 @@ class Rounds:
                 error=None if row.error is None else row.error[:1000], detail=result.get("shown", {}),
             )  # fmt: skip
 
-    async def _load(self, attempt_id: str) -> Work:
-        async with self._database.reading() as session:
-            attempt = await session.get(Attempt, attempt_id)
-            task = await session.get(Task, attempt.task_id) if attempt is not None else None
-            project = await session.get(Project, attempt.project_id) if attempt is not None else None
-            user = await session.get(User, attempt.owner_id) if attempt is not None else None
-        if attempt is None or task is None or project is None or user is None:
+    async def _load(self, tx: Transaction, place: Place) -> tuple[Work, Step | None]:
+        """The attempt stays as it is until the transaction ends."""
+        found = (await tx.session.execute(_WORK, _at(place))).first()
+        if found is None:
             raise NotFoundError("The task is no longer there.")
+        attempt, task, project, user, step = found
         if user.disabled_at is not None:
             raise ForbiddenError(
                 f"{user.name}, for whom this task works, may no longer sign in. Start it as somebody else."
             )
-        return Work(attempt, task, project, Principal(user.id, user.name, user.role, f"task:{task.id}"))
+        return Work(attempt, task, project, Principal(user.id, user.name, user.role, f"task:{task.id}")), step
 
     async def _begin(self, attempt_id: str, number: int) -> Result:
         async with self._database.reading() as session:
@@ -228,6 +228,26 @@ class Rounds:
     async def _fail(self, attempt_id: str, number: int, failure: Mapping[str, str]) -> Result:
         await self._attempts.fail(attempt_id, failure["code"], failure["message"], number=number)
         return {}
+
+
+def _at(place: Place) -> dict[str, str | int]:
+    """The parameters of the statements below."""
+    return dict(zip(("attempt", "round", "number"), place, strict=True))
+
+
+_THIS_STEP = and_(
+    Step.attempt_id == bindparam("attempt"), Step.round == bindparam("round"), Step.number == bindparam("number")
+)
+_STEP = select(Step, Attempt).join(Attempt, Attempt.id == Step.attempt_id).where(_THIS_STEP).with_for_update(of=Step)
+_WORK = (
+    select(Attempt, Task, Project, User, Step)
+    .join(Task, Task.id == Attempt.task_id)
+    .join(Project, Project.id == Attempt.project_id)
+    .join(User, User.id == Attempt.owner_id)
+    .outerjoin(Step, _THIS_STEP)
+    .where(Attempt.id == bindparam("attempt"))
+    .with_for_update(of=Attempt)
+)
 
 
 class _Stop(Exception):  # noqa: N818 - a way out of the course, no error

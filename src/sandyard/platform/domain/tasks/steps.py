@@ -4,6 +4,7 @@ key, commands are found again, branches and pull requests are looked up."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -16,15 +17,16 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Attempt, Command, Preparation, Project, Step, Task, Turn
+from sandyard.platform.db.models import AgentRun, Ask, Attempt, Command, Preparation, Project, Step, Task, Turn
+from sandyard.platform.domain.agents import asking
 from sandyard.platform.domain.agents.catalogue import Agents
-from sandyard.platform.domain.agents.errors import SandboxRestartedError
+from sandyard.platform.domain.agents.errors import PermissionRefusedError, SandboxRestartedError
 from sandyard.platform.domain.agents.model import Origin, TurnStatus
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git import messages
 from sandyard.platform.domain.git.errors import CommitMessageError
-from sandyard.platform.domain.git.model import FOLDER, OperationKind, OperationStatus
+from sandyard.platform.domain.git.model import FOLDER, OperationKind, OperationStatus, Undone
 from sandyard.platform.domain.git.operations import OPEN
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
@@ -53,6 +55,8 @@ UNFIT = 3
 """So often what a sandbox is to be made of may not be there: a snapshot, then the template in its place."""
 RESTARTS = 3
 """So often a sandbox may be restarted under a step, which then goes on from its files."""
+KILL_S = 15.0
+"""How long a killed check may take to end before its changes are undone all the same."""
 LOOK_S = 1.0
 """How soon a long step sees that it is to end."""
 _FAILED_TURNS = {
@@ -173,23 +177,26 @@ class Steps:
     async def agent(self, work: Work, place: Place, before: Result, *, turn: str, words: str | None) -> Result:
         """A turn of the agent, with these words, or with those of the round. One whose sandbox was restarted under it is told to go on
         from its files, a few times."""
-        origin, texts = await self._prompt(work, words)
-        row = await self._turn(work, place, turn, origin, texts)
+        origin, parts = await self._prompt(work, words)
+        row = await self._turn(work, place, turn, origin, parts)
         for number in range(1, RESTARTS + 1):
             if row.error_code != SandboxRestartedError.code:
                 break
             await self._not_cancelled(work.attempt.id)
-            row = await self._turn(work, place, f"{turn}/restart-{number}", origin, [prompts.of_retry(row.error)])
+            again = [prompts.of_platform(prompts.of_retry(row.error))]
+            row = await self._turn(work, place, f"{turn}/restart-{number}", origin, again)
+        row = await self._follow_refusals(work, place, row)
+        ended = await self._turns.end_leftovers(work.attempt.session_id)  # they may hold git's lock, or all processes
+        left = {"leftovers": ended} if ended else {}
         if row.status != TurnStatus.COMPLETED:
             await self._not_cancelled(work.attempt.id)
             code, sentence = _FAILED_TURNS.get(TurnStatus(row.status), ("turn_failed", "The agent has failed."))
             return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
-        return {"shown": {"turnId": row.id, "stopReason": row.stop_reason}}
+        return {"shown": {"turnId": row.id, "stopReason": row.stop_reason, **left}}
 
-    async def _turn(self, work: Work, place: Place, key: str, origin: Origin, texts: Sequence[str]) -> Turn:
+    async def _turn(self, work: Work, place: Place, key: str, origin: Origin, parts: Sequence[prompts.Part]) -> Turn:
         """A turn at its end. The same key is the same turn."""
         attempt = work.attempt
-        parts = [{"type": "text", "text": text} for text in texts]
         row = await self._turns.prompt(
             work.caller,
             attempt.session_id,
@@ -198,24 +205,44 @@ class Steps:
             origin=origin,
             model=attempt.model,
         )
-        await self._note(place, turnId=row.id)
+        return await self._wait_for(work, place, row.id)
+
+    async def _wait_for(self, work: Work, place: Place, turn_id: str) -> Turn:
+        attempt = work.attempt
+        await self._note(place, turnId=turn_id)
         try:
-            return await self._unless_cancelled(attempt.id, self._turns.wait(row.id))
+            return await self._unless_cancelled(attempt.id, self._turns.wait(turn_id))
         except CancelledStep:
             # this one may have been asked for when the others were cancelled already
             await self._turns.cancel_all(attempt.session_id)
-            await self._turns.wait(row.id)
+            await self._turns.wait(turn_id)
             raise
 
-    async def _prompt(self, work: Work, words: str | None) -> tuple[Origin, list[str]]:
+    async def _follow_refusals(self, work: Work, place: Place, row: Turn) -> Turn:
+        """The last turn of those by which somebody told the agent what to do instead of what they refused, at its end. One that was taken
+        back before it began does not count."""
+        while True:
+            async with self._database.reading() as session:
+                instead = await asking.turn_instead(session, row.id)
+            if instead is None:
+                return row
+            done = await self._wait_for(work, place, instead.id)
+            if done.status == TurnStatus.CANCELLED and done.request is None:
+                return row
+            row = done
+
+    async def _prompt(self, work: Work, words: str | None) -> tuple[Origin, list[prompts.Part]]:
         attempt = work.attempt
         if words is not None:
-            return Origin.VERIFY, [words]
+            return Origin.VERIFY, [prompts.of_platform(words, "failure")]
         if attempt.work["kind"] == RoundKind.FEEDBACK:
-            return Origin.FEEDBACK, [prompts.of_feedback(attempt.work["said"])]
+            return Origin.FEEDBACK, prompts.of_feedback(attempt.work["said"])
+        again: list[prompts.Part] = []
         if attempt.work["kind"] == RoundKind.RETRY and await self._has_worked(attempt.session_id):
-            again = [prompts.of_feedback(attempt.work["said"])] if "said" in attempt.work else []
-            return Origin.TASK, [prompts.of_retry(attempt.work.get("ended")), *again]
+            ended, said = attempt.work.get("ended"), attempt.work.get("said", ())
+            again = [prompts.of_platform(prompts.of_retry(ended)), *prompts.of_feedback(said)]
+            if await self._has_worked(attempt.session_id, attempt.agent):
+                return Origin.TASK, again
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)
         sandbox = await self._sessions.sandbox(work.caller, attempt.session_id)
         row = await self._git.checkout(work.caller, sandbox.id)
@@ -224,33 +251,44 @@ class Steps:
                 Preparation.project_id == work.project.id, Preparation.base_commit == row.base_commit
             )
             detail = (await session.scalars(query.limit(1))).first() or {}
-        texts = prompts.of_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
-        return Origin.TASK, texts[:1] if profile.demo else texts
+        parts = prompts.of_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
+        return Origin.TASK, [*(parts[:1] if profile.demo else parts), *again]
 
-    async def _has_worked(self, session_id: str) -> bool:
-        """Its agent has been told the task before, and has done something."""
+    async def _has_worked(self, session_id: str, agent: str | None = None) -> bool:
+        """Whether an agent, or this one, has been told the task before, and has done something."""
         async with self._database.reading() as session:
             query = select(Turn.id).where(Turn.session_id == session_id, Turn.request.is_not(None))
+            if agent is not None:
+                query = query.join(AgentRun, AgentRun.id == Turn.run_id).where(AgentRun.agent == agent)
             return (await session.scalars(query.limit(1))).first() is not None
 
     async def verify(self, work: Work, place: Place, before: Result) -> Result:
-        """The project's own check, in the checkout."""
+        """Run the project's check in the checkout, and undo what it changed there: only the agent's work is committed."""
         verify = work.settings.verify
         if verify.command is None:
             return {"ok": True}
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
         command_id = before.get("commandId") or await self._begun_before(place, sandbox.id, verify.command)
+        tree: str | None = before.get("tree")
+        if tree is None and command_id is None:
+            tree = await self._patiently(lambda: self._git.record_work_tree(work.caller, sandbox.id))
+            await self._note(place, tree=tree)
         new = NewCommand(command=verify.command, timeout_s=verify.timeout_seconds, cwd=FOLDER, envs={"CI": "true"})
         for _ in range(RESTARTS + 1):
             if command_id is None:
                 command_id = (await self._patiently(lambda: self._commands.execute(work.caller, sandbox.id, new))).id
                 await self._note(place, commandId=command_id)
-            command = await self._watched(work, command_id)
+            try:
+                command = await self._watched(work, command_id)
+            except CancelledStep:
+                await self._undo_check(work, sandbox.id, tree)
+                raise
             if command.status != CommandStatus.LOST:
                 break
             await self._not_cancelled(work.attempt.id)
             # the sandbox was restarted under it; a platform that was restarted too may have begun the next one
             command_id = await self._begun_before(place, sandbox.id, verify.command)
+        undone = await self._undo_check(work, sandbox.id, tree)
         ok = command.status == CommandStatus.EXITED and command.exit_code == 0
         verified = {
             "ok": ok,
@@ -264,7 +302,9 @@ class Steps:
             row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, "verified": verified}
-        shown = {"commandId": command.id, "exitCode": command.exit_code, "ok": ok}
+        shown: Result = {"commandId": command.id, "exitCode": command.exit_code, "ok": ok}
+        if undone is not None and undone.count:
+            shown["undone"] = {"count": undone.count, "paths": list(undone.paths), "commit": undone.commit}
         if ok:
             return {"ok": True, "shown": shown}
         await self._not_cancelled(work.attempt.id)
@@ -272,10 +312,19 @@ class Steps:
             raise ConflictError(f"The check `{verify.command}` could not be run. {command.error or ''}".strip())
         output = await self._tail(command.id, command.stdout_bytes, command.stderr_bytes)
         words = prompts.of_failure(verify.command, command.exit_code, output)
+        tried = {0: "", 1: " after one attempt to fix it"}.get(
+            verify.fixes, f" after {verify.fixes} attempts to fix it"
+        )
         message = (
-            f"`{verify.command}` still fails (exit code {command.exit_code}) after {verify.fixes} attempts to mend it."
+            f"The check `{verify.command}` {'still ' if tried else ''}fails (exit code {command.exit_code}){tried}."
         )
         return {"ok": False, "words": words, "message": message, "shown": shown}
+
+    async def _undo_check(self, work: Work, sandbox_id: str, tree: str | None) -> Undone | None:
+        if tree is None:  # a version without this began the step
+            return None
+        await self._awake(sandbox_id)
+        return await self._patiently(lambda: self._git.undo_changes(work.caller, sandbox_id, tree))
 
     async def _begun_before(self, place: Place, sandbox_id: str, command: str) -> str | None:
         """By a try of this step that was cut off before it could note that."""
@@ -291,6 +340,9 @@ class Steps:
             return await self._unless_cancelled(work.attempt.id, self._commands.wait(command_id))
         except CancelledStep:
             await self._commands.kill(work.caller, command_id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILL_S):
+                    await self._commands.wait(command_id)
             raise
 
     async def _tail(self, command_id: str, out: int, err: int) -> str:
@@ -317,6 +369,13 @@ class Steps:
         diff = await self._patiently(lambda: self._git.diff(work.caller, sandbox.id, patches=False))
         commits = await self._patiently(lambda: self._git.history(work.caller, sandbox.id, limit=1))
         if not commits:
+            turns = select(Turn.id).where(
+                Turn.key.startswith(f"{work.attempt.id}/{work.attempt.round}/", autoescape=True)
+            )
+            async with self._database.reading() as session:
+                refused = await asking.refused_permissions(session, Ask.turn_id.in_(turns))
+            if refused:
+                raise PermissionRefusedError(f"{asking.describe_refusal(refused)} It has changed nothing.")
             raise ConflictError(
                 "The agent has changed nothing, so there is nothing to open a pull request with. Its last words say more."
             )
@@ -343,7 +402,7 @@ class Steps:
         await self._settled(work, sandbox.id)
         operation = await self._git.wait((await self._git.push(work.caller, sandbox.id)).id)
         if operation.error_code == CommitMessageError.code:
-            return {"ok": False, "message": operation.error}
+            return {"ok": False, "message": operation.error, "shown": {"ok": False, "message": operation.error}}
         self._git.raise_failure(operation)
         row = await self._git.checkout(work.caller, sandbox.id)
         return {"ok": True, "shown": {"branch": row.branch, "commit": row.pushed}}
@@ -351,7 +410,7 @@ class Steps:
     async def pull_request(self, work: Work, place: Place, before: Result) -> Result:
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
         await self._settled(work, sandbox.id)
-        pull, _ = await self._pulls.open(work.caller, sandbox.id)
+        pull, _ = await self._pulls.open(work.caller, sandbox.id, push=False)  # the step before has pushed
         async with self._database.transaction() as tx:
             row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
             if row is not None:

@@ -171,9 +171,12 @@ class Doors:
         query = select(User.id, User.password).where(User.name == name, User.disabled_at.is_(None))
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
-        async with self._hashing:
-            right = await asyncio.to_thread(check_password, password, row[1] if row else None)
+        right = await self._is_right(password, row[1] if row else None)
         return (row[0], row[1]) if row is not None and right else (None, None)
+
+    async def _is_right(self, password: str, stored: str | None) -> bool:
+        async with self._hashing:
+            return await asyncio.to_thread(check_password, password, stored)
 
     async def _mark_used(self, token_id: str) -> None:
         now = instant(self._clock)

@@ -52,6 +52,12 @@ class NameTakenError(SandyardError):
     code, status = "name_taken", 409
 
 
+class WrongPasswordError(SandyardError):
+    """The current password is wrong."""
+
+    code, status = "wrong_password", 403
+
+
 class WrongLoginError(SandyardError):
     """The name and password, or the token, are not right."""
 

@@ -19,7 +19,7 @@ from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import ApiToken, Login, Ticket, User
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.users.doors import Doors
-from sandyard.platform.domain.users.model import Issued, LastAdminError, NameTakenError, Principal
+from sandyard.platform.domain.users.model import Issued, LastAdminError, NameTakenError, Principal, WrongPasswordError
 from sandyard.platform.domain.users.passwords import hash_password
 from sandyard.platform.domain.users.tokens import HINT_LENGTH, digest, instant, new_token
 
@@ -110,6 +110,25 @@ class Users(Doors):
                 if changed:
                     tx.emit("user.updated", owner_id=user.id, userId=user.id, changed=changed)
         return user
+
+    async def change_own_password(self, caller: Principal, current: str | None, new: str) -> None:
+        """`current` must be right, unless no password is set. Ends all logins but the one the caller has shown; tokens go on.
+        WrongPasswordError."""
+        async with self._database.reading() as session:
+            stored = (await _load(session, caller.user_id)).password
+        if stored is not None and not await self._is_right(current or "", stored):
+            raise WrongPasswordError
+        hashed = await _hashed(new)
+        kind, _, shown = caller.means.partition(":")
+        async with self._database.transaction() as tx:
+            user = await tx.session.get(User, caller.user_id, with_for_update=True)
+            if user is None or user.password != stored:  # it was changed meanwhile
+                raise WrongPasswordError
+            user.password = hashed
+            others = delete(Login).where(Login.user_id == user.id)
+            await tx.session.execute(others.where(Login.id != shown) if kind == "cookie" else others)
+            await tx.session.execute(delete(Ticket).where(Ticket.user_id == user.id))
+            tx.emit("user.updated", owner_id=user.id, userId=user.id, changed=["password"])
 
     async def delete(self, caller: Principal, user_id: str) -> None:
         """Disables: what the person made stays theirs. Idempotent."""

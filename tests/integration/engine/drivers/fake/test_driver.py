@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import AGENT_PORT, Condition, Handle, Limits, NetworkPolicy, Spec
-from sandyard.engine.drivers.fake import FakeDriver, processes
+from sandyard.engine.drivers.fake import processes
+from sandyard.engine.drivers.fake.driver import FakeDriver
 from sandyard.engine.drivers.fake.faults import When
 from sandyard.kit.errors import ConflictError, FullError, NotFoundError, UnreachableError, UnsupportedError
 

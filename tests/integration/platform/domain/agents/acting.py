@@ -3,16 +3,20 @@
 say N            N pieces of text, one after the other, as `1 2 3 …`
 slow N SECONDS   the same, with a pause before each
 think WORDS, plan, tool, diff, image
+begin            a tool call that does not end
+leave            processes that outlive the turn: one that does nothing, one that does not end by itself, one that serves, one that is held
 ask KIND TITLE   ask for permission, and say what was decided
 vague PATH       the same for a path that was told before, and not in the question
 form             ask a question
+mcp              say which MCP servers it was given, and in which request
 garbage          lines that are no messages
-sleep SECONDS, die CODE, fail WORDS, deaf (does not stop when it is told to), hold (until it is told to stop)
+sleep SECONDS, die CODE, fail WORDS, deaf (does not stop when it is told to), hold (until it is told to stop), quit
 """
 
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +27,7 @@ NEWS = threading.Condition()
 STOP = threading.Event()
 MEMORY = pathlib.Path(__file__).with_name("memory")
 counter = [0]
-state = {"deaf": False}
+state = {"deaf": False, "mcp": None}
 
 
 def send(message):
@@ -79,6 +83,15 @@ def act(line):
     elif word == "tool":
         update("tool_call", toolCallId="t1", title="Run make", kind="execute", status="pending")
         update("tool_call_update", toolCallId="t1", status="completed", rawOutput={"code": 0})
+    elif word == "begin":
+        update("tool_call", toolCallId="t2", title="Run forever", kind="execute", status="in_progress")
+    elif word == "leave":
+        serve = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); time.sleep(600)"
+        deaf = "trap '' TERM; while :; do sleep 0.2; done"
+        script = 'sleep 601 & bash -c "$1" left-deaf & python3 -c "$2" left-serving & wait -n 2>/dev/null & exit 0'
+        subprocess.run(["setsid", "bash", "-c", script, "left-shell", deaf, serve], check=True)
+        state["held"] = subprocess.Popen(["sleep", "602"])
+        time.sleep(1)  # until the server listens
     elif word == "ask":
         kind, _, title = rest.partition(" ")
         text("decided " + json.dumps(permission(kind, title)))
@@ -91,6 +104,8 @@ def act(line):
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         params = {"sessionId": "s", "mode": "form", "message": "Your name?", "requestedSchema": schema}
         text("told " + json.dumps(ask("elicitation/create", params)))
+    elif word == "mcp":
+        text(json.dumps(state["mcp"]))
     elif word == "garbage":
         sys.stdout.write(
             'hello\n{"half": \n[1]\n{"id": true, "method": "x"}\n\xff\n{"jsonrpc":"2.0","id":999,"result":{}}\n'
@@ -99,6 +114,8 @@ def act(line):
         text("still here")
     elif word == "sleep":
         time.sleep(float(rest))
+    elif word == "quit":
+        STOP.set()
     elif word == "hold":
         STOP.wait()
     elif word == "deaf":
@@ -145,8 +162,10 @@ def main():
                 ANSWERS[number] = told.get("result") or told.get("error")
                 NEWS.notify_all()
         elif method == "initialize":
-            send({"id": number, "result": {"protocolVersion": 1, "agentCapabilities": {"loadSession": loads}}})
+            capabilities = {"loadSession": loads, "mcpCapabilities": {"http": "--http" in sys.argv}}
+            send({"id": number, "result": {"protocolVersion": 1, "agentCapabilities": capabilities}})
         elif method == "session/new":
+            state["mcp"] = [method, told["params"]["mcpServers"]]
             model = {
                 "id": "m",
                 "name": "Model",
@@ -159,8 +178,14 @@ def main():
                 "currentModeId": "code",
                 "availableModes": [{"id": "code", "name": "Code"}, {"id": "plan", "name": "Plan"}],
             }
+            if "--noisy" in sys.argv:
+                print("a warning at its start", file=sys.stderr, flush=True)
+                text("Loaded cached credentials.")
             send({"id": number, "result": {"sessionId": f"s{os.getpid()}", "modes": modes, "configOptions": [model]}})
+            if "--noisy" in sys.argv:
+                text("Ready to serve.")
         elif method == "session/load":
+            state["mcp"] = [method, told["params"]["mcpServers"]]
             text("what was said before")
             send({"id": number, "result": {}})
         elif method in ("session/set_mode", "session/set_config_option"):

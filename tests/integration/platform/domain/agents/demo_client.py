@@ -8,13 +8,17 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
-
-import acp
-from acp.schema import AllowedOutcome, ClientCapabilities, DeniedOutcome, RequestPermissionResponse
+from typing import TYPE_CHECKING, Any
 
 from sandyard.platform.domain.agents.model import LaunchWish
 from sandyard.platform.domain.agents.profiles.demo import DEMO
+from tests.later import Later
+
+if TYPE_CHECKING:
+    import acp
+    from acp import schema
+else:
+    acp, schema = Later("acp"), Later("acp.schema")
 
 LONGEST = 50 << 20
 
@@ -38,16 +42,16 @@ class Person:
 
     async def request_permission(
         self, options: Any, session_id: str, tool_call: Any, **kwargs: Any
-    ) -> RequestPermissionResponse:
+    ) -> schema.RequestPermissionResponse:
         self.asked.append(tool_call.title)
         self.heard.set()
         if self.silent:
             await asyncio.Event().wait()
         option = self.choose(tool_call.title)
         if option is None:
-            return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+            return schema.RequestPermissionResponse(outcome=schema.DeniedOutcome(outcome="cancelled"))
         assert option in {one.option_id for one in options}
-        return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=option))
+        return schema.RequestPermissionResponse(outcome=schema.AllowedOutcome(outcome="selected", option_id=option))
 
     async def create_elicitation(self, message: str, mode: Any, **kwargs: Any) -> Any:
         self.asked.append(message)
@@ -115,7 +119,7 @@ async def talk(home: Path, folder: Path, *, forms: bool = False, load: str | Non
         use_unstable_protocol=True,
     ) as (agent, process):
         capabilities = {"elicitation": {"form": {}}} if forms else {}
-        told = await agent.initialize(1, ClientCapabilities.model_validate(capabilities))
+        told = await agent.initialize(1, schema.ClientCapabilities.model_validate(capabilities))
         assert told.agent_info is not None
         assert told.agent_info.title == "Demo agent (no model)"
         if load is None:

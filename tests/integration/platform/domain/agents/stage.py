@@ -13,11 +13,13 @@ from typing import Any
 from sqlalchemy import select
 
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import AgentRun, Ask, Message, Sandbox, Session, Turn
 from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.launching import put_files
 from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, ModelEndpoint, Profile
 from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status
@@ -65,14 +67,20 @@ class FakeModels:
 
     def __init__(self) -> None:
         self.budget: SandyardError | None = None
+        self.refused: Fault | None = None
         self.counting: list[str] = []
         self.given: ModelEndpoint | None = None
         self.attached = 0
+        self.reached = 0
 
     async def endpoint(
         self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
     ) -> ModelEndpoint | None:
         return self.given
+
+    async def reach(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
+        self.reached += 1
+        return "http://127.0.0.1:4100", Secret("syc_capability")
 
     async def attach(self, session: Session, sandbox: Sandbox) -> None:
         if sandbox.status == Status.PAUSED:
@@ -93,6 +101,9 @@ class FakeModels:
 
     async def usage(self, *, turn_id: str | None = None) -> Spent:
         return Spent(calls=1)
+
+    def fault(self, turn_id: str) -> Fault | None:
+        return self.refused
 
 
 async def _install(*_: Any) -> bool:
@@ -165,7 +176,7 @@ class Stage:
         """All text in the raw output that was kept of it, every byte of which was taken."""
         raw = await self.yard.services.commands.files.read(run.id, STDOUT, 0, 1 << 30)
         assert len(raw) == run.consumed
-        lines = [json.loads(line) for line in raw.splitlines()]
+        lines = [json.loads(line) for line in raw.splitlines() if line.startswith(b"{")]
         updates = [line["params"]["update"] for line in lines if line.get("method") == "session/update"]
         return "".join(one["content"]["text"] for one in updates if one["sessionUpdate"] == "agent_message_chunk")
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Ask, Audit, Project, Session, Turn
 from sandyard.platform.domain.agents import conducting
 from sandyard.platform.domain.agents.errors import AskOverError
 from sandyard.platform.domain.agents.model import ModelApi, ModelEndpoint
+from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.model import Status
 from tests.integration.platform.domain.agents.stage import ActingProfile, Stage
 from tests.integration.platform.domain.sandboxes.yard import until
@@ -48,6 +49,59 @@ async def test_the_policy_decides_at_once(stage: Stage) -> None:
     assert '"optionId": "no-1"' in text
     assert [title for _, means, title in await decisions(stage) if means == "policy"] == ["make test", "rm -rf /"]
     assert await stage.yard.kinds(about="ask.") == ["ask.answered"] * 2
+
+
+async def test_what_the_policy_refused_is_named_and_allowed_by_who_may_change_it(stage: Stage) -> None:
+    yard, member = stage.yard, await stage.yard.person("member")
+    project_id = await yard.project(yard.owner, member, agent={"permissions": {"deny": ["rm -rf", "dd"]}})
+    row = await stage.session(project_id=project_id)
+    turn = await stage.play(row, "ask execute make", "ask execute rm -rf /", "quit")
+    assert (turn.status, turn.error_code) == ("failed", "permission_refused")
+    assert "“rm -rf /”" in (turn.error or "")
+    assert "denies what matches 'rm -rf'" in (turn.error or "")
+    found = (await stage.asks.list(yard.owner, PageRequest(), session_id=row.id)).items
+    allowed, refused = sorted(found, key=lambda ask: ask.title)
+    with pytest.raises(NotFoundError):
+        await stage.asks.allow(await yard.person("stranger"), refused.id)
+    with pytest.raises(ConflictError):
+        await stage.asks.allow(yard.owner, allowed.id)
+    await stage.asks.allow(yard.owner, refused.id)
+    assert (await stage.asks.allow(yard.owner, refused.id)).decided_by == "overruled"
+    went_on = await stage.turns.resume_allowed(yard.owner, row.id, [refused.title])
+    assert went_on is not None
+    await stage.done(went_on)
+    assert "are allowed to do this now:\n- rm -rf /" in (await stage.parts(went_on, "user"))[0]["text"]
+    text = await stage.text(await stage.play(row, "ask execute rm -rf /", "ask execute dd"))
+    assert (text.count('"yes-1"'), text.count('"no-1"')) == (1, 1), "the other pattern denies what it denied"
+    other = await stage.text(await stage.play(await stage.session(project_id=project_id), "ask execute rm -rf /"))
+    assert '"no-1"' in other, "in another session it is denied as before"
+    own, _ = await yard.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
+    words = [{"type": "text", "text": "ask execute rm -rf /"}]
+    await stage.done(await stage.turns.prompt(member, own.id, words))
+    (theirs,) = (await stage.asks.list(member, PageRequest(), session_id=own.id)).items
+    with pytest.raises(ForbiddenError):
+        await stage.asks.allow(member, theirs.id)
+
+
+async def test_a_refused_agent_is_told_what_to_do_instead(stage: Stage) -> None:
+    """Also one that ends its turn when it is refused something: that is no failure then."""
+    row = await asking(stage, {"permissions": {"mode": "ask"}})
+    turn = await stage.prompt(row, "ask execute make", "quit")
+    ask = await asked(stage, row)
+    with pytest.raises(InvalidInputError):
+        await stage.asks.answer(stage.yard.owner, ask.id, decision="allow", message="say 1")
+    await stage.asks.answer(stage.yard.owner, ask.id, option_id="no-1", message="say 1")
+    turn = await stage.done(turn)
+    assert (turn.status, turn.error, turn.error_code) == ("cancelled", None, None)
+    newest = (await stage.turns.list(stage.yard.owner, row.id, PageRequest())).items[0]
+    assert newest.id != turn.id
+    assert (await stage.done(newest)).status == "completed"
+    assert [part["text"] for part in await stage.parts(newest, "user")] == ["say 1"]
+    alone = await stage.prompt(row, "ask execute make", "quit")
+    await stage.asks.answer(stage.yard.owner, (await asked(stage, row)).id, decision="reject")
+    alone = await stage.done(alone)
+    assert (alone.status, alone.error_code) == ("failed", "agent_gave_up")
+    assert "agent.permissions" not in (alone.error or "")
 
 
 async def test_what_an_agent_tells_before_it_asks_is_denied_too(stage: Stage) -> None:

@@ -7,14 +7,20 @@ import asyncio
 import json
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import acp
 import pytest
-from acp.schema import AcceptElicitationResponse, DeclineElicitationResponse
 
 from sandyard.platform.domain.agents import demo
 from sandyard.platform.domain.agents.profiles.demo import DEMO, program
 from tests.integration.platform.domain.agents.demo_client import put_program, talk
+from tests.later import Later
+
+if TYPE_CHECKING:
+    import acp
+    from acp import schema
+else:
+    acp, schema = Later("acp"), Later("acp.schema")
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ async def test_it_changes_files_and_shows_what_it_did(tmp_path: Path, folder: Pa
             "Please do this:",
             "1. Create src/a.txt: one\\ntwo",
             "- append `src/a.txt`: three",
-            "* REPLACE kept.txt: old -> new",
+            "* Replace kept.txt: old -> new",
             "create b.py",
             "```python",
             "print('run: nothing')",
@@ -117,11 +123,33 @@ async def test_prose_leaves_something_to_see(tmp_path: Path, folder: Path) -> No
     assert (folder / "DEMO.md").read_text() == f"# What the demo agent was asked\n\n{quoted}\n{quoted}"
 
 
+async def test_it_follows_what_people_write_and_fixes_what_failed(tmp_path: Path, folder: Path) -> None:
+    def told(text: str, about: str = "failure") -> Any:
+        block = acp.text_block(text)
+        block.field_meta = {"sandyard": {"source": "platform", "about": about}}
+        return block
+
+    failure = told("The check ended with exit code 1.\nfail: test_div\ncrash\ncreate wrong.txt: x")
+    async with talk(tmp_path, folder) as demo:
+        await demo.say("create a.txt: 1", "fix: replace a.txt: 1 -> 2", "fix: append a.txt: 3")
+        assert (folder / "a.txt").read_text() == "1\n"
+    async with talk(tmp_path, folder, load=demo.session) as demo:
+        assert (await demo.agent.prompt(session_id=demo.session, prompt=[failure])).stop_reason == "end_turn"
+        assert (folder / "a.txt").read_text() == "2\n3\n"
+        demo.person.updates.clear()
+        assert (await demo.agent.prompt(session_id=demo.session, prompt=[failure])).stop_reason == "end_turn"
+        assert "no (further) `fix:` instruction" in demo.person.text
+        await demo.agent.prompt(
+            session_id=demo.session, prompt=[told("run: touch b.txt", "task"), acp.text_block("create c.txt: x")]
+        )
+    assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "c.txt"]
+
+
 async def test_questions_by_form_or_by_choice(tmp_path: Path, folder: Path) -> None:
     async with talk(tmp_path, folder, forms=True) as demo:
         demo.person.replies = [
-            AcceptElicitationResponse(action="accept", content={"answer": "blue"}),
-            DeclineElicitationResponse(action="decline"),
+            schema.AcceptElicitationResponse(action="accept", content={"answer": "blue"}),
+            schema.DeclineElicitationResponse(action="decline"),
         ]
         await demo.say("ask: Which colour?", "create colour.txt: {answer}", "ask: And why?")
         assert demo.person.asked == ["Which colour?", "And why?"]

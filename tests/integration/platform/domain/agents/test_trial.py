@@ -55,6 +55,10 @@ async def test_what_does_not_work_says_where_and_why(yard: Yard) -> None:
     assert broken.error is not None and "no paper" in broken.error
     assert (ended.ok, ended.steps[-1].name, ended.steps[-1].ok) == (False, "start", False)
     assert ended.error
+    keyless = Definition.model_validate({"argv": ["x"], "install": install, "apis": ["anthropic"]})
+    await agents.create(yard.owner, "keyless", "Keyless", keyless)
+    unarmed = await tried(yard, "keyless")
+    assert (unarmed.ok, unarmed.error_code, unarmed.steps) == (False, "no_model", ()), "before anything is installed"
     with pytest.raises(NotFoundError):
         await yard.services.trials.begin(yard.owner, "nobody")
     assert await left(yard) == []

@@ -11,11 +11,14 @@ import pytest
 
 from sandyard.kit.errors import ForbiddenError, NotFoundError
 from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import Session
 from sandyard.platform.domain.agents import conducting
 from sandyard.platform.domain.agents.conducting import Conductor, _View
 from sandyard.platform.domain.agents.runs import Life
+from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.model import OverBudgetError
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.sandboxes.output import STDOUT
 from tests.integration.platform.domain.agents.stage import AGENT, ActingProfile, Stage
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, until
 
@@ -74,13 +77,18 @@ async def test_two_that_follow_one_agent_write_one_transcript(stage: Stage) -> N
 
 async def test_cancelled_while_it_runs_and_while_it_waits(stage: Stage) -> None:
     row = await stage.session()
-    running = await stage.prompt(row, "say 1", "hold")
+    running = await stage.prompt(row, "begin", "say 1", "hold")
     queued = await stage.prompt(row, "say 2")
-    await until(lambda: stage.parts(running), "it says something")
+
+    async def begun() -> bool:
+        return len(await stage.parts(running)) == 2
+
+    await until(begun, "it says something")
     await stage.turns.cancel(stage.yard.owner, queued.id)
     await stage.turns.cancel(stage.yard.owner, running.id)
     running, queued = await stage.done(running), await stage.done(queued)
     assert (running.status, running.stop_reason) == ("cancelled", "cancelled")
+    assert [part.get("status") for part in await stage.parts(running)] == ["cancelled", None], "what it did is over too"
     assert (queued.status, queued.started_at) == ("cancelled", None)
     again = await stage.turns.retry(stage.yard.owner, queued.id)
     assert await stage.text(await stage.done(again)) == "1 2 "
@@ -102,12 +110,16 @@ async def test_an_agent_that_does_not_stop_is_ended(stage: Stage, monkeypatch: p
 
 
 async def test_an_agent_that_dies_and_one_that_fails(stage: Stage) -> None:
+    stage.agents.known = ActingProfile(argv=("python3", AGENT, "--noisy"))
     row = await stage.session()
-    died = await stage.play(row, "say 2", "die 3")
+    died = await stage.play(row, "begin", "say 2", "die 3")
     assert (died.status, died.error_code) == ("failed", "agent_died")
     assert "exit code 3" in (died.error or "")
     assert "this is the end" in (died.error or "")
-    assert await stage.text(died) == "1 2 "
+    assert "a warning" not in (died.error or ""), "what it printed at its start is not why it died"
+    assert await stage.text(died) == "1 2 ", "what it said before it was prompted is no answer"
+    assert (await stage.runs(row))[0].options["startupOutput"] == "Loaded cached credentials.Ready to serve."
+    assert [part["status"] for part in await stage.parts(died) if part["type"] == "tool_call"] == ["failed"]
     assert (await stage.parts(died, "system"))[0]["code"] == "agent_died"
     failed = await stage.play(row, "fail no model answers")
     assert (failed.status, failed.error_code) == ("failed", "agent_failed")
@@ -116,6 +128,29 @@ async def test_an_agent_that_dies_and_one_that_fails(stage: Stage) -> None:
     assert "What was said" not in (said := await stage.text(recalled))
     assert "You: 1 2 " in said  # the second process was told what the first had said
     assert len(await stage.runs(row)) == 2
+
+
+async def test_what_a_turn_leaves_behind_is_ended_unless_it_serves(stage: Stage) -> None:
+    row = await stage.session()
+    turn = await stage.play(row, "leave")
+    assert turn.status == "completed", turn.error
+    (run,) = await stage.runs(row)
+    sandbox = await stage.yard.services.lifecycle.rows.get(run.sandbox_id)
+
+    marked = f"grep -laz SANDYARD_RUN={run.id} /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
+
+    async def there() -> set[str]:
+        look = f"for p in $({marked}); do tr '\\0' ' ' </proc/$p/cmdline; echo; done"
+        said = await stage.yard.run(sandbox, look)
+        words = ("sleep 601", "left-deaf", "left-serving", "sleep 602", "agent.py")
+        return {word for word in words if word in said}
+
+    assert await there() == {"sleep 601", "left-deaf", "left-serving", "sleep 602", "agent.py"}
+    try:
+        assert await stage.turns.end_leftovers(row.id) >= 2
+        assert await there() == {"left-serving", "sleep 602", "agent.py"}
+    finally:
+        await stage.yard.run(sandbox, f"{marked} | xargs -r kill -9; true")
 
 
 async def test_one_that_ends_while_somebody_looks_is_not_followed_again(
@@ -188,6 +223,21 @@ async def test_another_model_and_another_mode(stage: Stage) -> None:
     assert [run.model for run in await stage.runs(row)] == ["small", "other"]
 
 
+async def test_another_agent_goes_on_in_the_session(stage: Stage) -> None:
+    """It is told what was said before it came; the process of the one before ends."""
+    row = await stage.session()
+    await stage.play(row, "say 1")
+    async with stage.yard.services.database.transaction() as tx:
+        known = await tx.session.get(Session, row.id)
+        assert known is not None
+        known.agent = "other"
+    stage.agents.known = ActingProfile(name="other", argv=("python3", AGENT, "--loads"))
+    turn = await stage.play(row, "recall")
+    assert turn.status == "completed"
+    assert "User: say 1" in await stage.text(turn)
+    assert [(run.agent, run.status) for run in await stage.runs(row)] == [("acting", "ended"), ("other", "ready")]
+
+
 async def test_an_agent_that_can_load_its_session_is_not_told_again(stage: Stage) -> None:
     stage.agents.known = ActingProfile(argv=("python3", AGENT, "--loads"))
     row = await stage.session()
@@ -209,6 +259,23 @@ async def test_no_budget_no_turn(stage: Stage) -> None:
     await stage.turns.over_budget(turn.id, "That was the last of it.")
     turn = await stage.done(turn)
     assert (turn.status, turn.error) == ("over_budget", "That was the last of it.")
+
+
+async def test_a_provider_that_refuses_fails_the_turn_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of an agent that goes on trying."""
+    monkeypatch.setattr(conducting, "REFUSED_S", 0.2)
+    fault = Fault(Cause.KEY, "Anthropic refused the API key (401).", final=True)
+    row = await stage.session()
+    turn = await stage.prompt(row, "say 1", "deaf", "hold")
+    await until(lambda: stage.parts(turn), "it says something")
+    await stage.turns.fail(turn.id, fault)
+    turn = await stage.done(turn)
+    assert (turn.status, turn.error, turn.error_code) == ("failed", fault.sentence, "model_key_refused")
+    stage.models.refused = fault  # and one of an agent that gives up before it is told to
+    turn = await stage.play(row, "fail Authentication required")
+    assert (turn.status, turn.error, turn.error_code) == ("failed", fault.sentence, "model_key_refused")
+    stage.models.refused = None
+    assert (await stage.play(row, "say 2")).status == "completed"
 
 
 async def test_a_sandbox_that_is_destroyed_fails_the_turn(stage: Stage) -> None:
@@ -259,6 +326,31 @@ async def test_one_that_speaks_another_protocol_is_told_at_once(stage: Stage) ->
     stage.agents.known = ActingProfile(argv=("bash", "-c", answer))
     turn = await stage.play(await stage.session(), "say 1")
     assert (turn.status, turn.error_code) == ("failed", "agent_protocol")
+
+
+async def test_what_does_not_speak_the_protocol_is_told_soon(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conducting, "STRAY_S", 0.5)
+    stage.agents.known = ActingProfile(
+        argv=("bash", "-c", "echo Welcome to the shop.; echo '{\"level\": 1}'; sleep 600")
+    )
+    row = await stage.session()
+    turn = await stage.play(row, "say 1")
+    assert (turn.status, turn.error_code) == ("failed", "agent_protocol")
+    assert "does not speak ACP" in (turn.error or "")
+    assert "Welcome to the shop." in (turn.error or "")
+    monkeypatch.setattr(conducting, "STRAY_S", 600)
+    stage.agents.known = ActingProfile(argv=("bash", "-c", "yes no protocol; sleep 600"))
+    turn = await stage.play(row, "say 1")
+    assert (turn.status, turn.error_code) == ("failed", "agent_protocol")
+    assert "no protocol\nno protocol\n" in (turn.error or "")
+    endless = "printf x; head -c 1000000000 /dev/zero | tr '\\0' x; sleep 600"
+    stage.agents.known = ActingProfile(argv=("bash", "-c", endless))
+    turn = await stage.play(row, "say 1")
+    assert (turn.status, turn.error_code) == ("failed", "agent_too_loud")
+    files = stage.yard.services.commands.files
+    for run in await stage.runs(row):
+        kept = files._path(run.id, STDOUT).stat()
+        assert kept.st_blocks * 512 < 20 << 20, "a line is kept up to its limit"
 
 
 async def test_who_has_left_the_project_does_not_use_its_agents(stage: Stage) -> None:

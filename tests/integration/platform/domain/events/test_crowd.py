@@ -12,13 +12,11 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.domain.events import Feed
 from sandyard.platform.domain.users.model import Principal
 
-pytestmark = pytest.mark.both_databases
-
 ADMIN = Principal("usr_admin", "admin", "admin", "token:tok_1")
 WRITERS, READERS = 50, 20
 BACKLOG = 300  # so small that readers fall out of it
 DEADLINE = 110
-of_many = pytest.mark.parametrize("events", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+of_many = pytest.mark.parametrize("events", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 
 
 async def write(databases: Sequence[Database], events: int) -> list[int]:
@@ -75,6 +73,7 @@ async def test_nobody_misses_or_doubles_one(database: Database, events: int) -> 
     await crowd([database], events)
 
 
+@pytest.mark.slow
 @of_many
 async def test_two_platforms_on_one_postgresql(postgres_schema_url: str, events: int) -> None:
     databases = [Database(postgres_schema_url) for _ in range(2)]

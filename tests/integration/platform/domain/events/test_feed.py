@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 
 import pytest
-from sqlalchemy import delete, text
+from sqlalchemy import delete, event, text
 
 from sandyard.kit.clock import ManualClock
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, ProjectMember, User
 from sandyard.platform.domain.events import EventFilter, EventView, Feed, Subscription, notices
+from sandyard.platform.domain.events import feed as feeds
 from sandyard.platform.domain.users.model import Principal
 
 pytestmark = pytest.mark.both_databases
@@ -22,6 +24,10 @@ ADMIN = Principal("usr_admin", "admin", "admin", "token:tok_1")
 ADA = Principal("usr_ada", "ada", "member", "token:tok_2")
 BOB = Principal("usr_bob", "bob", "member", "token:tok_3")
 DEADLINE = 30
+
+
+class Kind(StrEnum):
+    ONE = "one"
 
 
 @pytest.fixture
@@ -218,6 +224,52 @@ async def test_another_process_is_heard(database: Database, feed: Feed, database
     sent = await emit(other)
     assert await numbers(subscription, 1) == [sent]
     await other.close()
+
+
+async def test_what_was_committed_here_is_not_read_again(
+    database: Database, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Subscribers get the same as from its row, and nobody asks for that."""
+    views: list[EventView] = []
+    monkeypatch.setattr(feed, "_take", views.extend)
+    before = feed.last
+    async with database.transaction() as tx:
+        ids = {
+            "owner_id": "usr_1",
+            "project_id": "prj_1",
+            "task_id": "tsk_1",
+            "session_id": "ses_1",
+            "sandbox_id": "sbx_1",
+        }
+        tx.emit("a.changed", **ids, numbers=(1, 2), status=Kind.ONE, by={1: None})
+        tx.emit("b.changed")
+    monkeypatch.undo()
+    assert views == await feed.history(ADMIN, after=before)
+    assert {type(value) for value in views[0].data.values()} == {list, str, dict}
+
+
+async def test_who_else_has_told_something_is_heard_first(database_url: str, database: Database, feed: Feed) -> None:
+    other = Database(database_url)
+    await other.open()
+    subscription = await feed.subscribe(ADMIN)
+    sent = [await emit(database), await emit(other), await emit(database), await emit(database)]
+    assert await numbers(subscription, 4) == sent
+    await other.close()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_a_feed_does_not_ask_for_what_it_was_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "LOOK_SECONDS", 60)
+    feed = Feed(database)
+    await feed.open()
+    subscription = await feed.subscribe(ADMIN)
+    await asyncio.sleep(0.05)  # it has looked once
+    asked: list[str] = []
+    event.listen(database.engine.sync_engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    sent = [await emit(database) for _ in range(5)]
+    assert await numbers(subscription, 5) == sent
+    assert not [statement for statement in asked if "FROM events" in statement]
+    await feed.close()
 
 
 async def test_the_line_to_postgresql_breaks(postgres, postgres_schema_url: str, monkeypatch) -> None:

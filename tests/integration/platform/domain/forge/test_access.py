@@ -54,6 +54,10 @@ class Office:
         assert len({finding.what for finding in found}) == len(found)
         return {finding.what: (finding.ok, finding.detail) for finding in found}
 
+    async def wrong_fields(self, project: Project) -> dict[str, str | None]:
+        found = await self.access.check(self.ada.principal, project.id)
+        return {finding.what: finding.field for finding in found if not finding.ok}
+
 
 @pytest.fixture
 async def office(tmp_path: Path) -> AsyncIterator[Office]:
@@ -184,8 +188,13 @@ class TestCheck:
         project = await office.project(site.url, apiUrl=double.api_url)
         found = await office.findings(project)
         assert [ok for ok, _ in found.values()] == [False, False, False]
-        assert "no token and no App" in found["credential"][1]
-        assert "may not see it" in found["api"][1]
+        assert "no token and no GitHub App" in found["credential"][1]
+        assert "or the credential may not see it" in found["api"][1]
+        assert await office.wrong_fields(project) == {
+            "credential": "token",
+            "api": "repository",
+            "repository": "token",
+        }
 
     async def test_a_token_that_may_only_read(self, office: Office, double: GitHub, site: Repository) -> None:
         project = await office.project(site.url, base_branch="gone", apiUrl=double.api_url)
@@ -194,6 +203,7 @@ class TestCheck:
         assert {what for what, (ok, _) in found.items() if not ok} == {"push", "base_branch"}
         assert "'Contents: read and write'" in found["push"][1]
         assert found["base_branch"][1] == "There is no branch gone. There is: main, task-1."
+        assert await office.wrong_fields(project) == {"push": "token", "base_branch": "baseBranch"}
         assert "No secret for webhooks" in found["webhook"][1]
 
     async def test_an_expired_token(self, office: Office, double: GitHub, site: Repository) -> None:
@@ -205,6 +215,8 @@ class TestCheck:
         assert (found["api"][0], found["repository"][0]) == (False, False)
         assert "expired, revoked or mistyped" in found["api"][1]
         assert token.text not in str(found)
+        assert found["repository"][1].endswith("or may not do this. Enter a new one.")
+        assert await office.wrong_fields(project) == {"api": "token", "repository": "token"}
 
     async def test_a_used_up_limit_is_said_and_not_waited_for(
         self, office: Office, double: GitHub, site: Repository

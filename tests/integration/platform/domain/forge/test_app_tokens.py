@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -30,7 +31,9 @@ def new_key() -> str:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
-KEY = new_key()
+@functools.cache
+def one_key() -> str:
+    return new_key()
 
 
 @pytest.fixture
@@ -49,10 +52,9 @@ def installation(api: Scripted, clock: HurriedClock) -> Installation:
     return of(api, clock)
 
 
-def of(api: Scripted, clock: HurriedClock, key: str = KEY) -> Installation:
-    return Installation(
-        api.url, app_id="12", installation_id="34", private_key=Secret(key), repository="site", clock=clock
-    )
+def of(api: Scripted, clock: HurriedClock, key: str | None = None) -> Installation:
+    private = Secret(key or one_key())
+    return Installation(api.url, app_id="12", installation_id="34", private_key=private, repository="site", clock=clock)
 
 
 def issue(api: Scripted, clock: HurriedClock, token: str, seconds: float = 3600, **more: object) -> None:

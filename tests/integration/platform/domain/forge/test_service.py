@@ -21,7 +21,7 @@ from sandyard.platform.domain.forge.errors import (
 )
 from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod, PullState, Remark, Review
 from sandyard.platform.domain.forge.recording import Provenance, Recorder
-from sandyard.platform.domain.git.errors import BranchMovedError
+from sandyard.platform.domain.git.errors import BranchCheckedOutError, BranchMovedError, ConflictsError
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.forge.desk import START, Desk, git
@@ -239,14 +239,85 @@ async def test_a_plain_remote_ends_at_the_pushed_branch(desk: Desk) -> None:
     row, made = await desk.open(title="Compare me")
     assert made and (row.number, row.state, row.forge, row.title) == (None, "pushed", "plain", "Compare me")
     assert row.url == f"http://127.0.0.1:8700/api/v1/projects/{desk.project.id}/compare?base=main&head=task-1"
-    assert row.head_commit == head and await desk.pulls.refresh(row) is row
+    assert row.head_commit == head and (await desk.pulls.refresh(row)).state == "pushed"
     head = desk.commit("fix: two")
     again, made = await desk.open()
     assert (again.id, again.head_commit, made) == (row.id, head, False) and len(await desk.rows()) == 1
-    for verb in (desk.pulls.merge, desk.pulls.close, desk.pulls.ready):
-        with pytest.raises(ForgeUnsupportedError, match="merge it there by hand"):
+    for verb in (desk.pulls.close, desk.pulls.ready):
+        with pytest.raises(ForgeUnsupportedError, match="no pull requests"):
             await verb(desk.worker, row.id)
     assert await desk.kinds() == ["opened", "updated"] and desk.hub.asked == 0
+
+
+@pytest.mark.parametrize("method", ["squash", "merge", "rebase"])
+async def test_a_branch_of_a_plain_remote_is_merged_here(desk: Desk, method: str) -> None:
+    desk.doors.kind = ForgeKind.PLAIN
+    await desk.settings(mergeMethod=method, deleteBranch=method != "merge")
+    desk.commit("feat: one")
+    head = desk.commit("fix: two", other="2\n")
+    row, _ = await desk.open(title="feat: one and two")
+    if method != "rebase":
+        colleague(desk, "new.txt", "meanwhile\n")
+    merged = await desk.pulls.merge(desk.worker, row.id)
+    assert (merged.state, merged.merged_at is not None, merged.head_commit) == ("merged", True, head)
+    assert git(desk.bare, "show", "main:other") == "2"
+    said = git(desk.bare, "log", "-1", "--format=%B%n%P", "main")
+    if method == "squash":
+        assert (
+            said.startswith("feat: one and two\n\n* feat: one\n* fix: two\n")
+            and len(said.splitlines()[-1].split()) == 1
+        )
+    elif method == "merge":
+        assert said.startswith("feat: one and two\n\nMerge branch task-1 into main.") and said.endswith(head)
+    else:
+        assert git(desk.bare, "rev-parse", "main") == head
+    assert ("task-1" in desk.branches()) == (method == "merge")
+    kinds = await desk.kinds()
+    assert "merged" in kinds and ("branch_deleted" in kinds) == (method != "merge")
+    again = await desk.pulls.merge(desk.worker, row.id)
+    assert (again.id, len(await desk.rows())) == (row.id, 1)
+    if method == "merge":
+        with pytest.raises(ConflictError, match="no commit that main has not"):
+            await desk.open()
+        desk.commit("fix: three", third="3\n")
+        second, made = await desk.open()
+        assert made and second.id != row.id and second.state == "pushed"
+
+
+async def test_a_branch_of_a_plain_remote_that_cannot_be_merged(desk: Desk) -> None:
+    desk.doors.kind = ForgeKind.PLAIN
+    await desk.settings(deleteBranch=False)
+    head = desk.commit("feat: one", clash="ours\n")
+    row, _ = await desk.open()
+    before = git(desk.bare, "rev-parse", "main")
+    for other in (before, "0" * 40):  # what main has already is not this branch's work
+        with pytest.raises(BranchMovedError, match="not what was shown here"):
+            await desk.pulls.merge(desk.worker, row.id, head_commit=other)
+    clash = colleague(desk, "clash", "theirs\n")
+    with pytest.raises(ConflictsError, match="clash"):
+        await desk.pulls.merge(desk.worker, row.id)
+    with pytest.raises(ConflictError, match="Choose another way to merge"):
+        await desk.pulls.merge(desk.worker, row.id, MergeMethod.REBASE)
+    assert git(desk.bare, "rev-parse", "main") == clash
+    git(desk.bare, "update-ref", "refs/heads/main", before)
+    git(desk.bare, "config", "core.bare", "false")  # somebody's folder, where main is checked out
+    git(desk.bare, "config", "core.worktree", str(desk.work))
+    with pytest.raises(BranchCheckedOutError, match=r"main is checked out in .* git -C .*website.git merge task-1"):
+        await desk.pulls.merge(desk.worker, row.id)
+    assert (await desk.pulls.refresh(row)).state == "pushed"
+    git(desk.bare, "update-ref", "refs/heads/main", head)  # as they do there
+    assert (await desk.pulls.refresh(row)).state == "merged"
+
+
+def colleague(desk: Desk, name: str, text: str) -> str:
+    """Somebody else commits to main."""
+    other = desk.work.with_name("colleague")
+    git(desk.work, "clone", "-q", "-b", "main", str(desk.bare), str(other))
+    (other / name).write_text(text)
+    git(other, "add", "-A")
+    git(other, "-c", "user.name=Otto", "-c", "user.email=otto@example.org", "commit", "-q", "-m", "feat: meanwhile")
+    git(other, "push", "-q", "origin", "main")
+    return git(other, "rev-parse", "HEAD")
 
 
 # following -------------------------------------------------------------------------------------------------------------
@@ -269,7 +340,7 @@ async def test_what_people_say_becomes_events_and_one_message(desk: Desk) -> Non
         ("feedback", "github", "comment", "grace"),
     ]
     assert (message.parts[1]["path"], message.parts[1]["line"], message.parts[1]["number"]) == ("file.txt", 3, 1)
-    created = [event for event in await desk.world.events() if event.kind == "message.created"]
+    created = [event for event in await desk.world.emitted() if event.kind == "message.created"]
     assert [(event.session_id, event.data["messageId"]) for event in created] == [(desk.session_id, message.id)]
     assert row.review == "changes_requested" and row.detail["remarks"][0]["text"] == "Not yet."
     reviewed = (await desk.told())[1]

@@ -22,8 +22,6 @@ from tests.forge import GitHub
 from tests.forge.repositories import Repository
 from tests.unit.platform.domain.forge.desk import Desk
 
-pytestmark = pytest.mark.both_databases
-
 
 class Seen:
     """A push that has happened already: the mirror learns of it."""

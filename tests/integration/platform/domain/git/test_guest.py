@@ -21,9 +21,10 @@ from sandyard.platform.domain.git.errors import (
     TooMuchError,
 )
 from sandyard.platform.domain.git.guest import Guest
+from sandyard.platform.domain.git.guest_joining import parse_conflicts
 from sandyard.platform.domain.git.guest_run import Runner, refusal, words
 from sandyard.platform.domain.git.guest_transfer import SENT
-from sandyard.platform.domain.git.model import FOLDER, Bundle, Change, CommitDraft, StatusEntry
+from sandyard.platform.domain.git.model import FOLDER, Bundle, Change, CommitDraft, StatusEntry, Undone
 from sandyard.platform.domain.sandboxes.e2b import NotEnoughSpaceError, Ran, SandboxEngine, SandboxNotRunningError
 from tests.integration.platform.domain.git.plain import ANN, BOB, Repository
 from tests.integration.platform.domain.sandboxes.e2b.conftest import (  # noqa: F401 - fixtures
@@ -472,21 +473,23 @@ async def test_another_git_is_at_work(guest: Inside) -> None:
         await guest.stage(["a.txt"])
 
 
-async def test_five_thousand_files(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", [1500, pytest.param(5000, marks=pytest.mark.slow)])
+async def test_many_files(guest: Inside, upstream: Repository, tmp_path: Path, files: int) -> None:
     await guest.sh(
-        'mkdir d{0..49}; for i in {1..5000}; do echo "$i" >"d$((i % 50))/a file with a rather long name $i"; done'
+        f"mkdir d{{0..49}}; for i in {{1..{files}}}; do "
+        'echo "$i" >"d$((i % 50))/a file with a name that is so long that all of them are too long for a command line $i"; done'
     )
     status = await guest.status()
-    assert (len(status.entries), status.truncated) == (5000, False)
+    assert (len(status.entries), status.truncated) == (files, False)
     paths = [entry.path for entry in status.entries]
-    await guest.stage(paths[:4000])
+    await guest.stage(paths[:-1000])
     tree = await guest.work_tree()
-    assert tree.changed == 5000
+    assert tree.changed == files
     found = await reading.diff(guest, tree.head, tree.commit)
-    assert (len(found.files), found.truncated, found.added) == (1000, True, 5000)
-    await guest.commit(draft(paths=paths[:4500]))
+    assert (len(found.files), found.truncated, found.added) == (1000, True, files)
+    await guest.commit(draft(paths=paths[:-500]))
     assert len((await guest.status()).entries) == 500
-    assert len(await guest.discard(paths[4500:])) == 500
+    assert len(await guest.discard(paths[-500:])) == 500
     assert (await guest.status()).clean
 
 
@@ -520,6 +523,19 @@ KINDS = {
     "go.sh": "rename/rename",
     "start.sh": "rename/rename",
 }
+
+
+def test_many_conflicts_are_told_in_time() -> None:
+    """Git in a sandbox may be anything."""
+    said = "".join(f"CONFLICT (content): Merge conflict in {'a ' * 50}{number}\n" for number in range(4000))
+    paths = [*(f"{number}" for number in range(1000)), "with spaces", *(f"{number:0>90}" for number in range(1999))]
+    said = "CONFLICT (rename/delete): x was renamed to with spaces\n" + said
+    told = said.encode() + b"\0" + b"\0".join(f"100644 2\t{path}".encode() for path in paths)
+    began = time.process_time()
+    found = {one.path: one for one in parse_conflicts(told)}
+    assert time.process_time() - began < 3, "every sentence for every path would take half a minute"
+    assert (found["7"].kind, found["with spaces"].kind) == ("content", "rename/delete")
+    assert found["7"].detail.endswith(" 7")
 
 
 async def test_conflicts_are_told_and_everything_is_as_before(
@@ -608,6 +624,36 @@ printf '\0\1\2' >binary; ln -s /etc/passwd absolute; ln -sf elsewhere link; chmo
 echo ignored >ignored; echo x >x.log; : >empty; echo x >-dash; printf x >$'new\nline'; printf x >$'latin \xe9'
 git rm -q 'odd/*' 2>/dev/null || true
 """
+
+
+async def test_what_a_program_changed_is_undone(guest: Inside) -> None:
+    """New files go, changed and deleted ones are as before; what was there before, what is ignored and large files stay."""
+    await guest.write("mine/new.txt", "mine\n")
+    await guest.write("a.txt", "mine\n")
+    await guest.sh("git add a.txt; rm b.txt; truncate -s 101M large.bin")
+    seen, before = await guest.seen(), (await guest.work_tree()).commit
+    assert await guest.undo(before) == Undone(before, 0)
+    for name in ODD:
+        await guest.write(b"mine/cache/" + name)
+    await guest.sh(
+        "echo check >>mine/new.txt; echo check >a.txt; rm c.txt run.sh; mkdir run.sh; echo >run.sh/inside; echo >b.txt; echo >out.txt; "
+        "git add out.txt c.txt; echo >ignored; git init -q nested; "
+        "git -C nested -c user.name=x -c user.email=x commit -q --allow-empty -m x; "
+        "mkdir mine/sealed; echo >mine/sealed/x; chmod 500 mine/sealed"
+    )
+    undone = await guest.undo(before)
+    assert undone is not None
+    assert (undone.count, len(undone.paths)) == (len(ODD) + 9, len(ODD) + 9)
+    assert {"mine/cache/with space", "mine/new.txt", "out.txt", "nested", "c.txt"} < set(undone.paths)
+    assert await guest.sh("rm ignored; git show $1:out.txt | wc -l", undone.commit) == "1\n", "nothing is lost"
+    assert await guest.seen() == seen
+    assert (await guest.undo(before)) == Undone(before, 0)
+    await guest.sh(
+        "echo >kept.txt; git add kept.txt; git commit -q -m 'feat: somebody commits meanwhile'; echo >too.txt"
+    )
+    assert (undone := await guest.undo(before)) is not None
+    assert (undone.count, await guest.sh("ls kept.txt too.txt")) == (0, "kept.txt\ntoo.txt\n")
+    assert await guest.undo("0" * 40) is None
 
 
 async def test_a_work_tree_changes_nothing_and_comes_back_elsewhere(
@@ -766,8 +812,9 @@ async def test_words_of_a_hook_can_be_stored(guest: Inside) -> None:
         await guest.commit(draft())
 
 
-async def test_a_hundred_thousand_untracked_files(guest: Inside) -> None:
-    await guest.sh("mkdir many; cd many; seq 100000 | xargs touch")
+@pytest.mark.parametrize("files", [12_000, pytest.param(100_000, marks=pytest.mark.slow)])
+async def test_many_untracked_files(guest: Inside, files: int) -> None:
+    await guest.sh(f"mkdir many; cd many; seq {files} | xargs touch")
     began = time.monotonic()
     status = await guest.status()
     assert time.monotonic() - began < 10

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.git.names import check, fault, revision_fault
+from sandyard.platform.domain.git.names import check, fault, revision_fault, slug
 
 GOOD = [
     *(
@@ -77,3 +77,28 @@ def test_revisions_may_be_commits() -> None:
     assert revision_fault("f" * 40) is None and revision_fault("deadbeef") is None and revision_fault("main") is None
     for name in ("HEAD~1", "main..x", "-x", "", "F" * 40 + "^", "HEAD"):
         assert revision_fault(name) is not None, name
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("Fix login", "fix-login"),
+        ("  fix(login): Don\u2019t forget the *session*!", "fix-login-dont-forget-the-session"),
+        ("Größe der Straße ändern", "grosse-der-strasse-andern"),
+        ("Исправить вход", "исправить-вход"),
+        ("修复登录", "修复登录"),
+        ("लॉगिन ठीक करें", "लॉगिन-ठीक-करें"),
+        ("../../etc/passwd .lock @{1}", "etc-passwd-lock-1"),
+        ("🙂 --- 🙂", ""),
+        ("", ""),
+        ("ﬁx №5", "fix-no5"),
+        ("a" * 100, "a" * 40),
+        ("one two three four five six seven eight nine ten eleven", "one-two-three-four-five-six-seven-eight"),
+        ("字" * 100, "字" * 40),
+        ("𠀀" * 100, "𠀀" * 30),
+    ],
+)
+def test_words_of_a_title(title: str, words: str) -> None:
+    assert slug(title) == words
+    assert fault(f"task/{slug(title)}-1a2b") is None
+    assert _git_takes(f"task/{slug(title)}-1a2b")

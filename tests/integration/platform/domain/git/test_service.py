@@ -116,8 +116,10 @@ async def test_a_session_becomes_a_branch_on_the_remote(plot: Plot) -> None:
     row, sandbox = await plot.session()
     assert await plot.run(sandbox, "cat readme.txt") == "hello\n"
     checkout = await git.checkout(plot.owner, sandbox.id)
-    assert checkout.branch == f"task-{row.id.removeprefix('ses_')}"
+    assert checkout.branch == f"session/untitled-session-{row.id[-4:]}"
     assert (await git.status(plot.owner, sandbox.id)).clean
+    assert await git.history(plot.owner, sandbox.id) == []
+    assert [one.subject for one in await git.base_history(plot.owner, sandbox.id)] == ["feat: of somebody else"]
 
     await plot.run(sandbox, "echo more >> readme.txt; echo new > 'a b.txt'")
     status = await git.status(plot.owner, sandbox.id)
@@ -142,11 +144,19 @@ async def test_a_session_becomes_a_branch_on_the_remote(plot: Plot) -> None:
 
 
 async def test_a_taken_name(plot: Plot) -> None:
-    row, sandbox = await plot.yard.services.sessions.create(plot.owner)
-    first = f"task-{row.id.removeprefix('ses_')}"
-    plot.origin.commit(first, taken="yes")
+    create = plot.yard.services.sessions.create
+    row, sandbox = await create(plot.owner, title="Fix the Löschen, don't wait!")
+    plot.origin.git("update-ref", "refs/heads/session", "main")  # and so there can be no session/…
     done = await plot.end(await plot.yard.services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id))
-    assert done["branch"] == f"{first}-2"
+    assert done["branch"] == f"session-fix-the-loschen-dont-wait-{row.id[-4:]}"
+    plot.origin.git("update-ref", "-d", "refs/heads/session")
+    row, sandbox = await create(plot.owner, title="修复 登录")
+    plot.origin.git("update-ref", f"refs/heads/session/修复-登录-{row.id[-4:]}", "main")
+    done = await plot.end(await plot.yard.services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id))
+    assert done["branch"] == f"session/修复-登录-{row.id[-6:]}"
+    await plot.commit(sandbox, new="x")
+    await plot.push(sandbox)
+    assert done["branch"] in plot.origin.branches
     with pytest.raises(OperationFailedError, match="already"):
         await plot.end(await plot.yard.services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id))
 

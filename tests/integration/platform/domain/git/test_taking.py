@@ -257,6 +257,7 @@ async def test_a_delta_that_unfolds_to_hundreds_of_megabytes_is_refused(fresh: M
     await refused(fresh, bundle(fresh, "1" * 40, made), match="more memory")
 
 
+@pytest.mark.slow
 async def test_a_large_file_is_taken_all_the_same(fresh: Mirrored) -> None:
     large = bytes(210 << 20)
     path = of_tree(fresh, entry(b"100644", b"large", name(BLOB, large)), (BLOB, large))

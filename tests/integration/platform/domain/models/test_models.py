@@ -12,9 +12,12 @@ from sqlalchemy import select
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.gateway import _parsed
 from sandyard.platform.domain.models.keeping import UP_S, Keeper
+from sandyard.platform.domain.models.ledger import UNFINISHED
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.models.tunnel import Answering, Asking, Room, TunnelError
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
@@ -48,8 +51,9 @@ async def test_an_agent_asks_its_model(yard: Yard, upstream: Upstream) -> None:
     assert (spent.calls, spent.tokens, spent.cost_usd, spent.unpriced) == (1, 15, 0.00002, 0)
 
 
-async def test_a_stream_arrives_as_it_is_made(yard: Yard, upstream: Upstream) -> None:
+async def test_a_stream_arrives_as_it_is_made(yard: Yard, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model goes on only when the agent has said, by another request, that it has what came so far."""
+    monkeypatch.setattr(gateway, "NOTE_S", 0)
     confirmed = asyncio.Queue[str]()
 
     async def handler(seen: Seen, reply: Reply) -> None:
@@ -62,6 +66,8 @@ async def test_a_stream_arrives_as_it_is_made(yard: Yard, upstream: Upstream) ->
         for number in range(3):
             await reply.event({"choices": [{"delta": {"content": str(number)}}]})
             assert await confirmed.get() == str(number)
+        under_way = next(row for row in await calls(scene) if row.error == UNFINISHED)
+        assert (under_way.output_tokens or 0) >= 2, "counted even if the platform dies now"
         await reply.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
         await reply.event("[DONE]")
         await reply.end()
@@ -185,7 +191,7 @@ async def test_an_answer_that_is_not_awaited_is_counted(yard: Yard, upstream: Up
 
 async def _counted(scene: Scene) -> bool:
     rows = await calls(scene)
-    return len(rows) == 2 and all(row.input_tokens is not None for row in rows)
+    return len(rows) == 2 and all((row.output_tokens or 0) >= 1 for row in rows)
 
 
 async def test_what_a_provider_might_read_otherwise_is_refused(yard: Yard, upstream: Upstream) -> None:
@@ -237,6 +243,41 @@ except http.client.IncompleteRead: print("cut")"""
     assert all(row.error for row in rows)
 
 
+async def test_a_provider_that_refuses_the_key(yard: Yard, upstream: Upstream) -> None:
+    """The turn is told by the platform, with the provider's name; what passes by itself is only noted."""
+    answers = [(529, "overloaded"), (200, "ok"), (401, f"no such key: {KEY}")]
+
+    async def refuse(seen: Seen, reply: Reply) -> None:
+        status, words = answers.pop(0)
+        await reply.whole({"error": {"message": words}}, status=status)
+
+    upstream.handler = refuse
+    scene = await played(yard, upstream)
+    models, turn, told = yard.services.models, await scene.turn(), list[tuple[str, Fault]]()
+
+    async def hear(turn_id: str, fault: Fault) -> None:
+        told.append((turn_id, fault))
+
+    models.refused[:] = [hear]
+    with models.counted(scene.sandbox.id, turn):
+        await scene.run(f"print(ask(body={HELLO!r}))")
+        fault = models.fault(turn.id)
+        assert fault is not None
+        assert (fault.cause, told) == (Cause.BUSY, [])
+        await scene.run(f"print(ask(body={HELLO!r}))")
+        assert models.fault(turn.id) is None
+        said = await scene.run(f"print(ask(body={HELLO!r}))")
+        assert said.startswith("(401, ")
+
+        async def heard() -> bool:
+            return bool(told)
+
+        await until(heard, "the turn is told")
+        assert told == [(turn.id, models.fault(turn.id))]
+    assert told[0][1].sentence == "scripted refused the API key (401). It said: no such key: ***"
+    assert models.fault(turn.id) is None
+
+
 async def test_an_agent_that_leaves_ends_the_request(yard: Yard, upstream: Upstream) -> None:
     async def endless(seen: Seen, reply: Reply) -> None:
         await reply.stream()
@@ -268,6 +309,10 @@ async def test_it_goes_on_after_a_break_and_a_sleep(yard: Yard, upstream: Upstre
     scene = await played(yard, upstream)
     running = asyncio.ensure_future(scene.run(f"print(ask(body={HELLO!r})[0])"))
     await asked.wait()
+    (row,) = await calls(scene)
+    assert row.error == UNFINISHED, "what its row says should the platform die now"
+    assert (row.input_tokens or 0) >= len(json.dumps(HELLO)) // 4
+    assert (row.cost_micros or 0) > 0
     upstream.handler = chat
     await yard.door.shut()
     await yard.back()

@@ -159,8 +159,9 @@ async def test_an_agent_that_leaves_while_the_line_is_slow_says_no_more(guest: G
 
 
 async def test_the_platform_dies_and_returns(guest: Guest, agent: httpx.AsyncClient) -> None:
-    """What waited is served, what was being served is served again, and an answer that had begun is cut off."""
-    asked, half = asyncio.Event(), asyncio.Event()
+    """What waited is served, what was being served is served again, and an answer that had begun is cut off; so is a call of an MCP
+    server, which may have done something."""
+    asked, half, acted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def never(asking: Asking, answer: Answering) -> None:
         if asking.target == "/half":
@@ -168,6 +169,8 @@ async def test_the_platform_dies_and_returns(guest: Guest, agent: httpx.AsyncCli
             await answer.data(b"half")
         elif asking.target == "/unanswered":
             asked.set()
+        elif asking.target == "/mcp_1":
+            acted.set()
         await asyncio.Event().wait()
 
     async def half_read() -> bytes:
@@ -181,10 +184,13 @@ async def test_the_platform_dies_and_returns(guest: Guest, agent: httpx.AsyncCli
     async with guest.attached(never):
         unanswered = asyncio.ensure_future(agent.post(f"{guest.url}/unanswered", content=b"x" * 100_000))
         cut = asyncio.ensure_future(half_read())
+        once = asyncio.ensure_future(agent.post(f"{guest.url}/mcp_1", content=b"act"))
         await asked.wait()
         await half.wait()
-    with pytest.raises(httpx.RemoteProtocolError):
-        await cut
+        await acted.wait()
+    for ended in (cut, once):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await ended
     waiting = asyncio.ensure_future(agent.post(f"{guest.url}/waiting", content=b"abc"))
     async with guest.attached(echo):
         assert (await unanswered).json()[1:3] == ["/unanswered", 100_000]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Preparation, Sandbox
+from sandyard.platform.domain.agents.model import Install
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.preparing.agent_snapshots import INSTALLER
 from sandyard.platform.domain.preparing.model import PreparationFailedError
 from sandyard.platform.domain.sandboxes.commands import StoppingError
+from sandyard.platform.domain.sandboxes.model import NewCommand, Status
 from tests.integration.platform.domain.preparing.conftest import BARE, TOOL, Garden
 from tests.integration.platform.domain.sandboxes.yard import opened, until
 from tests.protocol.engine import Engine
@@ -27,6 +33,17 @@ async def builder_is_gone(garden: Garden, preparation: Preparation) -> None:
         return row.sandbox_id is None
 
     await until(gone, "the builder goes")
+
+
+def nobody_is_there(garden: Garden) -> Callable[[], Awaitable[bool]]:
+    """Nobody but sessions."""
+
+    async def gone() -> bool:
+        async with garden.yard.services.database.reading() as session:
+            left = select(Sandbox.id).where(Sandbox.agent_id == INSTALLER, Sandbox.status != Status.DESTROYED)
+            return not (await session.scalars(left)).all()
+
+    return gone
 
 
 async def test_setup_runs_once_and_sessions_start_from_it(garden: Garden) -> None:
@@ -57,7 +74,7 @@ async def test_setup_runs_once_and_sessions_start_from_it(garden: Garden) -> Non
     )
     assert told == "true-b\nbuilt\n1\nplainhello\nb y\n"
     checkout = await garden.yard.services.git.checkout(garden.owner, sandbox.id)
-    branch = f"task-{row.id.removeprefix('ses_')}"
+    branch = f"session/untitled-session-{row.id[-4:]}"
     assert (checkout.branch, checkout.base_branch, checkout.base_commit) == (branch, "main", commit)
     assert (await garden.yard.services.git.status(garden.owner, sandbox.id)).clean
     refs = await garden.run(
@@ -118,7 +135,97 @@ async def test_a_sandbox_in_the_place_of_a_lost_one_is_prepared_too(garden: Gard
     bare, third = await services.sessions.provision(garden.owner, bare.id)
     await garden.checked_out(third)
     assert third.template == "base"
-    assert await garden.run(third, "ls; git config sandyard.checkout | cut -c1-4") == "readme.md\nside.txt\ntask\n"
+    assert await garden.run(third, "ls; git config sandyard.checkout | cut -c1-4") == "readme.md\nside.txt\nsess\n"
+
+
+async def test_an_agent_is_installed_once_for_a_template(garden: Garden) -> None:
+    """For every commit of every project, and for sessions of none."""
+    chosen = Install(
+        "1",
+        ("test", "-e", "/home/user/.tool/there"),
+        "mkdir -p ~/.tool && cat /proc/sys/kernel/random/uuid >~/.tool/there",
+    )
+    tool = replace(TOOL, install=chosen)
+    first, _ = await asyncio.gather(garden.prepare(tool), garden.prepare(BARE))
+    _, sandbox = await garden.session(first)
+    installed = await garden.run(sandbox, "cat ~/.tool/there")
+    garden.remote.commit({"more.txt": "more\n"})
+    second = await garden.prepare(tool)
+    assert second.id != first.id
+    _, sandbox = await garden.session(second)
+    assert await garden.run(sandbox, "cat ~/.tool/there more.txt") == f"{installed}more\n"
+
+    snapshots = garden.yard.services.preparing.agent_snapshots
+    known = await snapshots.ensure(garden.owner.user_id, tool, "base")
+    assert await snapshots.find(garden.owner.user_id, tool, "base") == known
+    assert await snapshots.find(garden.owner.user_id, BARE, "base") == "base", "which installs nothing"
+    stranger = await garden.yard.person("stranger", "member")
+    assert await snapshots.find(stranger.user_id, tool, "base") == "base", "an agent of one's own is not for others"
+    newer = replace(tool, install=replace(chosen, version="2"))
+    await garden.yard.services.engine.delete_snapshot(known)
+    both = await asyncio.gather(*(snapshots.ensure(garden.owner.user_id, one, "base") for one in (tool, newer, newer)))
+    assert known not in both, "one that the engine has lost is made again"
+    assert both[0] != both[1] == both[2]
+    await until(nobody_is_there(garden), "what they were installed in is gone")
+    await snapshots.tidy(timedelta(days=1))
+    assert await snapshots.find(garden.owner.user_id, newer, "base") == both[1]
+    await snapshots.tidy(timedelta())
+    assert await snapshots.find(garden.owner.user_id, newer, "base") == "base", "it was dropped"
+
+
+async def test_nobody_enters_the_sandbox_in_which_an_agent_is_installed(garden: Garden) -> None:
+    """What is made in it is used by everybody: who asked for it first must not be able to change it."""
+    member, services = await garden.yard.person("member"), garden.yard.services
+    wait = "until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
+    tool = replace(TOOL, install=Install("1", ("test", "-e", "/home/user/.tool"), wait))
+    making = asyncio.create_task(services.preparing.agent_snapshots.ensure(member.user_id, tool, "base"))
+    query = select(Sandbox).where(Sandbox.agent_id == INSTALLER, Sandbox.status == Status.RUNNING)
+
+    async def installing() -> Sandbox | None:
+        async with services.database.reading() as session:
+            return await session.scalar(query)
+
+    await until(installing, "it is being installed")
+    row = await installing()
+    assert row is not None and row.owner_id == member.user_id
+    for everybody in (True, False):
+        page = await services.lifecycle.rows.page(member, PageRequest(), everybody=everybody)
+        assert row.id not in [one.id for one in page.items]
+    with pytest.raises(NotFoundError):
+        await services.lifecycle.rows.get_for(member, row.id)
+    with pytest.raises(NotFoundError):
+        await services.commands.execute(member, row.id, NewCommand("touch /tmp/go", 10))
+    async with services.lifecycle.using(row) as engine_id:
+        await services.engine.run(engine_id, ["touch", "/tmp/go"])
+    assert await making != "base"
+
+
+async def test_nobody_enters_the_sandbox_in_which_a_project_is_prepared(garden: Garden) -> None:
+    member, services = await garden.yard.person("member"), garden.yard.services
+    await services.projects.add_member(garden.owner, garden.project.id, member.user_id)
+    await garden.set(setup={"command": "until [ -e /tmp/go ]; do sleep 0.05; done; echo ready"})
+    making = asyncio.create_task(garden.prepare(caller=member))
+
+    async def setting_up() -> Preparation | None:
+        page = await services.preparing.list(member, garden.project.id, PageRequest())
+        return next((one for one in page.items if one.detail.get("commands")), None)
+
+    await until(setting_up, "its setup runs")
+    row = await setting_up()
+    assert row is not None and row.sandbox_id is not None
+    command_id = row.detail["commands"][0]["commandId"]
+    for forbidden in (
+        services.lifecycle.rows.get_for(member, row.sandbox_id),
+        services.commands.execute(member, row.sandbox_id, NewCommand("touch /tmp/go", 10)),
+        services.commands.kill(member, command_id),
+    ):
+        with pytest.raises(NotFoundError):
+            await forbidden
+    command, _ = await services.commands.get_for(member, command_id)
+    assert "/tmp/go" in command.command, "its output can be read"
+    async with services.lifecycle.using(await services.lifecycle.rows.get(row.sandbox_id)) as engine_id:
+        await services.engine.run(engine_id, ["touch", "/tmp/go"])
+    assert (await making).status == "ready"
 
 
 async def test_a_setup_that_fails(garden: Garden) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,18 @@ from sandyard.platform.domain.projects.credentials import AppKey, CredentialKind
 from tests.unit.platform.world import World
 
 TOKEN = "github_pat_11ABCDEFG0123456789_wxyz"
-RSA = rsa.generate_private_key(65537, 2048)
 Format = serialization.PrivateFormat
 
 
 def pem(key: PrivateKeyTypes, form: Format = Format.PKCS8, passphrase: bytes | None = None) -> Secret:
     sealed = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     return Secret(key.private_bytes(serialization.Encoding.PEM, form, sealed).decode())
+
+
+@functools.cache
+def rsa_key() -> rsa.RSAPrivateKey:
+    """When it is first needed: it takes a while to find."""
+    return rsa.generate_private_key(65537, 2048)
 
 
 @pytest.fixture
@@ -53,7 +60,7 @@ async def test_write_list_reveal_remove(world: World, credentials: Credentials) 
     for gone in ("token", "ssh_key", "no such kind"):
         with pytest.raises(NotFoundError):
             await credentials.remove(maria, project.id, gone)
-    told = [(event.kind, event.project_id, event.data) for event in await world.events() if "credential" in event.kind]
+    told = [(event.kind, event.project_id, event.data) for event in await world.emitted() if "credential" in event.kind]
     written, removed = "project.credential_written", "project.credential_removed"
     assert told == [
         (written, project.id, {"credential": "token"}),
@@ -142,10 +149,13 @@ def test_a_user_name_needs_a_token_and_a_short_token_shows_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [pem(ed25519.Ed25519PrivateKey.generate()), pem(ec.generate_private_key(ec.SECP256R1())), pem(RSA)]
+    "made",
+    [ed25519.Ed25519PrivateKey.generate, lambda: ec.generate_private_key(ec.SECP256R1()), rsa_key],
+    ids=["ed25519", "ecdsa", "rsa"],
 )
-def test_ssh_keys_are_stored_as_openssh_reads_them(key: Secret, tmp_path: Path) -> None:
+def test_ssh_keys_are_stored_as_openssh_reads_them(made: Callable[[], PrivateKeyTypes], tmp_path: Path) -> None:
     """However they were pasted; the hint is what ssh-keygen says."""
+    key = pem(made())
     (draft,) = checked(key=Secret("\r\n" + key.reveal().replace("\n", "\r\n") + "  "))
     again = checked(key=draft.value)[0]
     assert (again.kind, again.hint) == (CredentialKind.SSH_KEY, draft.hint)
@@ -161,27 +171,32 @@ def test_ssh_keys_are_stored_as_openssh_reads_them(key: Secret, tmp_path: Path) 
 
 ED25519 = ed25519.Ed25519PrivateKey.generate()
 PUBLIC = ED25519.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-PUBLIC_PEM = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def public_pem() -> Secret:
+    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    return Secret(rsa_key().public_key().public_bytes(encoding, form).decode())
 
 
 @pytest.mark.parametrize(
-    ("key", "words"),
+    ("made", "words"),
     [
-        (pem(ED25519, passphrase=b"hunter2"), "passphrase"),
-        (pem(RSA, Format.TraditionalOpenSSL, b"hunter2"), "passphrase"),
-        (Secret(PUBLIC), "public half"),
-        (Secret(PUBLIC_PEM.decode()), "is a public key"),
-        (Secret("PuTTY-User-Key-File-3: ssh-ed25519\n"), "PuTTY"),
-        (Secret("hunter2"), "not a private key"),
-        (Secret(""), "not a private key"),
-        (Secret(pem(RSA).reveal()[:700]), "cut off"),
-        (Secret(pem(ED25519, Format.OpenSSH).reveal().replace("b3BlbnNzaC1rZXk", "xxxx")), "cut off"),
-        (pem(rsa.generate_private_key(65537, 1024)), "1024 bits"),
-        (pem(dsa.generate_private_key(1024)), "servers refuse"),
-        (Secret("-----BEGIN PRIVATE KEY-----\n" + "A" * 20_000), "longer than"),
+        (lambda: pem(ED25519, passphrase=b"hunter2"), "passphrase"),
+        (lambda: pem(rsa_key(), Format.TraditionalOpenSSL, b"hunter2"), "passphrase"),
+        (lambda: Secret(PUBLIC), "public half"),
+        (public_pem, "is a public key"),
+        (lambda: Secret("PuTTY-User-Key-File-3: ssh-ed25519\n"), "PuTTY"),
+        (lambda: Secret("hunter2"), "not a private key"),
+        (lambda: Secret(""), "not a private key"),
+        (lambda: Secret(pem(rsa_key()).reveal()[:700]), "cut off"),
+        (lambda: Secret(pem(ED25519, Format.OpenSSH).reveal().replace("b3BlbnNzaC1rZXk", "xxxx")), "cut off"),
+        (lambda: pem(rsa.generate_private_key(65537, 1024)), "1024 bits"),
+        (lambda: pem(dsa.generate_private_key(1024)), "servers refuse"),
+        (lambda: Secret("-----BEGIN PRIVATE KEY-----\n" + "A" * 20_000), "longer than"),
     ],
 )
-def test_no_ssh_key(key: Secret, words: str) -> None:
+def test_no_ssh_key(made: Callable[[], Secret], words: str) -> None:
+    key = made()
     with pytest.raises(InvalidInputError, match=words) as refused:
         checked(key=key)
     assert not any(line in refused.value.message for line in key.reveal().split("\n")[1:-2] if line)
@@ -195,27 +210,28 @@ def test_an_encrypted_openssh_key(tmp_path: Path) -> None:
 
 
 def test_an_app() -> None:
-    (draft,) = checked(app=AppKey("123456", "987", pem(RSA)))
+    (draft,) = checked(app=AppKey("123456", "987", pem(rsa_key())))
     stored = json.loads(draft.value.reveal())
     assert (stored["appId"], stored["installationId"]) == ("123456", "987")
     assert stored["privateKey"].startswith("-----BEGIN RSA PRIVATE KEY-----")
     assert draft.hint.startswith("123456 SHA256:") and len(draft.hint) <= 100
-    assert len(checked(app=AppKey("I" * 40, "9" * 20, pem(RSA)))[0].hint) <= 100
+    assert len(checked(app=AppKey("I" * 40, "9" * 20, pem(rsa_key())))[0].hint) <= 100
 
 
 @pytest.mark.parametrize(
-    ("app", "words"),
+    ("made", "words"),
     [
-        (AppKey("", "1", pem(RSA)), "app's id"),
-        (AppKey("1/../2", "1", pem(RSA)), "app's id"),
-        (AppKey("1", "one", pem(RSA)), "installation's id"),
-        (AppKey("1", "1\n", pem(RSA)), "installation's id"),
-        (AppKey("1", "1", pem(ED25519)), "not an RSA key"),
-        (AppKey("1", "1", pem(RSA, passphrase=b"x")), "passphrase"),
-        (AppKey("1", "1", Secret(TOKEN)), "not a private key"),
+        (lambda: AppKey("", "1", pem(rsa_key())), "app's id"),
+        (lambda: AppKey("1/../2", "1", pem(rsa_key())), "app's id"),
+        (lambda: AppKey("1", "one", pem(rsa_key())), "installation's id"),
+        (lambda: AppKey("1", "1\n", pem(rsa_key())), "installation's id"),
+        (lambda: AppKey("1", "1", pem(ED25519)), "not an RSA key"),
+        (lambda: AppKey("1", "1", pem(rsa_key(), passphrase=b"x")), "passphrase"),
+        (lambda: AppKey("1", "1", Secret(TOKEN)), "not a private key"),
     ],
 )
-def test_no_app(app: AppKey, words: str) -> None:
+def test_no_app(made: Callable[[], AppKey], words: str) -> None:
+    app = made()
     with pytest.raises(InvalidInputError, match=words):
         checked(app=app)
 

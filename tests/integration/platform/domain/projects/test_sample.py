@@ -29,7 +29,7 @@ async def test_one_for_each_person(world: World) -> None:
     assert made.project.repository != other.project.repository
     settings = ProjectSettings.of(made.project)
     assert (made.project.name, settings.agent.default, made.project.base_branch) == ("Sample", "demo", "main")
-    told = [event for event in await world.events() if event.kind == "project.created"]
+    told = [event for event in await world.emitted() if event.kind == "project.created"]
     assert [event.project_id for event in told] == [made.project.id, other.project.id]
 
 
@@ -79,7 +79,8 @@ async def test_the_demo_agent_can_do_it(world: World, task: SampleTask, tmp_path
     project = (await world.samples.ensure((await world.person("maria")).principal)).project
     work = tmp_path / "work"
     git(tmp_path, "clone", "--quiet", str(project.repository), str(work))
-    steps = instructions.read(f"{task.title}\n\n{task.description}")
+    found = instructions.read(f"{task.title}\n\n{task.description}")
+    steps = found.steps + instructions.read("\n".join(found.fixes)).steps
     assert steps[-1].verb == "commit"
     check_message(steps[-1].text)
     for step in steps:

@@ -411,7 +411,15 @@ async def test_journals_are_forgotten(yard: Yard, monkeypatch: pytest.MonkeyPatc
 
 async def test_what_a_hostile_relay_says_ends_in_lost(yard: Yard) -> None:
     """The relay's program is a file in the sandbox: its tenant may say anything in its place, about that command only."""
-    for said in (":1 zzz AAAA", ":1 0 A", f":1 {'9' * 5000} AAAA", ":s xx", ':e {"reason": "exited", "code": 1e999}'):
+    for said in (
+        ":1 zzz AAAA",
+        ":1 0 A",
+        f":1 {'9' * 5000} AAAA",
+        ":s xx",
+        ":b 1 5000000 0",
+        ":b 1 9 ..",
+        ':e {"reason": "exited", "code": 1e999}',
+    ):
         row = await yard.sandbox()
         await yard.run(row, "true")
         fake = f"import sys; sys.stdout.write('\\n:: ' + sys.argv[1] + '\\n{said}\\n'); sys.stdout.flush()"
@@ -427,5 +435,8 @@ async def test_output_beyond_what_is_kept_is_said(yard: Yard, monkeypatch: pytes
     monkeypatch.setattr(yard.services.commands._runner, "_output_kept", 1000)
     row = await yard.sandbox()
     done = await yard.wait(await yard.start(row, "head -c 5000 /dev/zero; echo fine >&2"))
+    assert (done.status, done.exit_code, done.stdout_bytes, done.stderr_bytes) == ("exited", 0, 1000, 5)
+    assert done.error and "1,000 bytes of stdout" in done.error
+    done = await yard.wait(await yard.start(row, "head -c 50000000 /dev/zero; echo fine >&2"))
     assert (done.status, done.exit_code, done.stdout_bytes, done.stderr_bytes) == ("exited", 0, 1000, 5)
     assert done.error and "1,000 bytes of stdout" in done.error

@@ -16,8 +16,6 @@ from sandyard.platform.domain.users.model import Principal
 from tests.integration.platform.domain.sandboxes.yard import Yard, cleared, opened
 from tests.protocol.engine import Engine
 
-pytestmark = pytest.mark.both_databases
-
 
 async def created(yard: Yard, owner: Principal | None = None, **wanted: object) -> tuple[Session, Sandbox]:
     session, row = await yard.services.sessions.create(owner or yard.owner, **wanted)  # type: ignore[arg-type]

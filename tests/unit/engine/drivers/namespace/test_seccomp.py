@@ -176,6 +176,14 @@ def test_personalities(machine: str) -> None:
 
 
 @Machine
+def test_the_limits_of_the_guest_agent_can_be_read_only(machine: str) -> None:
+    prlimit, nofile, new, high = number(machine, "prlimit64"), 7, 0x7F00_1000, 0x7F00_0000_0000
+    assert {judge(machine, prlimit, pid, nofile, new) for pid in (0, 2, 500)} == {ALLOW}
+    assert judge(machine, prlimit, 1, nofile, 0, new) == ALLOW
+    assert {judge(machine, prlimit, 1, nofile, limit) for limit in (new, high, new | high)} == {EPERM}
+
+
+@Machine
 def test_who_takes_files_apart_has_file_operations_only(machine: str) -> None:
     column = seccomp.MACHINES[machine][1]
     program = seccomp.files_program(machine)

@@ -222,6 +222,26 @@ async def test_only_going_there_wakes(scene: Scene) -> None:
     assert "asleep" in answer.text
 
 
+async def test_what_a_frame_shows_is_known_to_whoever_opened_it(scene: Scene) -> None:
+    address = f"/api/v1/sandboxes/{scene.box.id}/previews"
+    frame = {"Sec-Fetch-Dest": "iframe", "Sec-Fetch-Mode": "navigate"}
+    async with client(scene.app, scene.owner, base=scene.world.settings.url) as owner, scene.browser() as web:
+        assert (await owner.get(f"{address}/3000")).json() == {"path": None}
+        for path, more in [
+            ("/first?page=1", {"Sec-Fetch-Site": "cross-site"}),
+            ("/script.js", {"Sec-Fetch-Dest": "script", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Site": "same-origin"}),
+            ("/frame-of-its-own", {"Sec-Fetch-Site": "same-origin"}),
+        ]:
+            await web.get(scene.url(path), headers={**frame, **more})
+        assert (await owner.get(f"{address}/3000")).json() == {"path": "/first?page=1"}
+        await web.get(scene.url("/link"), headers={**frame, "Sec-Fetch-Site": "same-origin", "Sec-Fetch-User": "?1"})
+        assert (await owner.get(f"{address}/3000")).json() == {"path": "/link"}
+        assert (await owner.get(f"{address}/8000")).json() == {"path": None}
+    stranger = await scene.world.person("stranger")
+    async with client(scene.app, stranger, base=scene.world.settings.url) as other:
+        assert (await other.get(f"{address}/3000")).status_code == 404
+
+
 def _answer(status: str, body: bytes, kind: bytes = b"text/plain") -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), kind, len(body), body)
 

@@ -75,7 +75,7 @@ async def test_names_are_taken_once_and_changes_are_their_owners(world: World) -
     await agents.delete(root, "shared")
     with pytest.raises(NotFoundError):
         await agents.delete(root, "shared")
-    kinds = [event.kind for event in await world.events() if event.kind.startswith("agent.")]
+    kinds = [event.kind for event in await world.emitted() if event.kind.startswith("agent.")]
     assert kinds == ["agent.created", "agent.updated", "agent.deleted"]
 
 

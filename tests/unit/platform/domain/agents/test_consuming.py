@@ -14,8 +14,6 @@ from sandyard.platform.domain.agents.consuming import Consumer
 from sandyard.platform.domain.agents.ports import Desk
 from tests.unit.platform.domain.agents.test_rows import drawn
 
-pytestmark = pytest.mark.both_databases
-
 
 class Shaky:
     """A desk whose database is away, for a few times after all was written."""

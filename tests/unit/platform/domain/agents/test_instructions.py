@@ -15,7 +15,7 @@ from sandyard.platform.domain.agents.demo.instructions import Step, read
         ("Append to README.md: hi: you", Step("append", "hi: you", "README.md")),
         ("* replace 'a b': x -> y", Step("replace", "y", "a b", "x")),
         ("replace a: x =>", Step("replace", "", "a", "x")),
-        ("- [ ] DELETE old.txt", Step("delete", "", "old.txt")),
+        ("- [ ] Delete old.txt", Step("delete", "", "old.txt")),
         ("> run: printf 'a\\nb'", Step("run", "printf 'a\\nb'")),
         ("`run: ls`", Step("run", "ls")),
         ("Commit: fix: a", Step("commit", "fix: a")),
@@ -24,8 +24,11 @@ from sandyard.platform.domain.agents.demo.instructions import Step, read
     ],
 )
 def test_one_line(line: str, step: Step) -> None:
-    assert read(line) == [step]
-    assert read(f"Some prose.\r\n{line}\r\n\r\nMore of it.") == [step]
+    assert read(line).steps == [step]
+    assert read(f"Some prose.\r\n{line}\r\n\r\nMore of it.").steps == [step]
+    fix = read(f"Fix: {line.lstrip('`').rstrip('`')}")
+    if not line.startswith(("1", "*", "-", ">")):
+        assert (fix.steps, read("\n".join(fix.fixes)).steps) == ([], [step])
 
 
 @pytest.mark.parametrize(
@@ -38,17 +41,23 @@ def test_one_line(line: str, step: Step) -> None:
         "Plan the work: first this, then that",
         "Replace all of it",
         "create something nice",
+        "FAIL: test_div (tests.test_calc.TestCalc)",
+        "It says:\n```\nrun: rm -rf x\ncrash\n```",
+        "fix: the login",
     ],
 )
 def test_prose(prose: str) -> None:
-    assert read(prose) == []
+    assert read(prose) == ([], [])
 
 
 def test_blocks_belong_to_the_line_above_them() -> None:
     text = "1. create a.py:\n\n   ```python\n   run: no\n     deeper\n   ```\nappend b\n~~~\nx\n```\n~~~\nsay: end\ncreate c\n```\nopen"
-    assert read(text) == [
+    assert read(text).steps == [
         Step("create", "run: no\n  deeper\n", "a.py"),
         Step("append", "x\n```\n", "b"),
         Step("say", "end"),
         Step("create", "open\n", "c"),
     ]
+    fixes = read("fix: create d:\n```\nrun: no\n```\nrun: yes\nfix: commit: fix: it\n```\nsay: quoted\n```")
+    assert fixes.steps == [Step("run", "yes")]
+    assert read("\n".join(fixes.fixes)).steps == [Step("create", "run: no\n", "d"), Step("commit", "fix: it")]

@@ -36,6 +36,12 @@ def test_decisions(mode: Any, deny: list[str], call: dict[str, Any], decision: s
     assert decide(PermissionSettings(mode=mode, deny=deny), call).decision == decision
 
 
+@pytest.mark.parametrize(("mode", "what"), [("ask", "everything."), ("allow_reads", "everything but reading.")])
+def test_why_a_person_is_asked(mode: Any, what: str) -> None:
+    reason = decide(PermissionSettings(mode=mode), {"kind": "execute"}).reason
+    assert reason == f"This project asks before {what}"
+
+
 def test_an_option_is_chosen_by_its_kind() -> None:
     assert choose(OPTIONS, "allow") == OPTIONS[2]
     assert choose(OPTIONS, "allow_always") == OPTIONS[1]

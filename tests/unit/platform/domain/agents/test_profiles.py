@@ -49,11 +49,18 @@ def test_it_is_pinned_and_starts_without_a_model(profile: Profile) -> None:
 
 
 def test_opencode_asks_before_it_changes_anything() -> None:
-    (written,) = started(BUILT_IN["opencode"], ModelApi.ANTHROPIC, "m").files.values()
+    written, _ = started(BUILT_IN["opencode"], ModelApi.ANTHROPIC, "m").files.values()
     settings = json.loads(written)
     assert settings["permission"]["edit"] == settings["permission"]["bash"] == "ask"
     assert settings["enabled_providers"] == ["sandyard"]
     assert settings["provider"]["sandyard"]["options"]["baseURL"] == "http://127.0.0.1:4100/prv_x/v1"
+
+
+def test_gemini_sends_what_commands_print() -> None:
+    """Of commands that it runs in a terminal it sends nothing over ACP."""
+    files = started(BUILT_IN["gemini"], ModelApi.GEMINI, "m").files
+    settings = json.loads(next(data for path, data in files.items() if path.endswith("settings.json")))
+    assert settings["tools"]["shell"]["enableInteractiveShell"] is False
 
 
 def codex_settings(launch: Launch) -> dict[str, Any]:

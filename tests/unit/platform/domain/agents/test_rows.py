@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentRun, Sandbox, Session, Turn, User
 from sandyard.platform.domain.agents.rows import locked
 from sandyard.platform.domain.sandboxes.model import utc_now
-
-pytestmark = pytest.mark.both_databases
 
 
 async def drawn(database: Database) -> None:

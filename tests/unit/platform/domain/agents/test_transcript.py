@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from sandyard.platform.domain.agents import summary, transcript
-from sandyard.platform.domain.agents.transcript import CALL_LIMIT, EVENT_LIMIT, PART_LIMIT, Transcript
+from sandyard.platform.domain.agents.transcript import CALL_LIMIT, EVENT_LIMIT, PART_LIMIT, VALUE_LIMIT, Transcript
 
 
 def text(words: str, kind: str = "agent_message_chunk", **more: Any) -> dict[str, Any]:
@@ -88,6 +90,20 @@ def test_a_tool_call_keeps_what_an_update_does_not_speak_of() -> None:
     }
 
 
+def test_a_command_of_codex_is_shown_with_what_it_printed() -> None:
+    made = Transcript()
+    common = {"call_id": "c", "turn_id": "t", "process_id": "1", "command": ["/bin/bash", "-lc", "ls"], "cwd": "/w"}
+    begun = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "ls", "kind": "execute", "rawInput": common}
+    printed = {"stdout": "a.py\n", "aggregated_output": "a.py\n", "formatted_output": "a.py\n", "stderr": ""}
+    ended = {"sessionUpdate": "tool_call_update", "toolCallId": "c", "rawOutput": {**common, **printed, "exit_code": 0}}
+    made.apply(begun)
+    made.apply(ended)
+    (part,) = parts(made)
+    assert part["content"] == [{"type": "text", "text": "a.py\n"}]
+    assert part["input"] == {"command": "ls", "cwd": "/w"}
+    assert part["output"] == {"command": "ls", "cwd": "/w", "exit_code": 0}
+
+
 def test_facts_are_no_part_of_it_and_strange_things_are_nothing() -> None:
     made = Transcript()
     mode = made.apply({"sessionUpdate": "current_mode_update", "currentModeId": "plan"})
@@ -130,6 +146,28 @@ def test_it_stays_within_bounds() -> None:
     for part in (one, call):
         assert len(json.dumps(transcript.shown(part))) <= EVENT_LIMIT * 1.1
     assert "".join(transcript.deltas("ä" * 5000)) == "ä" * 5000
+
+
+@pytest.mark.parametrize("pieces", [10, 100])
+def test_what_is_too_large_is_cut_at_the_last_piece_that_fits(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """And is written a few times for that, however many pieces it has: others wait meanwhile."""
+    written, dumps = 0, json.dumps
+
+    def counted(value: Any, **options: Any) -> str:
+        nonlocal written
+        made = dumps(value, **options)
+        written += len(made)
+        return made
+
+    monkeypatch.setattr(json, "dumps", counted)
+    made = Transcript()
+    content = [{"type": "content", "content": {"type": "text", "text": "z" * VALUE_LIMIT}}] * pieces
+    made.apply({"sessionUpdate": "tool_call", "toolCallId": "t", "content": content})
+    assert written < 5 * len(dumps(content))
+    (call,) = parts(made)
+    one = call["content"][0]
+    assert call["content"] == [one] * len(call["content"])
+    assert len(dumps(call)) <= CALL_LIMIT < len(dumps({**call, "content": [*call["content"], one]}))
 
 
 def test_ids_within_a_millisecond_keep_their_order() -> None:

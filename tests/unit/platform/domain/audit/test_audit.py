@@ -14,8 +14,6 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import ROOT, World
 
-pytestmark = pytest.mark.both_databases
-
 
 async def test_many_at_once_all_arrive(world: World) -> None:
     await asyncio.gather(*(world.audit.record(ROOT, action="a.b", target=str(number)) for number in range(200)))

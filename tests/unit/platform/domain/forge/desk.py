@@ -5,8 +5,12 @@ The double keeps what GitHub would keep and answers from it; `tests/forge` has t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import shutil
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -40,10 +44,13 @@ from sandyard.platform.domain.forge.model import (
     Remark,
 )
 from sandyard.platform.domain.forge.service import PullRequests
+from sandyard.platform.domain.git.branch_merge import BranchMerges
 from sandyard.platform.domain.git.errors import NoCheckoutError
+from sandyard.platform.domain.git.ground import Repository
 from sandyard.platform.domain.git.host import Git
 from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.remote import parse
+from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.rows import SandboxRows, new_row
 from sandyard.platform.domain.users.model import Principal
@@ -175,6 +182,19 @@ class Doors:
         return self.hub.left
 
 
+class Repositories:
+    """Of the ground of git what a merge needs."""
+
+    def __init__(self, mirrors: Mirrors) -> None:
+        self._mirrors = mirrors
+
+    async def repository(self, project: Project) -> Repository:
+        return Repository(parse(project.repository or ""), self._mirrors.of(project.id), None)
+
+    async def refresh(self, project: Project, repository: Repository, *_: Any, **__: Any) -> None:
+        await repository.mirror.refresh(repository.remote, repository.credential)
+
+
 class Pushes:
     """Of the checkouts' verbs the three that a pull request needs. What is committed in `work` is what the sandbox has."""
 
@@ -182,6 +202,7 @@ class Pushes:
         self._world, self._mirrors, self._work, self._bare = world, mirrors, work, bare
         self.failure: SandyardError | None = None
         self.pushed = 0
+        self.branch_merges = BranchMerges(Repositories(mirrors), Turns())  # type: ignore[arg-type]
 
     async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
         await SandboxRows(self._world.database).get_for(caller, sandbox_id)
@@ -243,7 +264,7 @@ class Desk:
         return [event.kind.removeprefix("pull_request.") for event in await self.told()]
 
     async def told(self) -> list[Event]:
-        return [event for event in await self.world.events() if event.kind.startswith("pull_request.")]
+        return [event for event in await self.world.emitted() if event.kind.startswith("pull_request.")]
 
     async def rows(self) -> list[PullRequest]:
         async with self.world.database.reading() as session:
@@ -272,15 +293,11 @@ class Desk:
 async def opened(world: World, folder: Path) -> AsyncIterator[Desk]:
     owner, worker = [(await world.person(name)).principal for name in ("olga", "wim")]
     bare, work = folder / "acme" / "website.git", folder / "work"
-    git(folder, "init", "-q", "--bare", "-b", "main", str(bare))
-    git(folder, "clone", "-q", str(bare), str(work))
-    for key, value in (("user.name", "Agent"), ("user.email", "agent@example.org")):
-        git(work, "config", key, value)
-    git(work, "checkout", "-q", "-b", "main")
-    git(work, "commit", "-q", "--allow-empty", "-m", "chore: begin")
-    git(work, "push", "-q", "origin", "main")
-    base = git(work, "rev-parse", "HEAD")
-    git(work, "checkout", "-q", "-b", "task-1")
+    made, base = _repositories()
+    shutil.copytree(made / "bare", bare)
+    shutil.copytree(made / "work", work)
+    config = work / ".git" / "config"
+    config.write_text(config.read_text().replace(str(made / "bare"), str(bare)))
     project = await world.projects.create(owner, "website")
     project = await world.projects.update(
         ROOT, project.id, repository=str(bare)
@@ -304,6 +321,23 @@ async def opened(world: World, folder: Path) -> AsyncIterator[Desk]:
     yield Desk(
         world, pulls, hub, doors, pushes, mirrors, project, owner, worker, sandbox_id, session_id, task.id, work, bare
     )
+
+
+@functools.cache
+def _repositories() -> tuple[Path, str]:
+    """Where a bare repository with one commit on `main` lies, and a clone of it on `task-1`, to be copied; and the commit."""
+    folder = Path(tempfile.mkdtemp(prefix="sandyard-desk-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    bare, work = folder / "bare", folder / "work"
+    git(folder, "init", "-q", "--bare", "--template=", "-b", "main", str(bare))
+    git(folder, "clone", "-q", "--template=", str(bare), str(work))
+    for key, value in (("user.name", "Agent"), ("user.email", "agent@example.org")):
+        git(work, "config", key, value)
+    git(work, "checkout", "-q", "-b", "main")
+    git(work, "commit", "-q", "--allow-empty", "-m", "chore: begin")
+    git(work, "push", "-q", "origin", "main")
+    git(work, "checkout", "-q", "-b", "task-1")
+    return folder, git(work, "rev-parse", "HEAD")
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -37,6 +37,29 @@ def test_auto_is_github_for_what_is_on_it_or_has_an_api(
 
 
 @pytest.mark.parametrize(
+    ("repository", "forge", "host"),
+    [
+        ("https://git.example.org/acme/site.git", {}, "git.example.org"),
+        ("git@git.example.org:acme/site.git", {}, "git.example.org"),
+        ("https://git.example.org/acme/site.git", {"kind": "plain"}, None),
+        ("https://ghe.example.org/acme/site", {"apiUrl": "https://ghe.example.org/api/v3"}, None),
+        ("https://github.com/acme/site.git", {}, None),
+        ("/srv/git/site.git", {}, None),
+        (None, {}, None),
+    ],
+)
+def test_a_remote_that_is_no_known_forge_is_explained(
+    repository: str | None, forge: dict[str, str], host: str | None
+) -> None:
+    said = addresses.explain_missing_pull_requests(project(repository, **forge))
+    assert said == (
+        host
+        and f"{host} is not github.com: branches are pushed there without pull requests. If it is a GitHub Enterprise "
+        "Server, set its API address."
+    )
+
+
+@pytest.mark.parametrize(
     ("repository", "forge", "api"),
     [
         ("https://github.com/acme/site.git", {}, "https://api.github.com"),

@@ -269,6 +269,20 @@ class TestFaults:
         assert api.asked[0].headers["accept-encoding"] == "identity"
 
 
+class TestPages:
+    async def test_they_are_read_from_links_of_every_form(self, line: Connection, api: Scripted) -> None:
+        links = '<https://api/x?per_page=100&page=2>; rel="next", <https://api/x?page=7&per_page=100>; rel="last"'
+        api.answer(body=[], Link=links)
+        answer = await line.request("GET", "/repos/acme/site", max_wait_s=0)
+        assert (answer.next, answer.last) == (2, 7)
+
+    async def test_a_hostile_header_costs_nothing(self, line: Connection, api: Scripted) -> None:
+        api.answer(body=[], Link="<?page=1" * 7000)  # more than a minute's work for a regular expression that goes back
+        async with asyncio.timeout(20):
+            answer = await line.request("GET", "/repos/acme/site", max_wait_s=0)
+        assert (answer.next, answer.last) == (None, None)
+
+
 class TestRemembering:
     async def test_what_has_not_changed_is_not_sent_again(self, line: Connection, api: Scripted) -> None:
         api.answer(body={"id": 5}, ETag='W/"abc"', Link='<http://elsewhere/x?page=2>; rel="next"')

@@ -21,8 +21,6 @@ from sandyard.platform.domain.git.operations import ATTEMPTS, THINGS, Job, Opera
 from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.sandboxes.model import utc_now
 
-pytestmark = pytest.mark.both_databases
-
 DEADLINE = 20
 COMMIT, PUSH = OperationKind.COMMIT, OperationKind.PUSH
 

@@ -16,8 +16,6 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import World
 
-pytestmark = pytest.mark.both_databases
-
 
 class Purse:
     def __init__(self, world: World, session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import counting
 from sandyard.platform.domain.models.counting import Counter
 from sandyard.platform.domain.models.model import Price, Tokens, cost_micros, price_of
-from sandyard.platform.domain.models.redaction import Redactor
+from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
 
 
 def sse(*events: Any) -> bytes:
@@ -131,3 +132,47 @@ def test_a_key_in_pieces(size: int) -> None:
     out = b"".join(redactor.feed(text[start : start + size]) for start in range(0, len(text), size)) + redactor.rest()
     assert out == text.replace(key.encode(), b"*" * len(key))
     assert len(out) == len(text)
+
+
+def test_a_stream_of_empty_lines_is_not_kept() -> None:
+    counter = Counter(ModelApi.OPENAI, "text/event-stream")
+    for _ in range(20):
+        counter.feed(b"data:\n" * (counting.LARGEST // 60))
+    assert len(counter._data) <= counting.LARGEST // len(b"data:")
+    counter.feed(b"\n" + RESPONSES)
+    assert counter.result().output is not None, "later events are counted"
+
+
+HEADER_VALUES = [
+    ("sid=the-secret-part; theme=dark", "sid=the-secret-part; theme=dark"),
+    ("0123456789abcdef v1", "0123456789abcdef"),
+    ("Bearer 0123456789abcdef", "0123456789abcdef"),
+    ("basic dXNlcjp3b3Jk", "dXNlcjp3b3Jk"),
+    ("Token 0123456789abcdef", "Token 0123456789abcdef"),
+    ("sid=TOPSECRETTOPSECRET; theme=dark", "TOPSECRETTOPSECRET"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), HEADER_VALUES)
+def test_values_of_headers(value: str, said: str) -> None:
+    text = f"before {said} after"
+    assert redactor_of_headers([Secret(value)]).text(text) == "before *** after"
+    for size in (1, 3, 50):
+        redactor = redactor_of_headers([Secret(value)])
+        pieces = [redactor.feed(text.encode()[start : start + size]) for start in range(0, len(text), size)]
+        assert b"".join(pieces) + redactor.rest() == f"before {'*' * len(said)} after".encode()
+
+
+def test_only_the_whole_of_an_ordinary_value_is_kept_out() -> None:
+    """Words of it may be anybody's."""
+    assert redactor_of_headers([Secret("team blue-and-white")]).text("blue-and-white") == "blue-and-white"
+    assert redactor_of_headers([Secret("short")]).text("short") == "short"
+
+
+def test_lines_pass_at_once_and_cost_no_more_in_small_pieces() -> None:
+    redactor = redactor_of_headers([Secret(letter * 4000) for letter in "abcdefghijklmnopqrst"])
+    assert redactor.feed(b"data: {}\n\n") == b"data: {}\n\n", "nothing is held back behind the end of a line"
+    began = time.process_time()
+    for _ in range(2000):
+        redactor.feed(b"a")
+    assert time.process_time() - began < 5, "a search for every beginning of every value would take a minute"

@@ -14,8 +14,6 @@ from sandyard.platform.domain.projects.model import ForgeSettings, ProjectSettin
 from sandyard.platform.domain.projects.service import Projects
 from tests.unit.platform.world import ROOT, World
 
-pytestmark = pytest.mark.both_databases
-
 
 async def test_private_addresses_are_for_administrators(world: World) -> None:
     projects = Projects(world.database, world.clock, Destinations(["10.1.0.0/16"]))
@@ -87,7 +85,7 @@ async def test_changes_are_told(world: World) -> None:
     await world.projects.add_member(maria.principal, project.id, otto.principal.user_id)
     await world.projects.remove_member(maria.principal, project.id, otto.principal.user_id)
     await world.projects.delete(maria.principal, project.id)
-    told = [event for event in await world.events() if event.kind.startswith("project.")]
+    told = [event for event in await world.emitted() if event.kind.startswith("project.")]
     assert [event.kind for event in told] == [
         "project.created",
         "project.updated",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,17 +12,16 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from sandyard.kit.errors import NoSpaceError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, DatabaseClosedError
 from sandyard.platform.db.models import Command, Event, Sandbox, User
 from sandyard.platform.domain.sandboxes.model import CommandStatus, utc_now
 from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
-from sandyard.platform.domain.sandboxes.recorder import FLUSH_BYTES, FLUSH_S, INLINE_BYTES, Recorder
+from sandyard.platform.domain.sandboxes.recorder import FLUSH_BYTES, FLUSH_S, INLINE_BYTES, MERGED_BYTES, Recorder
 from sandyard.platform.domain.sandboxes.rows import new_row
 from sandyard.platform.domain.sandboxes.running import Runner
-
-pytestmark = pytest.mark.both_databases
 
 
 @pytest.fixture
@@ -105,6 +106,49 @@ async def test_what_comes_while_much_is_written_is_kept_soon_after(
     while (await files.read(command.id, STDOUT, FLUSH_BYTES, 2)) != b"$ ":
         await asyncio.wait_for(recorder.news(), 10)
     await recorder.finish(CommandStatus.EXITED, exit_code=0, duration_s=1)
+
+
+async def test_what_could_not_be_written_is_written_later_in_its_order(
+    database: Database, rows: tuple[Sandbox, Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, command = rows
+    files = OutputFiles(tmp_path)
+    recorder = Recorder(database, files, sandbox, command)
+    await recorder.begin()
+    dice, expected = random.Random(7), b""
+
+    async def add(count: int) -> None:
+        nonlocal expected
+        for _ in range(count):
+            piece = dice.randbytes(dice.choice((1, 50, MERGED_BYTES - 1, MERGED_BYTES, MERGED_BYTES + 1)))
+            await recorder.add(STDOUT, len(expected), piece)
+            expected += piece
+
+    write = files.write
+
+    async def full(*_: object) -> None:
+        await add(2)  # comes while it is tried
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    await add(12)
+    monkeypatch.setattr(files, "write", full)
+    for _ in range(2):
+        with pytest.raises(NoSpaceError):
+            await recorder.flush()
+        await add(3)
+    assert recorder.offsets == (len(expected), 0)
+    monkeypatch.setattr(files, "write", write)
+    await recorder.finish(CommandStatus.EXITED, exit_code=0)
+    assert await files.read(command.id, STDOUT, 0, 1 << 30) == expected
+
+
+async def test_many_pieces_are_written_one_after_the_other(tmp_path: Path) -> None:
+    files = OutputFiles(tmp_path)
+    await files.begin("cmd_1", {})
+    pieces = [str(number).encode() for number in range(3000)]
+    await files.write("cmd_1", STDOUT, 0, b"head", *pieces[:1500], b"", bytearray(b"middle"), *pieces[1500:])
+    expected = b"head" + b"".join(pieces[:1500]) + b"middle" + b"".join(pieces[1500:])
+    assert await files.read("cmd_1", STDOUT, 0, 1 << 20) == expected
 
 
 async def test_what_a_crash_left_uncounted_is_cut_off(

@@ -13,8 +13,6 @@ from sandyard.platform.db.models import StoredSecret
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.world import World
 
-pytestmark = pytest.mark.both_databases
-
 
 async def test_write_list_reveal_delete(world: World) -> None:
     maria = (await world.person("maria")).principal
@@ -30,7 +28,7 @@ async def test_write_list_reveal_delete(world: World) -> None:
     with pytest.raises(NotFoundError):
         await world.secrets.delete(maria, "NPM_TOKEN")
     assert await world.secrets.reveal(maria.user_id, "NPM_TOKEN") is None
-    told = [(event.kind, event.data) for event in await world.events() if event.kind.startswith("secret.")]
+    told = [(event.kind, event.data) for event in await world.emitted() if event.kind.startswith("secret.")]
     assert told == [("secret.written", {"name": "NPM_TOKEN"})] * 2 + [("secret.deleted", {"name": "NPM_TOKEN"})]
 
 

@@ -69,12 +69,15 @@ class StillAttempts:
             ending = update(Attempt).where(Attempt.task_id == task_id, Attempt.status.in_(OPEN_ATTEMPTS))
             await tx.session.execute(ending.values(status=AttemptStatus.CANCELLED))
 
-    async def retry(self, tx: Transaction, task: Task) -> list[Attempt]:
+    async def retry(
+        self, tx: Transaction, task: Task, *, only: str | None = None, said: dict[str, Any] | None = None
+    ) -> list[Attempt]:
         over = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
         rows = list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id)))
         again = [row for row in rows if row.status in over]
         for row in again:
             row.status = AttemptStatus.QUEUED
+        task.error = None
         return again
 
     async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:
@@ -140,13 +143,23 @@ class Desk:
             assert row is not None
             await self.tasks.advance(tx, row, status)
 
+    async def fails(self, task: Task, reason: str) -> None:
+        """As if all that was tried had failed."""
+        async with self.world.database.transaction() as tx:
+            failed = {"status": AttemptStatus.FAILED, "error": reason}
+            await tx.session.execute(update(Attempt).where(Attempt.task_id == task.id).values(**failed))
+            row = await tx.session.get(Task, task.id)
+            assert row is not None
+            row.error = reason
+            tx.emit("task.updated", owner_id=row.created_by, project_id=row.project_id, task_id=row.id, error=reason)
+
     async def settle(self) -> None:
         """Until nothing is left to start by itself."""
         while len(self.tasks._tasks):
             assert await self.tasks._tasks.wait(20)
 
     async def told(self, *kinds: str) -> list[Event]:
-        return [event for event in await self.world.events() if event.kind in kinds]
+        return [event for event in await self.world.emitted() if event.kind in kinds]
 
 
 @asynccontextmanager

@@ -8,8 +8,9 @@ import pytest
 
 from sandyard.kit.errors import BusyError, ConflictError, NotFoundError
 from sandyard.platform.db.database import DatabaseUnavailableError
-from sandyard.platform.db.models import Attempt, Task
+from sandyard.platform.db.models import Attempt, ModelProvider, Task
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from tests.unit.platform.domain.tasks.yard import Board
 
@@ -42,6 +43,32 @@ async def test_limits_and_order(board: Board) -> None:
     assert started == {(await board.attempt(task)).id for task in mine[:2]}
     assert "SANDYARD_PARALLEL_ATTEMPTS" in (await board.attempts.queue(board.owner))[0][2]
     assert sorted((await board.attempts.positions()).values()) == [1, 2, 3]
+
+
+async def test_the_demo_agent_works_only_where_no_other_has_a_model(board: Board) -> None:
+    """Unless the project, as the sample does, or the task names it."""
+    sample = await board.make(agent={"default": "demo"})
+    assert (await board.attempt(await board.task())).agent == "demo"
+    async with board.database.transaction() as tx:
+        tx.add(
+            ModelProvider(
+                id="mdl_1",
+                project_id=board.project.id,
+                name="OpenAI",
+                kind="openai",
+                base_url="https://api.openai.com/v1",
+                hint="…",
+                models=[],
+                prices={},
+                created_at=utc_now(),
+                updated_at=utc_now(),
+            )
+        )
+    assert (await board.attempt(await board.task())).agent == "opencode"
+    assert (await board.attempt(await board.task(agent="demo"))).agent == "demo"
+    assert (await board.attempt(await board.task(project=sample))).agent == "demo"
+    other = await board.make()
+    assert (await board.attempt(await board.task(project=other))).agent == "demo", "the key is another project's"
 
 
 async def test_a_restart_begins_what_was_let_in(board: Board) -> None:
@@ -97,6 +124,35 @@ async def test_once_more(board: Board) -> None:
     assert board.executor.begun[1] == (attempt.id, 2)
     assert (again.work["kind"], again.work["ended"]) == ("retry", "It still fails.")
     assert (again.session_id, again.error) == (attempt.session_id, None)
+    assert again.agent == "demo"
+
+    await board.tasks.update(board.owner, task.id, {"agent": "codex", "model": "gpt-5.5"})
+    await board.attempts.fail(attempt.id, "verify_failed", "It still fails.")
+    await board.tasks.retry(board.owner, task.id)
+    other = await board.attempt(task)
+    assert (other.agent, other.model, other.round) == ("codex", "gpt-5.5", 3), "as the task wants it now"
+    assert other.session_id == attempt.session_id, "with the work done so far"
+
+
+async def test_a_message_goes_along_with_a_retry(board: Board) -> None:
+    task = await board.task()
+    with pytest.raises(ConflictError, match="nothing to retry"):
+        await board.tasks.retry(board.owner, task.id, message="Go on.")
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    attempt = await board.attempt(task)
+    await board.attempts.fail(attempt.id, "agent_gave_up", "It was refused something.")
+    with pytest.raises(ConflictError):
+        await board.tasks.retry(board.owner, task.id, message="Go on.", attempt_id="att_other")
+    await board.tasks.retry(board.owner, task.id, message="Paint it instead.", attempt_id=attempt.id)
+    again = await board.attempt(task)
+    assert [one["words"] for one in again.work["said"]] == ["Paint it instead."]
+    assert (await board.tasks.get(board.owner, task.id)).error is None
+    await board.until(lambda: len(board.executor.begun) == 2)
+    await board.let(again, AttemptStatus.IN_REVIEW)
+    await board.tasks.move(board.owner, task.id, Column.DONE)
+    with pytest.raises(ConflictError, match="nothing to continue"):
+        await board.tasks.retry(board.owner, task.id, message="Once more.")
 
 
 @pytest.mark.parametrize("status", [AttemptStatus.FAILED, AttemptStatus.CANCELLED])

@@ -11,6 +11,7 @@ from sandyard.platform.db.database import DatabaseUnavailableError, Transaction
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.tasks import placing, releasing
+from sandyard.platform.domain.tasks.columns import BoardFilter
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,
     FeedbackNeededError,
@@ -196,6 +197,25 @@ async def test_a_full_column_says_so_and_the_platform_is_not_stopped_by_it(desk:
             await desk.tasks.move(desk.me, task.id, IN_PROGRESS)
         await desk.becomes(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
     assert await desk.titles(IN_REVIEW) == ["one", "two", "three"]
+
+
+async def test_what_has_failed_takes_no_room(desk: Desk) -> None:
+    await desk.configure(wipLimits={"in_progress": 1})
+    broken, waits = await desk.card("broken", start=True), await desk.card("waits", start=True)
+    assert await desk.status(waits) == BACKLOG
+    await desk.fails(broken, "It rains.")
+    await desk.settle()
+    assert await desk.titles(IN_PROGRESS) == ["broken", "waits"]
+    page = await desk.tasks.board(
+        desk.me, BoardFilter(), project_id=desk.project.id, only=IN_PROGRESS, offset=0, limit=9
+    )
+    assert [(one.total, one.failed) for one in page.columns] == [(2, 1)]
+    assert await desk.tasks.counts(desk.me) == {desk.project.id: ({IN_PROGRESS: 2}, 1)}
+    with pytest.raises(ColumnFullError, match="may hold 1 and has 1"):
+        await desk.tasks.retry(desk.me, broken.id)
+    await desk.tasks.stop(desk.me, waits.id)
+    await desk.tasks.retry(desk.me, broken.id)
+    assert await desk.tasks.counts(desk.me) == {desk.project.id: ({IN_PROGRESS: 1, CANCELLED: 1}, 0)}
 
 
 async def test_only_one_of_two_gets_the_last_place(desk_anywhere: Desk) -> None:

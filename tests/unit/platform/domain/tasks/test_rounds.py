@@ -10,10 +10,10 @@ import pytest
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Attempt, Task
-from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column, StepName
 from sandyard.platform.domain.tasks.rounds import Rounds
 from sandyard.platform.domain.tasks.rows import locked, settle
-from sandyard.platform.domain.tasks.steps import Work
+from sandyard.platform.domain.tasks.steps import Place, Work
 from tests.unit.platform.domain.tasks.yard import Board
 
 
@@ -86,18 +86,17 @@ async def test_merged_meanwhile(board: Board) -> None:
 
 async def test_merged_in_the_moment_in_which_a_step_begins(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     task, attempt = await running(board)
-    load = Rounds._load
+    note_begun = Rounds._note_begun
 
-    async def overtaken(self: Rounds, attempt_id: str) -> Work:
-        monkeypatch.setattr(Rounds, "_load", load)
-        work = await load(self, attempt_id)
+    async def overtaken(self: Rounds, place: Place, name: StepName) -> tuple[Work, dict[str, Any]] | None:
+        monkeypatch.setattr(Rounds, "_note_begun", note_begun)
         async with board.database.transaction() as tx:
-            found = await locked(tx, attempt_id)
+            found = await locked(tx, place[0])
             assert found is not None
             settle(tx, found[1], AttemptStatus.MERGED)
-        return work
+        return await note_begun(self, place, name)
 
-    monkeypatch.setattr(Rounds, "_load", overtaken)
+    monkeypatch.setattr(Rounds, "_note_begun", overtaken)
     await play(board, Steps(), attempt)
     row = await board.attempt(task)
     assert (row.status, row.step) == (AttemptStatus.MERGED, None)

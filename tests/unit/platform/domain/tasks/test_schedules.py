@@ -19,8 +19,6 @@ from sandyard.platform.domain.tasks.schedules import ScheduledTask, Schedules
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.tasks.desk import Desk
 
-pytestmark = pytest.mark.both_databases
-
 
 class Times:
     def __init__(self, desk: Desk) -> None:

@@ -23,8 +23,6 @@ from sandyard.platform.domain.users.standing import stands
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import PASSWORD, ROOT, World
 
-pytestmark = pytest.mark.both_databases
-
 
 async def test_bootstrap_makes_one_admin_once(world: World) -> None:
     made = await asyncio.gather(*(world.users.bootstrap() for _ in range(5)))
@@ -44,7 +42,7 @@ async def test_nothing_secret_is_stored_or_told(world: World) -> None:
         stored = repr([(await session.execute(text(f"SELECT * FROM {table}"))).all() for table in tables])
     for secret in (PASSWORD, maria.token, cookie, ticket):
         assert secret not in stored
-    kinds = [event.kind for event in await world.events()]
+    kinds = [event.kind for event in await world.emitted()]
     assert kinds == ["user.created", "token.created"]
 
 

@@ -7,10 +7,11 @@ agent.
 What it can reach, packet by packet, in both directions and also on connections that exist when a policy changes:
 - the internet, as its policy says (see `policy`), through NAT;
 - its name server, on port 53 of the gateway, as its policy says (see `forwarder`);
+- the engine's API and the ports of sandboxes by the engine's public names, over HTTPS, as its policy says (see `hairpin`);
 - with rules for its requests: web servers through the engine's proxy, which adds headers and opens nothing (see `proxy`);
 - private ranges and the networks the host is connected to, only if the operator says `lan = "allow"` or the policy's
   `allow_out` names addresses inside one of them;
-- never the host, on any address; never a sandbox, of this engine or another; never link-local, metadata, loopback,
+- nothing else of the host, on any address; never a sandbox, of this engine or another; never link-local, metadata, loopback,
   multicast or broadcast addresses; never with a foreign source address, and nothing with IP options.
 
 What is done to the host: IPv4 forwarding is turned on and stays on, so that a host with several interfaces routes

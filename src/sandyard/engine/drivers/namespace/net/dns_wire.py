@@ -13,7 +13,10 @@ import dns.rdataclass
 import dns.rdatatype
 
 _HEADER = struct.Struct("!HHHHHH")
-_RESPONSE, _OPCODE, _RECURSION = 0x8000, 0x7800, 0x0180
+_RECORD = struct.Struct("!IH")  # its TTL and length
+_RESPONSE, _OPCODE, _AUTHORITATIVE, _RECURSION = 0x8000, 0x7800, 0x0400, 0x0180
+_A_IN = b"\0\1\0\1"
+_POINTER = b"\xc0\x0c"  # to the name in the question
 SERVFAIL, NOTIMP, REFUSED = 2, 4, 5
 
 
@@ -24,6 +27,17 @@ class Question:
     id: int
     name: str
     section: bytes  # the question section as it was sent
+
+    @property
+    def asks_for_address(self) -> bool:
+        """Whether it wants an A record."""
+        return self.section[-4:] == _A_IN
+
+    def answer(self, address: IPv4Address, ttl: int) -> bytes:
+        """A response with that address for a name we speak for; one without records if something else is asked for."""
+        count = 1 if self.asks_for_address else 0
+        head = _HEADER.pack(self.id, _RESPONSE | _AUTHORITATIVE | _RECURSION, 1, count, 0, 0) + self.section
+        return head + (_POINTER + _A_IN + _RECORD.pack(ttl, 4) + address.packed) * count
 
     def reply(self, code: int) -> bytes:
         """A response with nothing in it but that code."""

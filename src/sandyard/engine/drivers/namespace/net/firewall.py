@@ -140,7 +140,8 @@ class Firewall:
         for answer, ttl in answers.items():
             to, before = int(answer), known.get(int(answer))
             # An answer is the word of a stranger: it opens the internet, not the private ranges.
-            if ranges.contains(self._private or (), to) or ranges.contains(NEVER, to):
+            own = self._layout.hairpin is not None and answer == self._layout.gateway
+            if not own and ranges.contains((*(self._private or ()), *NEVER), to):
                 continue
             names = (before.names if before else frozenset()) | {name}
             if before is not None and before.until - now > max(min(ttl, _LONGEST), _SHORTEST / 2):

@@ -4,6 +4,7 @@ It knows its askers by their source address, which the firewall guarantees. It a
 - a sandbox with open egress: whatever the host's servers say;
 - one whose policy allows names: only those, and what they resolve to is opened in the firewall before it is told;
 - one without egress, or only to addresses: nothing but REFUSED, because questions carry data out as connections do;
+- for the engine's own public names, where the policy allows them: the gateway (see `hairpin`);
 - anybody else: nothing.
 """
 
@@ -20,6 +21,7 @@ from ipaddress import IPv4Address
 from typing import Any
 
 from sandyard.engine.drivers.namespace.net.dns_wire import NOTIMP, REFUSED, SERVFAIL, Question, addresses, read_question
+from sandyard.engine.drivers.namespace.net.hairpin import TTL, GatewayNames
 from sandyard.engine.drivers.namespace.net.policy import Domains, Egress
 from sandyard.engine.drivers.namespace.net.upstream import Upstream
 
@@ -50,9 +52,10 @@ class _Client:
 class Forwarder(asyncio.DatagramProtocol):
     """Lives in one event loop. `admit` is awaited with the addresses of a name that a policy allows."""
 
-    def __init__(self, upstream: Upstream, admit: Admit) -> None:
+    def __init__(self, upstream: Upstream, admit: Admit, own: GatewayNames | None = None) -> None:
         self._upstream = upstream
         self._admit = admit
+        self._own = own
         self._clients: dict[str, _Client] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._transport: asyncio.DatagramTransport | None = None
@@ -84,6 +87,11 @@ class Forwarder(asyncio.DatagramProtocol):
 
     def forget(self, address: IPv4Address) -> None:
         self._clients.pop(str(address), None)
+
+    def is_allowed(self, address: str, name: str) -> bool:
+        """Whether the policy of the sandbox with this address allows the name, which is in lower case, without the final dot."""
+        client = self._clients.get(address)
+        return client is not None and client.may_ask(name)
 
     def take_refused(self, address: IPv4Address) -> list[str]:
         """The names that this sandbox asked for since the last call and was refused."""
@@ -152,7 +160,10 @@ class Forwarder(asyncio.DatagramProtocol):
             return question.reply(SERVFAIL)
         client.questions += 1
         try:
-            answer = await self._upstream.ask(message, question, stream)
+            if self._own is not None and self._own.names.include(question.name):
+                answer: bytes | None = question.answer(self._own.address, TTL)
+            else:
+                answer = await self._upstream.ask(message, question, stream)
             if answer is not None and client.domains:
                 await self._open(client, question, answer)
         except Exception:

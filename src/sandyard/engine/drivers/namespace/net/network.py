@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sandyard.engine.contract import Denied, NetworkPolicy, Outbound
+from sandyard.engine.contract import Denied, Hairpin, NetworkPolicy, Outbound
 from sandyard.engine.drivers.namespace.net.namespaces import Cable, Namespaces
 from sandyard.engine.drivers.namespace.net.naming import Names
 from sandyard.engine.drivers.namespace.net.nft import NftError
@@ -72,6 +72,11 @@ class Network:
     def missing(self) -> Mapping[str, str]:
         """What does not work here: why, and what would help. Known after `open`."""
         return {**self._missing, **(self._uplink.missing if self._uplink else {})}
+
+    @property
+    def hairpin(self) -> Hairpin | None:
+        """Known after `open`."""
+        return self._uplink.hairpin if self._uplink is not None else None
 
     @property
     def pins(self) -> Path:

@@ -5,6 +5,8 @@
 - `out` and `back` see each forwarded packet in both directions, those of established connections too: a changed policy
   holds for what is under way. The policy's questions are asked of the connection's original addresses.
 - A sandbox whose policy is the default is in no map, and costs nothing.
+- Connections to the engine's public names (see `hairpin`) go to the gateway, at one port, and are redirected to the engine;
+  `hairpin` asks of them what `out` asks of others.
 - Web connections of a sandbox with rules for its requests are redirected to the proxy; `proxied` asks of them what `out`
   asks of others, about where they were going. What the proxy opens comes out of the sandbox's cable again, marked.
 
@@ -32,6 +34,9 @@ _QUESTIONS = 500  # DNS packets a second from one sandbox; more are dropped befo
 
 _DIALS = 50  # web connections a second that one sandbox may begin through the proxy
 
+_HAIRPINS, _HAIRPIN_DIALS = 256, 20
+"""Connections to the engine's public names that one sandbox may have, and begin in a second: each costs the engine a handshake."""
+
 _PAIR = "ct original ip saddr . ct original ip daddr"
 
 _SETS = {
@@ -45,6 +50,8 @@ _SETS = {
     "ruled": "type ipv4_addr;",
     "denied": "type ipv4_addr . ipv4_addr . inet_proto . inet_service; flags dynamic, timeout; timeout 1h; size 16384;",
     "dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
+    "hairpins": "type ipv4_addr; flags dynamic; size 65536;",
+    "hairpin_dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
     "questions": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
 }
 _CHAINS = {
@@ -57,12 +64,21 @@ _CHAINS = {
     "back": "",
     "asking": "",
     "proxied": "",
+    "hairpin": "",
     "early": "type filter hook prerouting priority raw; policy accept;",
     "redirected": "type nat hook prerouting priority dstnat; policy accept;",
     "incoming": "type filter hook input priority filter; policy accept;",
     "passing": "type filter hook forward priority filter; policy accept;",
     "leaving": "type nat hook postrouting priority srcnat; policy accept;",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class HairpinPorts:
+    """The port of the public names, and the one on the gateway that the engine serves them at."""
+
+    public: int
+    served: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,7 @@ class Layout:
     dns_port: int
     connections: int  # 0: no limit
     proxy_port: int = 0
+    hairpin: HairpinPorts | None = None
 
 
 def transaction(layout: Layout) -> str:
@@ -108,12 +125,16 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "guard", "fib saddr . iif oif missing drop"
     yield "guard", f"ip daddr {gateway} udp dport 53 accept"
     yield "guard", f"ip daddr {gateway} tcp dport 53 accept"
+    if layout.hairpin is not None:
+        yield "guard", f"ip daddr {gateway} tcp dport {layout.hairpin.public} accept"
     yield "guard", "fib daddr type != unicast goto refuse"
     yield "guard", "ip daddr @never goto refuse"
 
     if port != 53:
         for protocol in ("udp", "tcp"):
             yield "redirected", f"iifname {ours} ip daddr {gateway} {protocol} dport 53 dnat ip to {gateway}:{port}"
+    if layout.hairpin is not None:
+        yield from _hairpin(layout, layout.hairpin)
     if layout.proxy_port:
         proxy = f"{gateway}:{layout.proxy_port}"
         web = f"ip saddr @ruled ip dscp != {MARK} tcp dport {{ {HTTP}, {HTTPS} }}"
@@ -180,6 +201,21 @@ def _proxied(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "proxied", "ip saddr vmap @verdicts"
     yield "proxied", "ct original ip daddr @private goto refuse"
     yield "proxied", "accept"
+
+
+def _hairpin(layout: Layout, ports: HairpinPorts) -> Iterable[tuple[str, str]]:
+    ours, gateway = f'"{layout.names.prefix}*"', layout.gateway
+    to = f"ip daddr {gateway} tcp dport {ports.public}"
+    yield "redirected", f"iifname {ours} {to} dnat ip to {gateway}:{ports.served}"
+    yield "incoming", f"iifname {ours} ct status dnat tcp dport {ports.served} goto hairpin"
+    yield "hairpin", "ct state invalid,untracked drop"
+    limit = f"limit rate over {_HAIRPIN_DIALS}/second burst {5 * _HAIRPIN_DIALS} packets"
+    yield "hairpin", f"ct state new update @hairpin_dials {{ ip saddr {limit} }} goto refuse"
+    yield "hairpin", f"ct state new add @hairpins {{ ip saddr ct count over {_HAIRPINS} }} goto refuse"
+    if layout.connections:
+        yield "hairpin", _counted(layout)
+    yield "hairpin", "ip saddr vmap @verdicts"
+    yield "hairpin", "accept"
 
 
 def _counted(layout: Layout) -> str:

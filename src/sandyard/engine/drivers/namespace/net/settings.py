@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sandyard.engine.contract import PublicNames
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
@@ -23,6 +25,9 @@ class NetworkSettings:
 
     resolv_conf: Path = Path("/etc/resolv.conf")
     """Where the servers are listed which the sandboxes' questions are passed to."""
+
+    public_names: PublicNames | None = None
+    """The engine's own, which sandboxes reach through it (see `hairpin`). None: they don't."""
 
     egress_ca_file: Path | None = None
     """Certificate authorities that are trusted, besides the machine's, for the hosts that rules add headers for."""

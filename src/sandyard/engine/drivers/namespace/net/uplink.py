@@ -16,12 +16,13 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TypeVar
 
-from sandyard.engine.contract import Denied, Outbound
-from sandyard.engine.drivers.namespace.net import host_firewall, links, ranges
+from sandyard.engine.contract import Denied, Hairpin, Outbound
+from sandyard.engine.drivers.namespace.net import hairpin, host_firewall, links, ranges
 from sandyard.engine.drivers.namespace.net import subnet as subnets
 from sandyard.engine.drivers.namespace.net.conntrack import Conntrack
 from sandyard.engine.drivers.namespace.net.firewall import Firewall
 from sandyard.engine.drivers.namespace.net.forwarder import Forwarder
+from sandyard.engine.drivers.namespace.net.hairpin import GatewayNames
 from sandyard.engine.drivers.namespace.net.naming import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft, NftError, NftUnavailableError
@@ -30,7 +31,7 @@ from sandyard.engine.drivers.namespace.net.proxy.apart import ProxyThread
 from sandyard.engine.drivers.namespace.net.proxy.dialling import Dialler
 from sandyard.engine.drivers.namespace.net.proxy.listener import Proxy
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
-from sandyard.engine.drivers.namespace.net.ruleset import Layout
+from sandyard.engine.drivers.namespace.net.ruleset import HairpinPorts, Layout
 from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
 from sandyard.engine.drivers.namespace.net.subnet import NoSubnetError, Subnet
 from sandyard.engine.drivers.namespace.net.syscalls import enter_network_namespace
@@ -80,6 +81,7 @@ class Uplink:
         self._forwarder: Forwarder | None = None
         self._proxy: ProxyThread | None = None
         self._watches: list[Watch] = []
+        self.hairpin: Hairpin | None = None
         self.subnet: Subnet | None = None
         self.mtu = 1500
         self.missing: dict[str, str] = {}
@@ -107,7 +109,9 @@ class Uplink:
             subnets.reserve, self._netlink, self._names, self._state / "subnet", self._settings.subnet, bool(keep)
         )
         self.mtu = await self._do(_uplink_mtu, self._netlink)
-        self._forwarder = Forwarder(Upstream(self._settings.resolv_conf), self._admit)
+        public = self._settings.public_names
+        own = GatewayNames(public, subnet.gateway) if public is not None else None
+        self._forwarder = Forwarder(Upstream(self._settings.resolv_conf), self._admit, own)
         await self._forwarder.open(subnet.gateway)
         layout = Layout(
             self._names,
@@ -116,6 +120,7 @@ class Uplink:
             self._forwarder.port,
             self._settings.connections,
             await self._open_proxy(subnet.gateway),
+            self._open_hairpin(subnet.gateway, self._forwarder),
         )
         self._firewall = Firewall(self._nft, layout)
         kept = [subnet.address(index) for index in keep]
@@ -141,6 +146,14 @@ class Uplink:
         self._proxy = ProxyThread(make)
         await self._proxy.open(gateway)
         return self._proxy.port
+
+    def _open_hairpin(self, gateway: IPv4Address, forwarder: Forwarder) -> HairpinPorts | None:
+        public = self._settings.public_names
+        if public is None:
+            return None
+        listener = hairpin.listen(gateway)
+        self.hairpin = Hairpin(listener, forwarder.is_allowed)
+        return HairpinPorts(public.port, listener.getsockname()[1])
 
     async def close(self, remove: bool) -> None:
         if remove and self.subnet is not None:
@@ -255,6 +268,9 @@ class Uplink:
             await self._forwarder.close()
         if self._proxy is not None:
             await self._proxy.close()
+        if self.hairpin is not None:
+            self.hairpin.listener.close()
+            self.hairpin = None
         for part in (self._nft, self._netlink, self._conntrack):
             if part is not None:
                 part.close()

@@ -10,7 +10,7 @@ from typing import Any, Callable  # noqa: UP035
 from . import files
 from .conversation import Conversation, known
 from .peer import INVALID_PARAMS, INVALID_REQUEST, NOT_FOUND, Peer, RpcError
-from .turn import Turn
+from .turn import Text, Turn
 
 PROTOCOL = 1
 VERSION = "1"
@@ -46,6 +46,7 @@ class Agent:
                 "loadSession": True,
                 "promptCapabilities": {"embeddedContext": True},
                 "sessionCapabilities": {"resume": {}, "close": {}},
+                "_meta": {"sandyard": {"sources": True}},
             },
             "authMethods": [],
         }
@@ -85,8 +86,9 @@ class Agent:
 
         def work() -> "dict[str, Any]":
             try:
-                for text in texts:
-                    said = {"sessionUpdate": "user_message_chunk", "content": {"type": "text", "text": text}}
+                for said_text in texts:
+                    content = {"type": "text", "text": said_text.text}
+                    said = {"sessionUpdate": "user_message_chunk", "content": content}
                     conversation.keep({"update": said})
                 return {"stopReason": Turn(conversation, self._client).run(texts)}
             finally:
@@ -108,16 +110,20 @@ def _folder(params: "dict[str, Any]") -> str:
     return folder
 
 
-def _texts(blocks: Any) -> "list[str]":
-    """What a prompt says, and the text of what is embedded in it."""
+def _texts(blocks: Any) -> "list[Text]":
+    """What a prompt says, and the text of what is embedded in it. What no person wrote holds no instructions."""
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise RpcError(INVALID_PARAMS, "A prompt is a list of blocks.")
-    texts: "list[str]" = []
+    texts: "list[Text]" = []
     for block in blocks:
         resource = block.get("resource")
         found = resource.get("text") if isinstance(resource, dict) else block.get("text")
         if isinstance(found, str):
-            texts.append(found)
+            meta = block.get("_meta")
+            ours = meta.get("sandyard") if isinstance(meta, dict) else None
+            ours = ours if isinstance(ours, dict) else {}
+            personal = "resource" not in block and ours.get("source") is None
+            texts.append(Text(found, personal, ours.get("about") == "failure"))
     return texts
 
 

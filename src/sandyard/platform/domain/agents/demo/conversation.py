@@ -34,6 +34,7 @@ class Conversation:
         self.cancelled = threading.Event()
         self.busy = False
         self.answer = ""
+        self.fixes: "list[str]" = []
         self._calls = 0
 
     def modes(self) -> "dict[str, Any]":
@@ -44,6 +45,11 @@ class Conversation:
             raise RpcError(INVALID_PARAMS, "The modes are work and ask.")
         self.mode = mode
         self.keep({"mode": mode})
+
+    def change_fixes(self, fixes: "list[str]") -> None:
+        """Instructions to follow when something has failed."""
+        self.fixes = fixes
+        self.keep({"fixes": fixes})
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -81,6 +87,8 @@ class Conversation:
                 self.mode = entry["mode"]
             if isinstance(entry.get("answer"), str):
                 self.answer = entry["answer"]
+            if isinstance(entry.get("fixes"), list):
+                self.fixes = [str(one) for one in entry["fixes"]]
             if replay and isinstance(entry.get("update"), dict):
                 self.update(entry["update"], kept=False)
 

@@ -19,6 +19,7 @@ say: TEXT
 think: TEXT
 plan: FIRST; SECOND; THIRD
 sleep: SECONDS
+fix: INSTRUCTION (followed when the project's check fails)
 fail: REASON
 refuse
 crash
@@ -29,6 +30,7 @@ _PATH = r"""(?:`([^`]+)`|"([^"]+)"|'([^']+)'|([^\s:`"']+))"""
 _FILE = re.compile(r"(create|append)\s+(?:to\s+)?(?:(?:the\s+)?file\s+)?" + _PATH + r"\s*(:?)\s?(.*)$", re.IGNORECASE)
 _REPLACE = re.compile(r"replace\s+(?:in\s+)?" + _PATH + r"\s*:\s?(.*?)\s(?:->|=>|→)(?:\s(.*))?$", re.IGNORECASE)
 _DELETE = re.compile(r"delete\s+" + _PATH + r"\s*$", re.IGNORECASE)
+_FIX = re.compile(r"fix\s*:\s*(.*)$", re.IGNORECASE)
 _WORDS = re.compile(r"(run|commit|ask|permit|say|think|plan|fail|sleep)\s*:\s*(.*)$", re.IGNORECASE)
 _ALONE = re.compile(r"(refuse|crash|hang)\s*[.!]?$", re.IGNORECASE)
 _FENCE = re.compile(r"^\s*(```+|~~~+)")
@@ -45,16 +47,35 @@ class Step(NamedTuple):
     old: str = ""
 
 
-def read(prompt: str) -> "list[Step]":
-    """The instructions in it, in order. Empty: it is all prose."""
+class Instructions(NamedTuple):
+    """`steps` in order; without any, it is all prose. `fixes`: the lines of those to follow when something fails."""
+
+    steps: "list[Step]"
+    fixes: "list[str]"
+
+
+def read(prompt: str) -> Instructions:
+    """What is in a fenced block is the content of a file if it belongs to the line above, and quoted else."""
     steps: "list[Step]" = []
+    fixes: "list[str]" = []
     lines = prompt.splitlines()
     at = 0
     while at < len(lines):
+        if _FENCE.match(lines[at]):
+            at = _block(lines, at)[1]
+            continue
         line = _bare(lines[at])
         at += 1
-        file = _FILE.match(line)
-        if file:
+        if line[1:2].isupper():  # `FAIL: test_login` is what a test runner prints
+            continue
+        fix = _FIX.match(line)
+        told = fix.group(1) if fix else line
+        file = _FILE.match(told)
+        if fix and (file or _one(told)):
+            after = _block(lines, at)[1] if file and not file.group(7) else at
+            fixes += [told, *lines[at:after]]
+            at = after
+        elif file:
             verb, path = file.group(1).lower(), _path(file.groups()[1:5])
             colon, content = file.group(6), file.group(7)
             if not content:
@@ -66,11 +87,11 @@ def read(prompt: str) -> "list[Step]":
                     steps.append(Step(verb, "", path))
             elif colon:
                 steps.append(Step(verb, _unescaped(content), path))
-            continue
-        step = _one(line)
-        if step is not None:
-            steps.append(step)
-    return steps
+        else:
+            step = _one(line)
+            if step is not None:
+                steps.append(step)
+    return Instructions(steps, fixes)
 
 
 def _one(line: str) -> "Step | None":

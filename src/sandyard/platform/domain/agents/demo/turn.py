@@ -6,7 +6,7 @@
 import os
 import shutil
 import threading
-from typing import Any, Callable  # noqa: UP035
+from typing import Any, Callable, NamedTuple  # noqa: UP035
 
 from . import files
 from .calls import Call
@@ -50,6 +50,14 @@ class Failed(Exception):  # noqa: N818 - its tool call has ended
     pass
 
 
+class Text(NamedTuple):
+    """A text of a prompt. `personal`: written by a person, and so it may hold instructions. `failure`: tells what is to be fixed."""
+
+    text: str
+    personal: bool = True
+    failure: bool = False
+
+
 class Turn:
     def __init__(self, conversation: Conversation, client: "dict[str, Any]") -> None:
         self._conversation = conversation
@@ -59,21 +67,42 @@ class Turn:
         self._planned = 0
         self._did: "list[str]" = []
 
-    def run(self, texts: "list[str]") -> str:
+    def run(self, texts: "list[Text]") -> str:
         """The stop reason. RpcError when the prompt says so. What is behind the first text only explains it."""
-        steps = read("\n".join(texts))
+        conversation = self._conversation
+        found = read("\n".join(text.text for text in texts if text.personal))
+        if found.fixes:
+            conversation.change_fixes(found.fixes)
         try:
-            if steps:
-                count = "1 instruction" if len(steps) == 1 else str(len(steps)) + " instructions"
-                self.say(MARK + "Following " + count + ".\n")
-                self._all(steps)
+            if found.steps:
+                self._follow(found.steps, "")
+            elif any(text.failure for text in texts):
+                self._fix()
+            elif found.fixes:
+                self.say(MARK + "Noted what to do when the check fails.\n")
             else:
-                self._prose(texts[0] if texts else "")
+                self._prose(texts[0].text if texts else "")
         except Cancelled:
             return "cancelled"
         except Ended as end:
             return end.reason
         return "end_turn"
+
+    def _follow(self, steps: "list[Step]", why: str) -> None:
+        count = "1 instruction" if len(steps) == 1 else str(len(steps)) + " instructions"
+        self.say(MARK + why + "Following " + count + ".\n")
+        self._all(steps)
+
+    def _fix(self) -> None:
+        """What was written down for this, once."""
+        steps = read("\n".join(self._conversation.fixes)).steps
+        if not steps:
+            self.say(
+                MARK + "Something failed, and I have no (further) `fix:` instruction. I leave everything as it is.\n"
+            )
+            return
+        self._conversation.change_fixes([])
+        self._follow(steps, "Something failed. ")
 
     def _all(self, steps: "list[Step]") -> None:
         for number, step in enumerate(steps):

@@ -13,12 +13,13 @@ NODE = 22
 MODEL = "claude-sonnet-5-5"
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",
     "CLAUDE_CODE_MAX_RETRIES": "4",
     "DISABLE_AUTOUPDATER": "1",
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
 }
-"""It calls nobody but its model."""
+"""It calls its model only for the task: no telemetry, no updates, no suggestions for the next prompt."""
 ASKED = (
     "Agent Bash BashOutput Edit Glob Grep KillShell LSP ListMcpResourcesTool Monitor NotebookEdit NotebookRead Read "
     "ReadMcpResourceTool Skill Task WebFetch WebSearch Write"

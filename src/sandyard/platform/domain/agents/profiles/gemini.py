@@ -15,6 +15,8 @@ SETTINGS = {
     "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
     "privacy": {"usageStatisticsEnabled": False},
     "context": {"fileName": ["AGENTS.md", "GEMINI.md"]},
+    # else the output of commands is that of a terminal, of which nothing is sent over ACP
+    "tools": {"shell": {"enableInteractiveShell": False}},
 }
 STRICT = """\
 [[rule]]

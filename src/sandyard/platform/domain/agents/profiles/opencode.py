@@ -53,10 +53,13 @@ def start(wish: LaunchWish) -> Launch:
     if wish.asks:  # without the repository's own settings, which would win
         envs |= {"OPENCODE_DISABLE_PROJECT_CONFIG": "1", "OPENCODE_PERMISSION": json.dumps(STRICT)}
         settings["instructions"] = [f"{wish.folder}/AGENTS.md"]
+    files = {config: json.dumps(settings, indent=2).encode()}
     if wish.endpoint:
-        envs[KEY] = wish.endpoint.capability.reveal()
+        models = f"{folder}/models.json"
+        files[models] = b"{}"  # loading its own list of all providers' models takes a second
+        envs |= {KEY: wish.endpoint.capability.reveal(), "OPENCODE_MODELS_PATH": models}
     program = npm_program(wish.home, PACKAGE, VERSION, BINARY)
-    return Launch((program, "acp", "--cwd", wish.folder), envs, {config: json.dumps(settings, indent=2).encode()})
+    return Launch((program, "acp", "--cwd", wish.folder), envs, files)
 
 
 def _model(endpoint: ModelEndpoint, wanted: str | None) -> dict[str, Any]:

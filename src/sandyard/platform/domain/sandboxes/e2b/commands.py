@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import re
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from e2b.exceptions import NotFoundException
 
 from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.ids import random_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import (
     EngineError,
+    FileMissingError,
     NotEnoughSpaceError,
+    ProcessesFullError,
     SandboxNotRunningError,
     SandboxUnreachableError,
 )
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
+from sandyard.platform.domain.sandboxes.e2b.journals import read_from
 from sandyard.platform.domain.sandboxes.e2b.relay import (
     SILENCE_S,
     SPEC_INLINE,
@@ -29,7 +37,9 @@ from sandyard.platform.domain.sandboxes.e2b.relay import (
     Started,
     Stream,
     bounded,
+    journal_path,
     spec_path,
+    sweep_paths,
 )
 
 log = get_logger(__name__)
@@ -40,11 +50,14 @@ START_PATIENCE_S = 15.0
 """The same for a command that is not known to have begun."""
 SILENT_RUNS = 5
 _NO_RELAY = "The sandbox cannot run the platform's relay: look whether /bin/bash works in it."
+SWEEP_S, SWEEP_LOOK_S = 15.0, 0.2
+"""How long a relay may take to end what its command has left behind, and how often it is looked for its answer."""
 ASK_S = 10.0
 """How long a sandbox may think about a question that takes it milliseconds."""
 _PAUSES = (0.1, 0.4, 1.0, 2.0, 3.0)
 _STREAMS = {"1": Stream.STDOUT, "2": Stream.STDERR}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MOST = sys.maxsize
 _OWNER = "root"  # may read, end and remove what any user of the sandbox has started
 
 Event = Started | Output | Ended
@@ -61,19 +74,26 @@ class Commands:
         self._silence = silence_s
         self._closing: set[asyncio.Task[None]] = set()
 
-    def start(self, engine_id: str, spec: CommandSpec) -> AsyncIterator[Event]:
+    def start(self, engine_id: str, spec: CommandSpec, *, most: int = _MOST) -> AsyncIterator[Event]:
         """Run it, at most once for its id: started again, it is followed from its beginning. Started (unless it never
-        could), then Output, then Ended. Not reading on lets the command run."""
+        could), then Output, then Ended. Not reading on lets the command run. Of a stream's output beyond `most` bytes parts
+        may be left out: whoever keeps no more is spared the rest."""
         _check(spec)
-        return self._events(engine_id, _Course(spec.id, spec))
+        return self._events(engine_id, _Course(spec.id, spec, most=most))
 
     def follow(
-        self, engine_id: str, command_id: str, stdout_offset: int = 0, stderr_offset: int = 0
+        self,
+        engine_id: str,
+        command_id: str,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        *,
+        most: int = _MOST,
     ) -> AsyncIterator[Output | Ended]:
         """From these bytes on until it has ended, also when it has ended long ago. Ended(NOT_STARTED) when the
         sandbox knows nothing of it; it may still be started then, unless it was claimed."""
         _check_id(command_id)
-        return self._followed(engine_id, _Course(command_id, None, stdout_offset, stderr_offset))
+        return self._followed(engine_id, _Course(command_id, None, stdout_offset, stderr_offset, most=most))
 
     async def claim(self, engine_id: str, command_id: str) -> bool:
         """Make sure that it never starts, if it has not. False: it has, or was claimed before."""
@@ -82,6 +102,28 @@ class Commands:
     async def kill(self, engine_id: str, command_id: str) -> bool:
         """SIGTERM to it and its children, SIGKILL 3 s later; whoever follows it sees the end. False: it does not run."""
         return await self._ask(engine_id, "kill", command_id)
+
+    async def end_leftovers(self, engine_id: str, command_id: str) -> int | None:
+        """End processes that a running command started and no longer holds, unless they serve something; how many. Asks its relay by a
+        file, because the sandbox may have no process left to ask with. None: it did not answer."""
+        _check_id(command_id)
+        wish, answer_path = sweep_paths(command_id)
+        token = random_id()
+
+        async def ask(handle: Handle) -> int | None:
+            if not handle.python:
+                return None  # its relay is a shell, which cannot
+            files = handle.sandbox.files
+            await files.write(wish, token)
+            for _ in range(round(SWEEP_S / SWEEP_LOOK_S)):
+                await asyncio.sleep(SWEEP_LOOK_S)
+                with contextlib.suppress(NotFoundException):
+                    said, _, count = (await files.read(answer_path))[:100].partition(" ")
+                    if said == token and count.isdigit():
+                        return int(count)
+            return None
+
+        return await self._gate.inside("end_leftovers", engine_id, ask, idempotent=True, attempts=1)
 
     async def forget(self, engine_id: str, *command_ids: str) -> None:
         """Remove their journals. Idempotent. From then on their ids could be started again."""
@@ -108,8 +150,10 @@ class Commands:
                 await self._open(engine_id, course, stream)
                 async for frame in stream.frames():
                     contact, failures = now(), 0
-                    for event in course.events(frame):
-                        yield event
+                    async with contextlib.aclosing(self._interpret(engine_id, course, frame)) as events:
+                        async for event in events:
+                            contact = now()
+                            yield event
                     if course.ended or frame.kind in "ain":
                         break
                 else:
@@ -127,6 +171,42 @@ class Commands:
                 self._finish(stream, patience_s=1.0 if course.ended else 0.0)
             if failures:
                 await self._gate.clock.sleep(_PAUSES[min(failures, len(_PAUSES)) - 1])
+
+    async def _interpret(self, engine_id: str, course: _Course, frame: Frame) -> AsyncGenerator[Event, None]:
+        """What a line means to the reader, with the output that is to be fetched for it. What no relay says ends in LOST:
+        whatever says it, this command is out of our hands."""
+        try:
+            if frame.kind == "b":
+                async with contextlib.aclosing(self._fetch(engine_id, course, *frame.grown)) as outputs:
+                    async for output in outputs:
+                        yield output
+            else:
+                for event in course.events(frame):
+                    yield event
+        except (ValueError, OverflowError, FileMissingError):
+            for event in course.lose():
+                yield event
+
+    async def _fetch(
+        self, engine_id: str, course: _Course, number: str, end: int, folder: int
+    ) -> AsyncGenerator[Event, None]:
+        """A stream's output from the journal: up to `end`, and what has been added since."""
+        begin = course.offsets[number]
+        if begin >= end or course.has_most(number):
+            return
+        path = journal_path(course.id, number, folder)
+        async with contextlib.aclosing(
+            read_from(self._gate, engine_id, path, begin, silence_s=self._silence)
+        ) as pieces:
+            async for data in pieces:
+                for event in course.add(number, course.offsets[number], data):
+                    yield event
+                if course.has_most(number):
+                    return
+        if course.offsets[number] == begin:
+            raise ValueError("the journal is shorter than the relay says")
+        if course.offsets[number] < end:
+            raise SandboxUnreachableError("The sandbox sent less of a journal than there is.")
 
     async def _open(self, engine_id: str, course: _Course, stream: RelayStream) -> None:
         async def begin(handle: Handle) -> None:
@@ -157,14 +237,19 @@ class Commands:
         for command_id in command_ids:
             _check_id(command_id)
 
+        stream: RelayStream | None = None
+
         async def ask(handle: Handle) -> bool:
             try:
                 async with asyncio.timeout(ASK_S):
                     return await answer(handle)
             except TimeoutError:
-                raise SandboxUnreachableError from None
+                raise (
+                    ProcessesFullError() if stream is not None and stream.lacks_processes else SandboxUnreachableError()
+                ) from None
 
         async def answer(handle: Handle) -> bool:
+            nonlocal stream
             for _ in range(3):  # it may have no python3, or not the relay any more
                 stream = RelayStream(self._gate.config.api_key, self._silence)
                 await stream.open(handle, f"{verb} {' '.join(command_ids)}", user=_OWNER, envs={})
@@ -187,24 +272,36 @@ class Commands:
 class _Course:
     """How far one reader of a command has come."""
 
-    def __init__(self, command_id: str, spec: CommandSpec | None, out: int = 0, err: int = 0) -> None:
+    def __init__(
+        self, command_id: str, spec: CommandSpec | None, out: int = 0, err: int = 0, *, most: int = _MOST
+    ) -> None:
         self.id = command_id
+        self._most = most
         self.spec = spec
         self.offsets = {"1": out, "2": err}
         self.begun = spec is None
         self.ended = False
         self._announced = spec is None
 
-    def events(self, frame: Frame) -> list[Event]:
-        """What a line means to the reader. Raises what it refuses. What no relay says ends in LOST: whatever says it, this
-        command is out of our hands."""
-        try:
-            return self._events(frame)
-        except (ValueError, OverflowError):
-            self.begun = self.ended = True
-            return [*self._announce(None), Ended(EndReason.LOST)]
+    def lose(self) -> list[Event]:
+        self.begun = self.ended = True
+        return [*self._announce(None), Ended(EndReason.LOST)]
 
-    def _events(self, frame: Frame) -> list[Event]:
+    def add(self, number: str, offset: int, data: bytes) -> list[Event]:
+        """Output of a stream, some of which may be known."""
+        known = self.offsets[number]
+        fresh = data[known - offset :] if offset < known else data
+        if not fresh:
+            return []
+        self.offsets[number] = offset + len(data)
+        return [*self._announce(None), Output(_STREAMS[number], max(known, offset), fresh)]
+
+    def has_most(self, number: str) -> bool:
+        """Whether the reader wants no more of this stream."""
+        return self.offsets[number] > self._most
+
+    def events(self, frame: Frame) -> list[Event]:
+        """What a line means to the reader. Raises what it refuses, and ValueError for what no relay says."""
         found: list[Event] = []
         if frame.kind == "s":
             self.begun = True
@@ -212,13 +309,7 @@ class _Course:
         elif frame.kind == "x":
             self.begun = True
         elif frame.kind in _STREAMS:
-            offset, data = frame.chunk
-            known = self.offsets[frame.kind]
-            fresh = data[max(0, known - offset) :]
-            if fresh:
-                found += self._announce(None)
-                found.append(Output(_STREAMS[frame.kind], max(known, offset), fresh))
-                self.offsets[frame.kind] = offset + len(data)
+            found += self.add(frame.kind, *frame.chunk)
         elif frame.kind == "e":
             ended = Ended.parse(frame.rest)
             if ended.reason is not EndReason.NOT_STARTED:
@@ -250,6 +341,8 @@ class _Course:
     def _refusal(self, word: str, said: str) -> Exception:
         if word == "full":
             return NotEnoughSpaceError()
+        if word == "processes":
+            return ProcessesFullError(unsent=True)
         if word == "cwd" and self.spec is not None:
             return InvalidInputError(f"The command cannot run in the directory {self.spec.cwd!r}: {said}.")
         return EngineError(f"The sandbox could not start the command: {said}.")

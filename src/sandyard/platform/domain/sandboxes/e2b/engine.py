@@ -19,7 +19,14 @@ from e2b import (
 )
 from e2b.api import client_async, handle_api_exception
 from e2b.api.client.api.sandboxes import get_v_2_sandboxes_sandbox_id_logs
-from e2b.api.client.models import SandboxDetail, SandboxLogEntry, SandboxLogsV2Response
+from e2b.api.client.api.templates import get_templates_template_id
+from e2b.api.client.models import (
+    SandboxDetail,
+    SandboxLogEntry,
+    SandboxLogsV2Response,
+    TemplateBuildStatus,
+    TemplateWithBuilds,
+)
 from tenacity.wait import wait_base
 
 from sandyard.kit.clock import Clock, SystemClock
@@ -258,6 +265,22 @@ class SandboxEngine:
             return tuple(found)
 
         return await self._gate.control("snapshots", collect)
+
+    async def template_build(self, template: str) -> str | None:
+        """The id of the build that new sandboxes of this template use. None if the endpoint does not say, as E2B Cloud for templates of
+        others."""
+
+        async def read() -> str | None:
+            client = client_async.get_api_client(ConnectionConfig(**self.config.options))
+            answer = await get_templates_template_id.asyncio_detailed(template, client=client)
+            if answer.status_code in (403, 404):
+                return None
+            if not isinstance(answer.parsed, TemplateWithBuilds):
+                raise handle_api_exception(answer)
+            ready = (build for build in answer.parsed.builds if build.status == TemplateBuildStatus.READY)
+            return next((str(build.build_id) for build in ready), None)
+
+        return await self._gate.control("template_build", read)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Idempotent."""

@@ -129,6 +129,12 @@ class NotEnoughSpaceError(EngineError, NoSpaceError):
     code, status = "not_enough_space", 507
 
 
+class ProcessesFullError(EngineError, ConflictError):
+    """The sandbox can't start another process: it has as many as it may have. End some of them, or destroy the sandbox."""
+
+    code, status = "sandbox_processes_full", 409
+
+
 class FileMissingError(NotFoundError):
     """There is no such file in the sandbox."""
 
@@ -141,6 +147,9 @@ class TerminalNotFoundError(NotFoundError):
     code, status = "terminal_not_found", 404
 
 
+_NO_PROCESS = re.compile(r"resource temporarily unavailable|cannot fork\b", re.IGNORECASE)
+_NO_PROCESS_LAST = re.compile(r"resource temporarily unavailable(: rate limit exceeded[\w ,]*)?\W*\Z", re.IGNORECASE)
+"""As envd says it (EAGAIN), and what the SDK adds to it."""
 _UNKNOWN_USER = re.compile(r"unknown user|invalid username|looking up user", re.IGNORECASE)
 
 Rule = tuple[type[BaseException] | tuple[type[BaseException], ...], Callable[[str], SandyardError]]
@@ -204,9 +213,16 @@ def translate(error: BaseException, key: Secret | None = None) -> BaseException:
     make = next((make for kinds, make in _RULES if isinstance(error, kinds)), _said(EngineError))
     if isinstance(error, AuthenticationException) and _UNKNOWN_USER.search(said):
         return EngineInvalidError("The sandbox has no user of that name.")  # envd's way to say it
+    if isinstance(error, SandboxException) and _NO_PROCESS_LAST.search(str(error)):  # behind the whole command
+        return ProcessesFullError(unsent=True)
     if isinstance(error, SandboxException):
         make = _STATUSES.get(error.status_code or _leading_status(said) or 0, make)
     return make(said)
+
+
+def says_processes_full(said: str) -> bool:
+    """Whether these words of a shell, a program or an engine mean that no process could be started (EAGAIN)."""
+    return _NO_PROCESS.search(said) is not None
 
 
 def _leading_status(said: str) -> int | None:

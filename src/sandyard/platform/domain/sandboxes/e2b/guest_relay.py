@@ -7,13 +7,14 @@ command is the directory `commands/ID`: making it is claiming the command, which
 by the relay for as long as it lives, containing its pid once the command is about to start), `out` and `err` (the
 bytes), `exit` (how it ended, written atomically) and `claimed` (made by someone who wants that it never starts).
 
-It speaks in lines: `:s PID` started, `:x` was started before, `:1 OFFSET BASE64` and `:2 …` output, `:e JSON` the end,
-`:h` still there, `:r WORD` an answer, `:f WORD BASE64` a refusal, `:a` ask again. What comes before the line `:: MARK`
-is noise of login shells.
+It speaks in lines: `:s PID` started, `:x` was started before, `:1 OFFSET BASE64` and `:2 …` output, `:b STREAM END BASE`
+output to be fetched from the journal (its file for that stream has grown to END bytes; BASE is an index into BASES),
+`:e JSON` the end, `:h` still there, `:r WORD` an answer, `:f WORD BASE64` a refusal, `:a` ask again. What comes before
+the line `:: MARK` is noise of login shells.
 """
 
 # Old Pythons, plain os calls, and no module more than it needs: a command waits for this to start.
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH110, PTH112, PTH116, PTH118, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH110, PTH112, PTH115, PTH116, PTH118, PTH123, PTH208
 # ruff: noqa: B905, S103, S108, S606, SIM105, TRY301, UP031, UP037
 
 import binascii
@@ -32,16 +33,24 @@ except ImportError:
 BASES = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # the second one for when the disk is full
 SPARE_LIMIT = 16 << 20  # of output kept in the second one, which is memory
 CHUNK = 48 << 10
+LIVE_LIMIT = 512 << 10  # of a stream's output in LIVE_INTERVAL goes into lines; more is fetched by the reader,
+LIVE_INTERVAL = 0.05  # who is told so no more often than this
+PIPE_SIZE = 256 << 10
 GRACE = 3.0  # between SIGTERM and SIGKILL
 QUIET = 0.15  # children that keep the output open may add to it until it has been quiet that long,
 LONGEST = 2.0  # but no longer than this
 HEARTBEAT = 10.0
 FROZEN = 2.0  # a wait that took this much longer than asked for was a pause of the sandbox
 FOLLOW_INTERVAL = 0.05
+LOOK_INTERVAL = 0.5
+RUN_VARIABLE = "SANDYARD_RUN"  # in the environment of an agent, and of all that it starts
+SWEEP_GRACE = 2.0  # between SIGTERM and SIGKILL for what was left behind
+SWEEP_LONGEST = 10.0
 FOLLOW_LONGEST = 600.0
 ORPHAN_GRACE = 2.0
 EXIT_PATIENCE = 60.0
 SOURCE_LIMIT = 100 << 10  # a longer command does not fit into an argument
+F_SETPIPE_SZ = 1031  # Python 3.10 has it in fcntl
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 PRIVATE = ("SANDYARD_SPEC", "SANDYARD_RELAY")
 
@@ -54,6 +63,19 @@ def say(line: str) -> None:
     data = line.encode("ascii") + b"\n"
     while data:
         data = data[os.write(1, data) :]
+
+
+def fetch_line(number: int, end: int, folder: str) -> str:
+    return ":b %d %d %d" % (number, end, 0 if folder.startswith(BASES[0]) else 1)
+
+
+def is_open_file(path: str, fd: int) -> bool:
+    """False when somebody has removed or replaced the file."""
+    try:
+        found, opened = os.stat(path), os.fstat(fd)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def folders(name: str) -> "list[str]":
@@ -118,20 +140,28 @@ class Stream:
     def __init__(self, number: int, name: str, folder: str, limit: "int | None") -> None:
         read, self.child_end = os.pipe()
         os.set_blocking(read, False)
+        try:
+            fcntl.fcntl(read, F_SETPIPE_SZ, PIPE_SIZE)
+        except OSError:
+            pass  # the user has too many large pipes
         self.number = number
         self.pipe: "int | None" = read
-        self.file = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self.folder = folder
+        self.path = os.path.join(folder, name)
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self.limit = limit
         self.total = self.kept = self.sent = 0
         self.tail = bytearray()
         self.whole = True
+        self.interval_end = 0.0
+        self.live_left = 0  # of this interval's LIVE_LIMIT
 
     def read(self) -> bool:
         """True when something came."""
         if self.pipe is None:
             return False
         try:
-            data = os.read(self.pipe, 1 << 16)
+            data = os.read(self.pipe, PIPE_SIZE)
         except BlockingIOError:
             return False
         except OSError:
@@ -157,16 +187,32 @@ class Stream:
     def wants(self) -> bool:
         return self.pipe is not None and len(self.tail) < 1 << 20
 
-    def next(self) -> "tuple[int, bytes]":
-        """The next bytes for the live reader, and where they are."""
+    def is_held(self, now: float) -> bool:
+        """Whether nothing is to be told before the interval has ended."""
+        return self.sent < self.kept and self.live_left <= 0 and now < self.interval_end
+
+    def next_line(self, now: float) -> "str | None":
+        """The next line for the live reader. None: nothing yet."""
+        if self.is_held(now):
+            return None
         start = self.sent
         if start < self.kept:
+            if now >= self.interval_end:
+                self.interval_end = now + LIVE_INTERVAL
+                self.live_left = LIVE_LIMIT
+                if self.kept - start > LIVE_LIMIT and is_open_file(self.path, self.file):
+                    self.live_left = 0
+                    self.sent = self.kept
+                    return fetch_line(self.number, self.kept, self.folder)
             data = os.pread(self.file, min(CHUNK, self.kept - start), start)
+            self.live_left -= len(data)
         else:
             data = bytes(self.tail[:CHUNK])
             del self.tail[:CHUNK]
+        if not data:
+            return None
         self.sent += len(data)
-        return start, data
+        return ":%d %d %s" % (self.number, start, binascii.b2a_base64(data).decode("ascii").strip())
 
 
 class Live:
@@ -190,19 +236,22 @@ class Live:
             self.gone = True
             self.buffer = b""
 
-    def feed(self, streams: "list[Stream]") -> None:
+    def feed(self, streams: "list[Stream]", now: float) -> None:
         """Send what there is, as far as it goes."""
         for stream in streams:
             while not self.gone and not self.buffer and stream.sent < stream.total:
-                start, data = stream.next()
-                if not data:
+                line = stream.next_line(now)
+                if line is None:
                     break
-                body = binascii.b2a_base64(data).decode("ascii")
-                self.buffer = (":%d %d %s" % (stream.number, start, body)).encode("ascii")
+                self.line(line)
                 self.flush()
         if self.gone:
             for stream in streams:
                 stream.tail = bytearray()
+
+    def can_send(self, streams: "list[Stream]", now: float) -> bool:
+        waiting = any(stream.sent < stream.total and not stream.is_held(now) for stream in streams)
+        return not self.gone and (bool(self.buffer) or waiting)
 
     def behind(self, streams: "list[Stream]") -> bool:
         return not self.gone and (bool(self.buffer) or any(stream.sent < stream.total for stream in streams))
@@ -263,7 +312,12 @@ class Relay:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.on_terminate)
         self.began = time.monotonic()
-        self.pid = self.spawn()
+        try:
+            self.pid = self.spawn()
+        except OSError as error:  # no process is to be had
+            self.keep('{"reason":"not_started"}')
+            say(":f processes " + encoded(error.strerror or ""))
+            return
         self.live = Live()
         self.duration = 0.0
         self.live.line(":s %d" % self.pid)
@@ -282,6 +336,7 @@ class Relay:
         """Until the command has ended and its output is complete."""
         deadline = self.began + self.timeout if self.timeout else float("inf")
         beat = self.began + HEARTBEAT
+        look = self.began + LOOK_INTERVAL
         exited_at = quiet_since = 0.0
         while True:
             now = time.monotonic()
@@ -303,8 +358,11 @@ class Relay:
                 beat = now + HEARTBEAT
                 if not self.live.behind(self.streams):
                     self.live.line(":h")
+            if now >= look:
+                look = now + LOOK_INTERVAL
+                self.end_leftovers()
             self.live.flush()
-            self.live.feed(self.streams)
+            self.live.feed(self.streams, now)
             if self.poll(wake, wait):
                 quiet_since = time.monotonic()
             lost = time.monotonic() - now - wait
@@ -318,6 +376,22 @@ class Relay:
                     exited_at = quiet_since = time.monotonic()
                     self.duration = exited_at - self.began
 
+    def end_leftovers(self) -> None:
+        """If somebody asks for it by a file `sweep` in the journal: end what the command has left behind, then write `swept`."""
+        wish = os.path.join(self.folder, "sweep")
+        try:
+            with open(wish) as file:
+                token = file.read(100)
+            os.unlink(wish)
+        except OSError:
+            return
+        ended = end_orphans("%s=%s" % (RUN_VARIABLE, self.name), self.pid)
+        try:
+            write_file(os.path.join(self.folder, "swept.new"), ("%s %d" % (token, ended)).encode("ascii", "replace"))
+            os.rename(os.path.join(self.folder, "swept.new"), os.path.join(self.folder, "swept"))
+        except OSError:
+            pass
+
     def poll(self, wake: int, wait: float) -> bool:
         """Wait for something to happen. True: output came."""
         poll = select.poll()
@@ -325,8 +399,12 @@ class Relay:
         readable = {stream.pipe: stream for stream in self.streams if stream.wants()}
         for fd in readable:
             poll.register(fd or 0, select.POLLIN)
-        if self.live.behind(self.streams):
+        now = time.monotonic()
+        if self.live.can_send(self.streams, now):
             poll.register(1, select.POLLOUT)
+        elif self.live.behind(self.streams):
+            held = [stream.interval_end for stream in self.streams if stream.is_held(now)]
+            wait = min([wait] + [max(0.0, end - now) for end in held])
         came = False
         for fd, _ in poll.poll(int(wait * 1000) + 1):
             if fd in readable:
@@ -385,7 +463,7 @@ class Relay:
         while self.live.behind(self.streams):
             self.wait_for_reader()
             self.live.flush()
-            self.live.feed(self.streams)
+            self.live.feed(self.streams, float("inf"))  # no interval matters any more
         self.live.line(last)
         while self.live.buffer and not self.live.gone:
             self.live.flush()
@@ -398,12 +476,94 @@ class Relay:
         poll.poll(1000)
 
 
+def end_orphans(marker: str, root: int) -> int:
+    """End processes with this in their environment that no longer belong to the process `root`, unless they serve something. Starts no
+    process: there may be none to be had. How many there were."""
+    found = orphans(marker, root)
+    first = len(found)
+    began = time.monotonic()
+    while found and time.monotonic() - began < SWEEP_LONGEST:
+        number = signal.SIGTERM if time.monotonic() - began < SWEEP_GRACE else signal.SIGKILL
+        for pid in found:
+            for one in (number, signal.SIGCONT):
+                try:
+                    os.kill(pid, one)
+                except OSError:
+                    pass
+        time.sleep(0.1)
+        found = orphans(marker, root)
+    return first
+
+
+def orphans(marker: str, root: int) -> "list[int]":
+    parents, marked = {}, []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open("/proc/%s/stat" % entry, "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+            parents[int(entry)] = int(parent)
+            with open("/proc/%s/environ" % entry, "rb") as file:
+                environment = file.read()
+        except (OSError, ValueError):
+            continue  # it has ended, or is another user's
+        if state not in (b"Z", b"X") and marker.encode() in environment.split(b"\0"):
+            marked.append(int(entry))
+    sockets = listening()
+    kept = {root, os.getpid()}
+    for pid in marked:
+        if is_server(pid, sockets):
+            kept.update(lineage(pid, parents, root))
+    return [pid for pid in marked if pid not in kept and not kept.intersection(lineage(pid, parents, root))]
+
+
+def lineage(pid: int, parents: "dict[int, int]", root: int) -> "list[int]":
+    """It and its parents, without the first process of the sandbox."""
+    found = []
+    while pid > 1 and pid not in found:
+        found.append(pid)
+        if pid == root:
+            break
+        pid = parents.get(pid, 0)
+    return found
+
+
+def listening() -> "set[bytes]":
+    """Sockets at which somebody is served, as links to them read."""
+    found = set()
+    for name, column, inode in (("tcp", 3, 9), ("tcp6", 3, 9), ("udp", 3, 9), ("udp6", 3, 9), ("unix", 3, 6)):
+        try:
+            with open("/proc/net/" + name, "rb") as file:
+                lines = file.read().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            served = {"tcp": b"0A", "udp": b"07", "unix": b"00010000"}[name.rstrip("6")]
+            if len(fields) > inode and fields[column] == served:
+                found.add(b"socket:[" + fields[inode] + b"]")
+    return found
+
+
+def is_server(pid: int, sockets: "set[bytes]") -> bool:
+    folder = b"/proc/%d/fd" % pid
+    try:
+        return any(os.readlink(os.path.join(folder, one)) in sockets for one in os.listdir(folder))
+    except OSError:
+        return False
+
+
 def drain(streams: "list[Stream]") -> None:
     """Children that live on may still write; without a reader they would die of it, so somebody reads."""
     for stream in streams:
         if stream.pipe is None:
             continue
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError:  # no process is to be had
+            pid = -1
+        if pid == 0:
             try:
                 os.setsid()
                 os.set_blocking(stream.pipe, True)
@@ -504,8 +664,12 @@ class Told:
                 self.fd = os.open(os.path.join(folder, self.name), os.O_RDONLY)
             except OSError:
                 return
-        while True:
-            data = os.pread(self.fd, CHUNK, self.offset)
+        size = os.fstat(self.fd).st_size
+        if size - self.offset > LIVE_LIMIT and is_open_file(os.path.join(folder, self.name), self.fd):
+            self.offset = size
+            say(fetch_line(self.number, size, folder))
+        while self.offset < size:
+            data = os.pread(self.fd, min(CHUNK, size - self.offset), self.offset)
             if not data:
                 return
             say(":%d %d %s" % (self.number, self.offset, binascii.b2a_base64(data).decode("ascii").strip()))

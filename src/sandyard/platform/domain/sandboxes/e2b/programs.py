@@ -22,7 +22,12 @@ from e2b import AsyncCommandHandle, CommandExitException
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.ids import random_id
-from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, EngineTimeoutError
+from sandyard.platform.domain.sandboxes.e2b.errors import (
+    EngineError,
+    EngineTimeoutError,
+    ProcessesFullError,
+    says_processes_full,
+)
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
 
 TIMEOUT_S = 60.0
@@ -227,7 +232,7 @@ class _Run:
         if not found and last.startswith("!"):
             raise _refusal(last[1:])
         if not found or not re.fullmatch("[0-9]{1,3}", last):
-            raise EngineError(_STRANGE)
+            raise ProcessesFullError if says_processes_full(self._stderr) else EngineError(_STRANGE)
         try:
             data = binascii.a2b_base64(body)
         except ValueError:

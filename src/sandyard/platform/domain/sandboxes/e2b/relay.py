@@ -20,13 +20,19 @@ from e2b import AsyncCommandHandle, CommandExitException
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.domain.sandboxes.e2b.errors import SandboxUnreachableError, translate
+from sandyard.platform.domain.sandboxes.e2b.errors import (
+    ProcessesFullError,
+    SandboxUnreachableError,
+    says_processes_full,
+    translate,
+)
 from sandyard.platform.domain.sandboxes.e2b.gate import Handle
 
 _HERE = Path(__file__).parent
 _PYTHON = (_HERE / "guest_relay.py").read_bytes()
 _SHELL = (_HERE / "guest_relay.sh").read_text()
-_FOLDER = "/tmp/.sandyard"  # noqa: S108 - in the sandbox
+_FOLDERS = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # noqa: S108 - in the sandbox; guest_relay.py's BASES
+_FOLDER = _FOLDERS[0]
 _PROGRAM = f"{_FOLDER}/relay-{hashlib.sha256(_PYTHON).hexdigest()[:16]}"
 _INSTALL = """
 import binascii, os, sys
@@ -56,7 +62,12 @@ SILENCE_S = 30.0
 """The relay says something every 10 s. A stream that is silent for longer is dead, whatever the network says."""
 _QUEUE = 32
 _LONGEST = 1 << 20
+_COMPLAINTS = 4 << 10
 """No line of the relay is longer. A tenant may put another program in its place, which then speaks for that sandbox only."""
+_EMPTY_LINES = 1000
+"""The relay never says more lines in a row without a word for the reader: it says `:h` every 10 s."""
+_LINES_AT_ONCE = 100
+"""Then others have their turn."""
 _MOST = 1 << 53
 
 
@@ -148,7 +159,7 @@ class Frame:
     @classmethod
     def parse(cls, line: str) -> Frame | None:
         """None for anything that the relay has not said."""
-        if len(line) < 2 or line[0] != ":" or line[1] not in "12aefhinrsx" or line[2:3] not in ("", " "):
+        if len(line) < 2 or line[0] != ":" or line[1] not in "12abefhinrsx" or line[2:3] not in ("", " "):
             return None
         return cls(line[1], line[3:])
 
@@ -157,6 +168,14 @@ class Frame:
         """Of output: its offset and its bytes."""
         offset, _, body = self.rest.partition(" ")
         return bounded(offset), binascii.a2b_base64(body)
+
+    @property
+    def grown(self) -> tuple[str, int, int]:
+        """Of a journal that is to be fetched: the stream's number, how long it is, and in which folder."""
+        stream, end, folder = self.rest.split(" ")
+        if stream not in ("1", "2") or folder not in ("0", "1"):
+            raise ValueError("this is no journal")
+        return stream, bounded(end), int(folder)
 
     @property
     def refusal(self) -> tuple[str, str]:
@@ -180,6 +199,15 @@ class RelayStream:
         self._watch: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._complete = False
+        self._stderr = ""
+
+    @property
+    def lacks_processes(self) -> bool:
+        """The sandbox's shell complains that it can't start a process."""
+        return says_processes_full(self._stderr)
+
+    def _complain(self, text: str) -> None:
+        self._stderr = (self._stderr + text)[-_COMPLAINTS:]
 
     async def open(
         self, handle: Handle, arguments: str, *, user: str | None, envs: Mapping[str, str], disposable: bool = False
@@ -200,13 +228,14 @@ class RelayStream:
             user=user,
             envs=variables,
             on_stdout=self._queue.put,
+            on_stderr=self._complain,
             retain_output=False,
         )
         self._watch = asyncio.create_task(self._wait(self._handle))
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Until the stream ends. EngineUnreachableError (or what the SDK's error means) when it breaks."""
-        rest, heard = "", False
+        rest, heard, empty = "", False, 0
         while True:
             try:
                 async with asyncio.timeout(self._silence):
@@ -219,14 +248,22 @@ class RelayStream:
             if len(rest) > _LONGEST:
                 yield Frame("e", "")  # an end that says nothing: LOST
                 return
-            for line in lines:
+            for number, line in enumerate(lines, 1):
+                if number % _LINES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 heard = heard or line == f":: {self._mark}"
                 frame = Frame.parse(line) if heard else None
+                empty = empty + 1 if frame is None or frame.kind == "h" else 0
+                if empty > _EMPTY_LINES:
+                    yield Frame("e", "")
+                    return
                 if frame is not None:
                     self._learn(frame)
                     yield frame
         if self._error is not None:
             raise translate(self._error, self._key) from self._error
+        if not heard and self.lacks_processes:
+            raise ProcessesFullError(unsent=True)
 
     async def finish(self, patience_s: float) -> None:
         """Let it end by itself, so that its connection can be used again, else close it."""
@@ -280,3 +317,14 @@ def bounded(value: Any) -> int:
 
 def spec_path(command_id: str) -> str:
     return f"{_FOLDER}/spec-{command_id}"
+
+
+def sweep_paths(command_id: str) -> tuple[str, str]:
+    """Of the file that asks a relay to end what its command has left behind, and of the one with its answer."""
+    folder = f"{_FOLDER}/commands/{command_id}"
+    return f"{folder}/sweep", f"{folder}/swept"
+
+
+def journal_path(command_id: str, stream: str, folder: int) -> str:
+    """Of the file with the output of a stream, by its number."""
+    return f"{_FOLDERS[folder]}/commands/{command_id}/{'out' if stream == '1' else 'err'}"

@@ -100,7 +100,7 @@ def dial(address: str, port: int = TCP, say: bytes = b"hello", timeout: float = 
         return "timeout" if isinstance(error, TimeoutError) else errno.errorcode[error.errno or 0]
 
 
-def knock(address: str, port: int = UDP, timeout: float = 1.0) -> str:
+def knock(address: str, port: int = UDP, timeout: float = 15.0) -> str:
     """The same for UDP."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.settimeout(timeout)
@@ -112,7 +112,7 @@ def knock(address: str, port: int = UDP, timeout: float = 1.0) -> str:
             return "timeout" if isinstance(error, TimeoutError) else errno.errorcode[error.errno or 0]
 
 
-def ping(address: str, timeout: float = 1.0) -> str:
+def ping(address: str, timeout: float = 15.0) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP) as asking:
         asking.settimeout(timeout)
         try:

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,8 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxEngine,
     SandboxNotFoundError,
     Started,
+    Stream,
+    guest_relay,
 )
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
 from tests.protocol.engine import Engine
@@ -372,6 +376,146 @@ async def test_a_slow_reader_holds_up_nothing_and_gets_everything(
             assert event.offset == total
             total += len(event.data)
     assert total == 20000000
+
+
+# much output, which is fetched from the journal ---------------------------------------------------------------------
+
+LARGE = 40_000_000
+FLOOD = f"head -c {LARGE} /dev/urandom | tee /tmp/1; head -c 2000000 /dev/urandom | tee /tmp/2 >&2; exit 7"
+
+
+@dataclass
+class Measured:
+    """Of a command with much output: what came, as checksums, and how much of it came in large pieces."""
+
+    out: Any = field(default_factory=hashlib.sha256)
+    err: Any = field(default_factory=hashlib.sha256)
+    sizes: dict[Stream, int] = field(default_factory=lambda: dict.fromkeys(Stream, 0))
+    fetched: int = 0
+    ended: Ended | None = None
+
+    def add(self, event: Started | Output | Ended) -> None:
+        assert self.ended is None
+        if isinstance(event, Output):
+            assert event.offset == self.sizes[event.stream], "nothing is lost, nothing comes twice"
+            self.sizes[event.stream] += len(event.data)
+            (self.out if event.stream is Stream.STDOUT else self.err).update(event.data)
+            if len(event.data) > guest_relay.CHUNK:
+                self.fetched += len(event.data)
+        elif isinstance(event, Ended):
+            self.ended = event
+
+    async def check(self, engine: SandboxEngine, sandbox_id: str) -> None:
+        assert self.ended is not None
+        assert (self.ended.reason, self.ended.code) == (EndReason.EXITED, 7)
+        assert (self.ended.stdout_bytes, self.ended.stderr_bytes) == (LARGE, 2_000_000) == tuple(self.sizes.values())
+        sums = (await run(engine, sandbox_id, "sha256sum < /tmp/1; sha256sum < /tmp/2")).stdout.decode().split()
+        assert [self.out.hexdigest(), self.err.hexdigest()] == [sums[0], sums[2]]
+        assert self.fetched > 0.9 * LARGE
+
+
+async def test_much_output_is_fetched_to_the_byte(
+    engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig
+) -> None:
+    given, seen = spec(FLOOD), Measured()
+    events = engine.commands.start(sandbox.id, given)
+    async for event in events:
+        seen.add(event)
+        if seen.fetched > LARGE / 4:
+            break
+    await events.aclose()  # type: ignore[attr-defined] # as a platform that dies in the middle of it
+    later = SandboxEngine(config)
+    async for event in later.commands.follow(sandbox.id, given.id, *seen.sizes.values()):
+        seen.add(event)
+    await later.close()
+    await seen.check(engine, sandbox.id)
+    whole = Measured()
+    async for event in engine.commands.follow(sandbox.id, given.id):
+        whole.add(event)
+    await whole.check(engine, sandbox.id)
+
+
+async def test_the_engine_is_killed_in_the_middle_of_fetching(
+    engine: SandboxEngine, sandbox: EngineSandbox, engine_process: Engine
+) -> None:
+    seen, killed = Measured(), False
+    async with asyncio.timeout(60):
+        async for event in engine.commands.start(sandbox.id, spec(FLOOD.replace("exit", "touch /tmp/full; exit"))):
+            seen.add(event)
+            if seen.fetched and not killed:
+                killed = True
+                await until(lambda: has_file(engine, sandbox.id, "/tmp/full"))
+                await asyncio.to_thread(engine_process.kill)
+                await asyncio.to_thread(engine_process.start)
+    assert killed
+    await seen.check(engine, sandbox.id)
+
+
+async def test_paused_and_resumed_in_the_middle_of_fetching(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    seen, paused = Measured(), False
+    async with asyncio.timeout(60):
+        async for event in engine.commands.start(sandbox.id, spec(FLOOD)):
+            seen.add(event)
+            if seen.fetched and not paused:
+                paused = True
+                await engine.pause(sandbox.id)
+                await engine.wake(sandbox.id, 300)
+    assert paused
+    await seen.check(engine, sandbox.id)
+
+
+async def has_file(engine: SandboxEngine, sandbox_id: str, path: str) -> bool:
+    return bool((await run(engine, sandbox_id, f"ls {path}")).stdout)
+
+
+FAKE_RELAY = """import os, sys
+say = lambda line: os.write(1, line.encode() + b"\\n")
+say("\\n:: " + sys.argv[1])
+folder = "/tmp/.sandyard/commands/ID"
+os.makedirs(folder, exist_ok=True)
+say(":s 1")
+SAY
+"""
+HUGE = "os.truncate(os.open(folder + '/out', os.O_CREAT | os.O_RDWR), 1 << 42); "
+SHORT = "open(folder + '/out', 'w').write('short'); "
+
+
+@pytest.mark.parametrize(
+    ("said", "reasons"),
+    [
+        ("say(':b 1 5000000 0')", {EndReason.LOST}),
+        ("say(':b 1 5000000 1')", {EndReason.LOST}),
+        ("os.mkfifo(folder + '/out'); say(':b 1 5000000 0')", {EndReason.LOST}),
+        ("os.symlink('/dev/zero', folder + '/out'); say(':b 1 5000000 0')", {EndReason.LOST}),
+        # what there is of it is taken, then the real relay is asked, which knows of no command
+        (SHORT + "say(':b 1 5000000 0')", {EndReason.LOST, EndReason.NOT_STARTED}),
+        (SHORT + "say(':b 1 5 0'); say(':b 1 2 0'); say(':e {\"reason\":\"exited\"}')", {EndReason.EXITED}),
+        (HUGE + "say(':b 1 %d 0' % (1 << 42)); say(':e {\"reason\":\"exited\"}')", {EndReason.EXITED}),
+        (HUGE + "say(':b 1 5000 0'); say(':e {\"reason\":\"exited\"}')", {EndReason.EXITED}),
+        ("while True: say(':h')", {EndReason.LOST}),
+    ],
+    ids=[
+        *("missing", "missing in memory", "a pipe", "a device", "short", "backwards", "huge", "more than said"),
+        "heartbeats without end",
+    ],
+)
+async def test_a_hostile_relay_that_lies_about_its_journal(
+    engine: SandboxEngine, sandbox: EngineSandbox, said: str, reasons: set[EndReason]
+) -> None:
+    most = 4 << 20
+    given = spec("true")
+    await run(engine, sandbox.id, "true")
+    program = FAKE_RELAY.replace("ID", given.id).replace("SAY", said)
+    put = f"cat > /tmp/fake <<'EOF'\n{program}\nEOF\nfor f in /tmp/.sandyard/relay-*/main.py; do cp /tmp/fake $f; done"
+    await run(engine, sandbox.id, put)
+    size = 0
+    async with asyncio.timeout(20):
+        async for event in engine.commands.start(sandbox.id, given, most=most):
+            if isinstance(event, Output):
+                size += len(event.data)
+            elif isinstance(event, Ended):
+                assert event.reason in reasons
+    assert size <= most + (2 << 20)
 
 
 # odd sandboxes ------------------------------------------------------------------------------------------------------

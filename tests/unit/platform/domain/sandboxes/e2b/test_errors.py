@@ -21,6 +21,13 @@ KEY = Secret("e2b_0123456789abcdef")
         (sdk.AuthenticationException("401: Unauthorized"), "engine_auth", 502),
         (sdk.SandboxException("403: no", status_code=403), "engine_auth", 502),
         (sdk.RateLimitException("429: too many"), "engine_quota", 429),
+        (
+            sdk.RateLimitException(
+                f"starting '{'long ' * 200}': Resource temporarily unavailable: Rate limit exceeded, please try again later."
+            ),
+            "sandbox_processes_full",
+            409,
+        ),
         (sdk.InvalidArgumentException("the name is too long"), "engine_invalid", 400),
         (sdk.TemplateException("rebuild it"), "engine_invalid", 400),
         (sdk.SandboxException("400: bad", status_code=400), "engine_invalid", 400),

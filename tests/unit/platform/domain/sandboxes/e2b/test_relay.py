@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import base64
+import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandyard.platform.domain.sandboxes.e2b import CommandSpec, Ended, EndReason, relay
-from sandyard.platform.domain.sandboxes.e2b.relay import Frame
+from sandyard.platform.domain.sandboxes.e2b import CommandSpec, Ended, EndReason, guest_relay, relay
+from sandyard.platform.domain.sandboxes.e2b.relay import Frame, journal_path
 
 GUEST = Path(relay.__file__).with_name("guest_relay.py")
 
@@ -28,6 +31,97 @@ def test_frames() -> None:
     refusal = Frame.parse(f":f cwd {base64.b64encode('ä b'.encode()).decode()}")
     assert refusal is not None
     assert refusal.refusal == ("cwd", "ä b")
+
+
+def test_a_journal_that_has_grown() -> None:
+    frame = Frame.parse(":b 2 4711 1")
+    assert frame is not None
+    assert frame.grown == ("2", 4711, 1)
+    assert journal_path("cmd_1", "2", 1) == "/dev/shm/.sandyard/commands/cmd_1/err"
+    assert journal_path("cmd_1", "1", 0) == f"{guest_relay.folders('cmd_1')[0]}/out"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["", "1", "1 5", "3 5 0", "1 5 2", "1 -1 0", "1 5 -1", "1 99999999999999999 0", "1 5 0 /etc/passwd", "1 x 0"],
+)
+def test_no_journal_of_ours(rest: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        assert Frame("b", rest).grown
+
+
+class Journal:
+    """The relay's side of one output, fed without a process."""
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        self.stream = guest_relay.Stream(1, "out", str(folder), limit)
+        self.path = folder / "out"
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+        while data:
+            data = data[os.write(self.stream.child_end, data[: guest_relay.PIPE_SIZE // 4]) :]
+            self.stream.read()
+
+    def lines(self, now: float) -> Iterator[Frame]:
+        while (line := self.stream.next_line(now)) is not None:
+            frame = Frame.parse(line)
+            assert frame is not None
+            yield frame
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path)
+    yield journal
+    for fd in (journal.stream.child_end, journal.stream.pipe, journal.stream.file):
+        os.close(fd)
+
+
+LIMIT, INTERVAL = guest_relay.LIVE_LIMIT, guest_relay.LIVE_INTERVAL
+
+
+def test_little_output_goes_into_lines_at_once(journal: Journal) -> None:
+    for now in (1.0, 1.0, 1.001):
+        journal.write(b"little\n")
+        (frame,) = journal.lines(now)
+        assert frame.chunk == (len(journal.written) - 7, b"little\n")
+
+
+def test_much_output_is_fetched(journal: Journal) -> None:
+    journal.write(b"begin")
+    (frame,) = journal.lines(1.0)
+    journal.write(b"x" * 3 * LIMIT)
+    live = list(journal.lines(1.0))
+    assert {frame.kind for frame in live} == {"1"}
+    assert sum(len(frame.chunk[1]) for frame in live) < LIMIT + guest_relay.CHUNK
+    assert journal.stream.is_held(1.0)
+    (frame,) = journal.lines(1.0 + INTERVAL)
+    assert frame.grown == ("1", len(journal.written), 1)
+    journal.write(b"end")
+    assert not list(journal.lines(1.0 + INTERVAL)), "a reader is not told more often"
+    (frame,) = journal.lines(1.0 + 2 * INTERVAL)
+    assert frame.chunk == (len(journal.written) - 3, b"end")
+    journal.write(b"y" * 2 * LIMIT)
+    assert [frame.kind for frame in journal.lines(math.inf)] == ["b"], "at the end nothing waits"
+
+
+def test_a_journal_that_somebody_removed_goes_into_lines(journal: Journal) -> None:
+    journal.write(b"x" * 2 * LIMIT)
+    journal.path.unlink()
+    journal.path.write_bytes(b"not ours")
+    told = [frame.chunk for frame in journal.lines(math.inf)]
+    assert b"".join(data for _, data in told) == journal.written
+
+
+def test_what_did_not_fit_on_the_disk_comes_after_what_did(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, limit=2 * LIMIT)
+    journal.write(b"x" * 2 * LIMIT)
+    journal.write(b"y" * 100)
+    first, second = journal.lines(1.0)
+    assert first.grown == ("1", 2 * LIMIT, 1)
+    assert second.chunk == (2 * LIMIT, b"y" * 100)
 
 
 def test_how_it_ended() -> None:

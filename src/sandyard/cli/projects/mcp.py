@@ -1,0 +1,198 @@
+"""`sandyard project mcp`: the MCP servers that a project's agents are given."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.connection import connect, project_of, segment
+from sandyard.cli.errors import FAILED, ApiError, CommandError
+from sandyard.cli.options import env_option
+from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
+from sandyard.cli.projects.checking import TEST_FAILED, tell
+from sandyard.cli.projects.members import project_argument
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+COLUMNS = {"NAME": "name", "TYPE": "type", "COMMAND/URL": "where", "HEADERS": "shown", "VARIABLES": "variables"}
+FIELDS = {
+    "id": "id",
+    "name": "name",
+    "type": "type",
+    "command": "command",
+    "args": "args",
+    "variables": "variables",
+    "url": "url",
+    "headers": "shown",
+    "created": "createdAt",
+}
+LARGEST = 64 * 1024
+server_argument = click.argument("server", metavar="SERVER")
+
+
+@click.group()
+def mcp() -> None:
+    """MCP servers for a project's agents: commands in the sandbox, and URLs whose keys stay outside. SERVER is a name or an id."""
+
+
+@mcp.command("list")
+@project_argument
+@output_option
+def list_servers(project: str, output: str | None) -> None:
+    """The servers, oldest first. Nobody is shown the values of their headers."""
+    with connect() as client:
+        found = client.get(_path(client, project))
+    if as_json(output):
+        print_json(found)
+        return
+    rows = [_shown(one) for one in found["items"]]
+    show_list({"items": rows}, COLUMNS, output, nothing="There is no MCP server. `sandyard project mcp add` adds one.")
+
+
+@mcp.command()
+@project_argument
+@click.argument("name")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option("--url", help="URL of a streamable HTTP server, instead of a COMMAND.")
+@click.option(
+    "--header", "headers", multiple=True, metavar="NAME", help="A header; its value is asked for. Repeatable."
+)
+@click.option(
+    "--headers-stdin", is_flag=True, help="Read headers from standard input, one a line, as in `Name: value`."
+)
+@env_option
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Change the one of this name, if there is one. Without headers, those it has stay; without -e, its variables are removed.",
+)
+@click.option(
+    "--test/--no-test",
+    default=True,
+    show_default=True,
+    help="Test a URL before saving; store nothing if it fails.",
+)
+@output_option
+def add(
+    *,
+    project: str,
+    name: str,
+    command: tuple[str, ...],
+    url: str | None,
+    headers: tuple[str, ...],
+    headers_stdin: bool,
+    envs: dict[str, str],
+    replace: bool,
+    test: bool,
+    output: str | None,
+) -> None:
+    """Give a project's agents an MCP server.
+
+    A COMMAND runs in the sandbox; write it behind `--`. Its variables are not secret: whatever runs in the sandbox sees them.
+
+    \b
+    sandyard project mcp add website notes -e LEVEL=info -- npx -y @example/notes@1.2.3
+    sandyard project mcp add website issues --url https://mcp.example.org/mcp --header Authorization
+
+    Values of headers never are arguments, which others on this machine could see. They stay with the platform, which adds them to
+    requests: no sandbox ever has them.
+    """
+    if bool(command) == bool(url):
+        raise click.UsageError("Give either a command, behind --, or --url.")
+    if url is None and (headers or headers_stdin):
+        raise click.UsageError("Headers go with --url.")
+    if url is not None and envs:
+        raise click.UsageError("Variables go with a command.")
+    values = _headers(headers, read=headers_stdin)
+    with connect() as client:
+        path = _path(client, project)
+        known = _find(client.get(path)["items"], name) if replace else None
+        if known is not None and (known["url"] is None) != (url is None):
+            raise CommandError(f"{known['name']} is a {'command' if known['url'] is None else 'URL'}; remove it first.")
+        body: dict[str, Any] = {"command": command[0], "args": list(command[1:]), "env": envs} if command else {}
+        if url is not None:
+            kept = {} if values or known is None else {one["name"]: None for one in known["headers"]}
+            body = {"url": url, "headers": {**kept, **values}, "test": test}
+        try:
+            if known is None:
+                made = client.post(path, {"name": name, **body})
+            else:
+                made = client.request("PATCH", f"{path}/{segment(known['id'])}", body=body)
+        except ApiError as error:
+            if error.problem_code != TEST_FAILED:
+                raise
+            tell(error.details, err=True)
+            raise CommandError(f"{name} was not stored. To store it anyway: --no-test") from None
+    show_one(made if as_json(output) else _shown(made), FIELDS, output)
+
+
+@mcp.command()
+@project_argument
+@server_argument
+def remove(project: str, server: str) -> None:
+    """Take a server away from a project's agents."""
+    with connect() as client:
+        path = _path(client, project)
+        client.delete(f"{path}/{segment(_id(client, path, server))}")
+    echo(f"{server} is removed.", err=True)
+
+
+@mcp.command()
+@project_argument
+@server_argument
+@output_option
+def test(project: str, server: str, output: str | None) -> None:
+    """Ask a server with a URL for its tools, from the platform and with its headers. The exit code is 1 if it does not work."""
+    with connect() as client:
+        path = _path(client, project)
+        found = client.post(f"{path}/{segment(_id(client, path, server))}/test")
+    if as_json(output):
+        print_json(found)
+    else:
+        mark = click.style("✓", fg="green") if found["ok"] else click.style("✗", fg="red")
+        echo(f"{mark} {printable(found['detail'])}")
+        for tool in found["tools"]:
+            echo(f"  {printable(tool)}")
+    sys.exit(0 if found["ok"] else FAILED)
+
+
+def _path(client: Client, project: str) -> str:
+    return f"/projects/{segment(project_of(client, project))}/mcp-servers"
+
+
+def _find(items: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    return next((one for one in items if name in (one["name"], one["id"])), None)
+
+
+def _id(client: Client, path: str, name: str) -> str:
+    found = _find(client.get(path)["items"], name)
+    if found is None:
+        raise ApiError(f"The project has no MCP server {name!r}.", 404)
+    return str(found["id"])
+
+
+def _headers(names: tuple[str, ...], *, read: bool) -> dict[str, str]:
+    values = {}
+    if read:
+        for line in sys.stdin.read(LARGEST).splitlines():
+            name, colon, value = line.partition(":")
+            if not colon or not name.strip() or not value.strip():
+                raise CommandError("A line of standard input is not a header. Write `Name: value`.")
+            values[name.strip()] = value.strip()
+        if not values:
+            raise CommandError("Standard input has no header: it is empty.")
+    for name in names:
+        values[name] = click.prompt(f"Value of {name}", hide_input=True, err=True).strip()
+    return values
+
+
+def _shown(server: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **server,
+        "where": server["url"] or " ".join([server["command"], *server["args"]]),
+        "shown": [f"{one['name']} {one['hint']}" for one in server["headers"]],
+        "variables": sorted(server["env"]),
+    }

@@ -1,0 +1,265 @@
+"""Bounds kernel memory that no cgroup counts: receive buffers of netlink sockets, and file locks.
+
+The kernel charges neither to the process that causes it, and has no other limit for them than a size for each socket. So the engine
+watches the machine's unreclaimable kernel memory, one small file twice a second. Only when that has grown it looks at what each sandbox
+holds, and ends the processes of those that hold more than their share. A sandbox that takes it slowly is found as well: every growth
+by the bound is followed by a look at all sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.engine.drivers.namespace import processes
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+_INTERVAL = 0.5  # a process can take some hundred megabytes a second
+_LEAST_GROWTH = 256 << 20
+_PART_OF_MEMORY = 50
+_CHUNK = 1 << 16
+_LARGEST_TABLE = 16 << 20  # of netlink sockets, in bytes: some 150,000 of them
+_LOCKS_SECONDS = (
+    3.0  # the kernel counts from the first lock again for every page of them it gives: 100,000 take a second
+)
+_CERTAIN = 10  # of locks that could not be read to their end, this part of the share is too much
+_ROUNDS = 100
+_ROUND_PAUSE = 0.02
+
+Device = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`growth`: bytes by which the machine's unreclaimable kernel memory grows before sandboxes are looked at; 0 for 2 % of the
+    machine's memory, at least 256 MB. `netlink` (bytes) and `locks` are what each sandbox may hold then."""
+
+    growth: int = 0
+    netlink: int = 64 << 20
+    locks: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What a sandbox holds beyond its share. `amount` is in bytes (netlink) or a count (locks)."""
+
+    sandbox: str
+    kind: str
+    amount: int
+
+
+class Growth:
+    """Decides when to look: when memory has grown by the bound above the lowest figure since the last look that found nothing."""
+
+    def __init__(self) -> None:
+        self._lowest: int | None = None  # the first figure is looked at too: sandboxes outlive the engine
+
+    def is_due(self, current: int, bound: int) -> bool:
+        if self._lowest is None:
+            return True
+        self._lowest = min(self._lowest, current)
+        return current - self._lowest > bound
+
+    def accept(self, current: int) -> None:
+        """Nobody holds too much: the next look is after another growth from here."""
+        self._lowest = current
+
+
+class KernelMemory:
+    """`sandboxes` gives the running ones with the pid of their first process, which is never ended here: `end` is called for a
+    sandbox whose other processes multiply faster than they are ended."""
+
+    def __init__(self, bounds: Bounds, sandboxes: Callable[[], Mapping[str, int]], end: Callable[[str], None]) -> None:
+        self._bounds = bounds
+        self._sandboxes = sandboxes
+        self._end = end
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Idempotent."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self) -> None:
+        growth = Growth()
+        failed = None
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            try:
+                total, current = read_meminfo()
+                bound = self._bounds.growth or max(_LEAST_GROWTH, total // _PART_OF_MEMORY)
+                if growth.is_due(current, bound) and not await self._look(current):
+                    growth.accept(current)
+                failed = None
+            except (OSError, ValueError, LookupError) as error:  # the next round may see better
+                if failed != str(error):
+                    failed = str(error)
+                    log.warning("kernel_memory_check_failed", reason=failed)
+
+    async def _look(self, unreclaimable: int) -> bool:
+        """End the processes of sandboxes that hold too much. Says whether there were any."""
+        sandboxes = dict(self._sandboxes())
+        if not sandboxes:
+            return False
+        found = await asyncio.to_thread(find_netlink, sandboxes, self._bounds.netlink)
+        if not found:  # reading locks takes longer: not while somebody is known who takes more meanwhile
+            found = await asyncio.to_thread(find_locks, sandboxes, self._bounds.locks)
+        for excess in found:
+            log.warning(
+                "sandbox_kernel_memory_exceeded",
+                sandbox=excess.sandbox,
+                kind=excess.kind,
+                amount=excess.amount,
+                machine_unreclaimable=unreclaimable,
+            )
+        await asyncio.gather(*(self._end_processes(excess.sandbox, sandboxes[excess.sandbox]) for excess in found))
+        return bool(found)
+
+    async def _end_processes(self, sandbox: str, pid: int) -> None:
+        if self._sandboxes().get(sandbox) != pid:
+            return  # it has ended meanwhile, and its pid may be somebody else's
+        if not await asyncio.to_thread(end_descendants, pid):
+            self._end(sandbox)
+
+
+def read_meminfo(path: Path = Path("/proc/meminfo")) -> tuple[int, int]:
+    """All memory of the machine, and what of it is the kernel's and can't be reclaimed, in bytes."""
+    table = {line.partition(":")[0]: line.split()[1] for line in path.read_text().splitlines()}
+    return int(table["MemTotal"]) << 10, int(table["SUnreclaim"]) << 10
+
+
+def find_netlink(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
+    """Sandboxes (id → pid of their first process) whose netlink sockets hold more bytes than their share. Blocks briefly."""
+    found = []
+    for sandbox, pid in sandboxes.items():
+        with contextlib.suppress(OSError):  # it has just ended
+            held = netlink_bytes(_lines(Path(f"/proc/{pid}/net/netlink"), _LARGEST_TABLE))
+            if held > share:
+                found.append(Excess(sandbox, "netlink", held))
+    return found
+
+
+def find_locks(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
+    """Sandboxes that hold more locks than their share. Blocks for up to `_LOCKS_SECONDS`."""
+    locks, complete = count_locks(_lines(Path("/proc/locks")), time.monotonic() + _LOCKS_SECONDS)
+    if not complete:
+        share //= _CERTAIN
+    if locks.total() <= share:
+        return []
+    held = by_sandbox(locks, exclusive_devices(sandboxes), Ancestors(sandboxes))
+    return [Excess(sandbox, "locks", count) for sandbox, count in held.items() if count > share]
+
+
+def _lines(path: Path, limit: int | None = None) -> Iterator[bytes]:
+    """Of a file in /proc, as they are read: such a file may be large, and costs more with every piece."""
+    rest, size = b"", 0
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while (limit is None or size < limit) and (piece := os.read(fd, _CHUNK)):
+            size += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
+    finally:
+        os.close(fd)
+
+
+def netlink_bytes(lines: Iterable[bytes]) -> int:
+    """Bytes that wait in the receive buffers of a `/proc/PID/net/netlink`."""
+    table = iter(lines)
+    column = next(table, b"Rmem").split().index(b"Rmem")
+    return sum(int(line.split()[column]) for line in table if line)
+
+
+def count_locks(lines: Iterable[bytes], deadline: float) -> tuple[Counter[tuple[Device, int]], bool]:
+    """Locks of a `/proc/locks` by device and pid, and whether these are all: it ends at the deadline."""
+    found: Counter[tuple[Device, int]] = Counter()
+    for line in lines:
+        words = line.replace(b"->", b"").split()
+        if len(words) >= 6 and words[5].count(b":") == 2:
+            major, minor, _ = words[5].split(b":")
+            with contextlib.suppress(ValueError):  # of a file that is just going away
+                found[(int(major, 16), int(minor, 16)), int(words[4])] += 1
+        if time.monotonic() > deadline:
+            return found, False
+    return found, True
+
+
+def by_sandbox(
+    locks: Mapping[tuple[Device, int], int], devices: Mapping[Device, str], ancestors: Ancestors
+) -> Counter[str]:
+    """Whose they are: by the file system where only one sandbox has it, as the process may have ended or not be named (open file
+    description locks); else by the process."""
+    found: Counter[str] = Counter()
+    for (device, pid), count in locks.items():
+        sandbox = devices.get(device) or ancestors.sandbox(pid)
+        if sandbox is not None:
+            found[sandbox] += count
+    return found
+
+
+def exclusive_devices(sandboxes: Mapping[str, int]) -> dict[Device, str]:
+    """File systems that are mounted in one sandbox and nowhere else: its root, its shared memory."""
+    owners: dict[Device, set[str]] = {}
+    for sandbox, place in [("", "self"), *((sandbox, str(pid)) for sandbox, pid in sandboxes.items())]:
+        with contextlib.suppress(OSError):
+            for device in mounted_devices(Path(f"/proc/{place}/mountinfo").read_text()):
+                owners.setdefault(device, set()).add(sandbox)
+    return {device: next(iter(names)) for device, names in owners.items() if len(names) == 1 and "" not in names}
+
+
+def mounted_devices(mountinfo: str) -> set[Device]:
+    numbers = (line.split()[2].split(":") for line in mountinfo.splitlines())
+    return {(int(major), int(minor)) for major, minor in numbers}
+
+
+class Ancestors:
+    """Which sandbox a process descends from. Remembers what it has seen: a chain of processes may be long."""
+
+    def __init__(self, sandboxes: Mapping[str, int], parent: Callable[[int], int | None] | None = None) -> None:
+        self._known: dict[int, str | None] = {pid: sandbox for sandbox, pid in sandboxes.items()}
+        self._parent = parent or _parent
+
+    def sandbox(self, pid: int) -> str | None:
+        chain = []
+        current: int | None = pid
+        while current is not None and current > 1 and current not in self._known:
+            chain.append(current)
+            self._known[current] = None
+            current = self._parent(current)
+        found = self._known.get(current) if current is not None else None
+        self._known.update(dict.fromkeys(chain, found))
+        return found
+
+
+def _parent(pid: int) -> int | None:
+    found = processes.stat(pid)
+    return None if found is None else found[1]
+
+
+def end_descendants(root: int) -> bool:
+    """Kill all that descend from a process, and wait until they are gone. False when they do not come to an end. Blocks."""
+    for _ in range(_ROUNDS):
+        left = [pid for pid, state in processes.family(root).items() if pid != root and state not in {"Z", "X"}]
+        if not left:
+            return True
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_ROUND_PAUSE)
+    return False

@@ -1,0 +1,92 @@
+"""Requests that come out of sandboxes, to the engine's public names: the gateway's, after the sandbox's own network policy.
+
+The firewall has let the connection through because of some name that the policy allows. Which one a request is for is only seen
+here, so that a policy which allows one preview does not open all of them, or the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from time import monotonic as now
+
+from sandyard.engine.contract import Hairpin, PublicNames
+from sandyard.engine.e2b.dataplane import pages
+from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_body, header
+from sandyard.engine.e2b.dataplane.gateway import Gateway
+from sandyard.engine.e2b.dataplane.pages import Page
+from sandyard.engine.e2b.dataplane.target import SANDBOX_ID, Target, find_target
+from sandyard.engine.e2b.dataplane.tunnel import Opened, Tunnel
+from sandyard.kit.errors import SandyardError
+
+RATE, BURST = 200, 1000
+"""Requests a second of one sandbox, and how many may come at once. Further ones wait."""
+PATIENCE_SECONDS = 5.0
+KNOWN = 4096
+
+
+class HairpinGateway:
+    """An ASGI application in front of the gateway, for requests and tunnels."""
+
+    def __init__(self, gateway: Gateway, hairpin: Hairpin, names: PublicNames) -> None:
+        self._gateway = gateway
+        self._hairpin = hairpin
+        self._names = names
+        self._pace = Pace()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = await self._refuse(scope)
+        if refusal is None:
+            await self._gateway(scope, receive, send)
+        else:
+            await discard_body(receive)
+            await pages.answer(refusal, scope, send)
+
+    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> Opened | Page:
+        return await self._refuse(scope) or await self._gateway.open_tunnel(scope, tunnel)
+
+    def end_tunnel(self, target: Target, tunnel: Tunnel) -> None:
+        self._gateway.end_tunnel(target, tunnel)
+
+    async def _refuse(self, scope: Scope) -> Page | None:
+        """The answer to a request that may not pass, None for one that may."""
+        client = scope["client"][0] if scope.get("client") else ""
+        for name in self._asked_names(scope):
+            if not self._names.include(name) or not self._hairpin.is_allowed(client, name):
+                return pages.plain(403, f"The network policy of this sandbox does not allow {name or 'this request'}.")
+        if not await self._pace.wait(client):
+            return pages.plain(429, "This sandbox sends too many requests.")
+        return None
+
+    def _asked_names(self, scope: Scope) -> list[str]:
+        """The name in the Host header, and the one that stands for the sandbox and port named in the headers of SDKs."""
+        names = [(header(scope["headers"], b"host") or "").partition(":")[0].lower().removesuffix(".")]
+        if header(scope["headers"], SANDBOX_ID) is not None:
+            try:
+                target = find_target(scope)
+            except SandyardError:
+                target = None  # the gateway says what is wrong with it
+            if target is not None:
+                names.append(f"{target.port}-{target.sandbox_id}.{self._names.domain}".lower())
+        return names
+
+
+class Pace:
+    """A rate limit per client: requests beyond RATE are delayed."""
+
+    def __init__(self) -> None:
+        self._due: OrderedDict[str, float] = OrderedDict()
+
+    async def wait(self, client: str) -> bool:
+        """Wait for the client's turn. False if that would take longer than PATIENCE_SECONDS."""
+        at = now()
+        due = max(self._due.pop(client, 0.0), at - BURST / RATE)
+        if due > at + PATIENCE_SECONDS:
+            self._due[client] = due
+            return False
+        self._due[client] = due + 1 / RATE
+        if len(self._due) > KNOWN:
+            self._due.popitem(last=False)
+        if due > at:
+            await asyncio.sleep(due - at)
+        return True

@@ -1,0 +1,84 @@
+"""The `desktop` template: a layer above `base` with XFCE on a virtual screen, what types, clicks and looks there for a program,
+and VNC in a browser. It is what `e2b-desktop` and `@e2b/desktop` start their sandboxes from: these start the screen, the session
+and VNC themselves, so that there is no start command.
+
+It is large and few need it: an engine builds it when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.engine.templates import base, layered
+from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, require_space
+from sandyard.engine.templates.progress import Report
+
+NAME = "desktop"
+FORMAT = 1  # counts changes in how it is made that nothing else in the recipe shows
+PACKAGES = tuple(
+    """
+    xvfb x11-xserver-utils x11-utils xauth dbus-x11
+    xfce4-session xfwm4 xfdesktop4 xfce4-panel xfce4-settings xfconf exo-utils xfce4-terminal thunar mousepad
+    xdotool scrot x11vnc websockify net-tools xdg-utils libgtk-3-bin
+    adwaita-icon-theme librsvg2-common fonts-dejavu-core
+    """.split()
+)
+OPTIONAL = ("firefox-esr",)  # Ubuntu has it as a snap only, which needs an init
+CUSTOMIZE = Path(__file__).with_name("desktop-customize.sh")
+SPACE = 3 << 30
+CPU_COUNT, MEMORY_MB = 8, 8192  # E2B's
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that decides what the layer holds, but for what the archives have today."""
+
+    base: Version
+
+    @property
+    def digest(self) -> str:
+        parts = [str(FORMAT), self.base.version, *PACKAGES, "", *OPTIONAL]
+        scripts = [CUSTOMIZE.read_text(), layered.SCRIPT.read_text()]
+        return hashlib.sha256(json.dumps([parts, scripts]).encode()).hexdigest()[:16]
+
+
+def cpu_count() -> int:
+    """E2B's, or as many as the machine has."""
+    return min(CPU_COUNT, os.cpu_count() or 1)
+
+
+def memory_mb() -> int:
+    """E2B's, or half of the machine's: one desktop must not take all of it."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    return min(MEMORY_MB, machine // 2)
+
+
+def newest(folder: Folder) -> Version | None:
+    return layered.newest(folder, NAME)
+
+
+def is_stale(folder: Folder) -> bool:
+    """Whether it was built once, and a build would make something newer."""
+    bases = folder.versions(base.NAME)
+    return bool(bases) and newest(folder) is not None and folder.find(NAME, Recipe(bases[0]).digest) is None
+
+
+def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
+    """Build it on the newest `base`, or wait for whoever builds it, and give what is there then. Blocks for a minute or more.
+    Raises BuildError with the end of the log."""
+    wanted = Recipe(layered.newest_base(folder, NAME))
+    with folder.building(NAME) as work, plain_modes():
+        if not force and (ready := folder.find(NAME, wanted.digest)):
+            return ready
+        require_space(folder.directory, SPACE, f"Building template {NAME}")
+        report.update(0.0, "reading package lists")
+        layered.put_together(NAME, CUSTOMIZE, wanted.base, work, report, " ".join(PACKAGES), " ".join(OPTIONAL))
+        report.update(0.99, "writing to disk")
+        browser = " and Firefox" if (work / ROOTFS / "usr/bin/firefox-esr").exists() else ""
+        details = {"base": wanted.base.version, "size": base.size_of(work / ROOTFS)}
+        description = f"XFCE, VNC{browser} on base {wanted.base.version}"
+        return folder.publish(work, folder.new_version(NAME, wanted.digest, description, details))

@@ -1,0 +1,80 @@
+"""What templates share that are one layer above `base` (`code-interpreter`, `desktop`): which version of `base` a layer belongs
+to, and how a script puts a layer together.
+
+A layer belongs to the very version of `base` it was built on. It is made in namespaces of its own, over an overlay whose
+upper directory is the layer.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import deque
+from pathlib import Path
+
+from sandyard.engine.templates import base, trust
+from sandyard.engine.templates.base import BuildError
+from sandyard.engine.templates.folder import Folder, Version, remove_tree
+from sandyard.engine.templates.progress import Report, StepProgress
+from sandyard.kit.python import SAFE_FOLDER
+
+SCRIPT = Path(__file__).with_name("layered.sh")  # which the scripts of templates read
+LOG_TAIL = 15
+
+
+def newest(folder: Folder, name: str) -> Version | None:
+    """The newest whose base is still there."""
+    bases = {version.version for version in folder.versions(base.NAME)}
+    return next((v for v in folder.versions(name) if v.details.get("base") in bases), None)
+
+
+def base_of(folder: Folder, version: Version) -> Version | None:
+    return next((v for v in folder.versions(base.NAME) if v.version == version.details.get("base")), None)
+
+
+def newest_base(folder: Folder, name: str) -> Version:
+    """The version of `base` that a new layer is built on. Raises BuildError when there is none."""
+    bases = folder.versions(base.NAME)
+    if not bases:
+        raise BuildError(f"Template {name} requires template base. Build base first.")
+    return bases[0]
+
+
+def put_together(name: str, script: Path, below: Version, work: Path, report: Report, *arguments: str) -> None:
+    """Run `script` with the base's root, the work directory and `arguments`. It leaves the layer in `work/rootfs`, and says
+    where it is as `StepProgress` reads it. Raises BuildError with the end of its output."""
+    _write_apt_settings(work)
+    command = [
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
+        *("sh", str(script), str(below.rootfs), str(work), *arguments),
+    ]
+    tail: deque[str] = deque(maxlen=LOG_TAIL)
+    progress = StepProgress(report.update)
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=SAFE_FOLDER
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                tail.append(line.rstrip())
+                progress.feed(line)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise BuildError(f"Template {name} could not be built. The last lines were:\n  " + "\n  ".join(tail))
+    for leftover in ("stage", "overlay", "merged"):
+        if (work / leftover).exists():
+            remove_tree(work / leftover)
+
+
+def _write_apt_settings(work: Path) -> None:
+    """How apt of this machine reaches its archives, and whom it trusts; for the time of the build."""
+    settings = dict(trust.apt_settings())
+    bundles = [value for key, value in settings.items() if key.lower().endswith("::cainfo")]
+    bundle = Path(next(iter(bundles), trust.BUNDLE))
+    (work / "ca.crt").write_bytes(bundle.read_bytes() if bundle.is_file() else b"")
+    kept = {key: value for key, value in settings.items() if not key.lower().endswith("::cainfo")}
+    kept["Acquire::https::CaInfo"] = "/tmp/ca.crt"  # noqa: S108 (the template's, while it is made)
+    lines = [f'{key} "{value}";\n' for key, value in kept.items()]
+    (work / "apt.conf").write_text("".join(lines))

@@ -1,0 +1,166 @@
+"""How many connections the servers of this process keep, for whom, and what ends one whose client reads nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import resource
+import socket
+import struct
+from functools import lru_cache
+from itertools import chain
+from typing import Protocol
+
+MOST = 10_000
+"""Connections in all, unless a setting says otherwise."""
+LOOPBACK = "loopback"
+WRITE_SECONDS = 60.0
+"""How often it is looked whether a client has read anything of what waits for it."""
+_BYTES_ACKED = 120
+"""Where struct tcp_info has `tcpi_bytes_acked`."""
+
+
+class Connection(Protocol):
+    """What the bounds need to know of a connection."""
+
+    client: tuple[str, int] | None
+    authenticated: bool
+
+    def can_be_dropped(self) -> bool:
+        """Whether nobody would miss anything: no request is under way, and every answer is on its way to the client."""
+        ...
+
+    def drop(self) -> None: ...
+
+
+@lru_cache(maxsize=4096)
+def address_group(host: str) -> str:
+    """The clients that share a limit: all of this machine's, those of one IPv4 address, those of one IPv6 network (/64)."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return LOOPBACK  # a Unix socket
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.is_loopback:
+        return LOOPBACK
+    return str(address) if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
+
+
+class Connections:
+    """The connections there are. At a limit the one that has been idle longest makes room, first among those on which nobody
+    has authenticated.
+
+    In all there are at most `most`, and no more than a third of the files this process may open: a request may need a second
+    one for its sandbox, and the rest is for everything else. One address may have a quarter of them. This machine's own
+    (the platform's, SDKs', those of a reverse proxy) share three quarters, however many loopback addresses they come from.
+    """
+
+    def __init__(self, most: int = MOST, most_per_address: int = 0) -> None:
+        self.most = most
+        self.most_per_address = most_per_address
+        self._groups: dict[Connection, str] = {}
+        self._counts: dict[str, int] = {}
+        self._idle_strangers: dict[Connection, None] = {}  # in the order in which they became idle
+        self._idle_authenticated: dict[Connection, None] = {}
+
+    def configure(self, most: int, most_per_address: int) -> None:
+        """`most_per_address` 0: a quarter of all."""
+        self.most, self.most_per_address = most, most_per_address
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def enter(self, connection: Connection) -> bool:
+        """Count a new connection, which is idle. False when there is no room and no other connection can be dropped."""
+        group = address_group(connection.client[0] if connection.client else "")
+        most = self._limit()
+        if self._counts.get(group, 0) >= self._limit_of(group, most):
+            found = self._make_room(group)
+        else:
+            found = len(self._groups) < most or self._make_room(None)
+        if not found:
+            return False
+        self._groups[connection] = group
+        self._counts[group] = self._counts.get(group, 0) + 1
+        self._idle_strangers[connection] = None
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        """Idempotent."""
+        self.busy(connection)
+        group = self._groups.pop(connection, None)
+        if group is not None:
+            self._counts[group] -= 1
+            if not self._counts[group]:
+                del self._counts[group]
+
+    def busy(self, connection: Connection) -> None:
+        self._idle_strangers.pop(connection, None)
+        self._idle_authenticated.pop(connection, None)
+
+    def idle(self, connection: Connection) -> None:
+        if connection in self._groups:
+            (self._idle_authenticated if connection.authenticated else self._idle_strangers)[connection] = None
+
+    def _limit(self) -> int:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return self.most if files == resource.RLIM_INFINITY else max(1, min(self.most, files // 3))
+
+    def _limit_of(self, group: str, most: int) -> int:
+        if group == LOOPBACK:
+            return max(1, most * 3 // 4)
+        return min(self.most_per_address or max(1, most // 4), most)
+
+    def _make_room(self, group: str | None) -> bool:
+        for connection in chain(self._idle_strangers, self._idle_authenticated):
+            if (group is None or self._groups[connection] == group) and connection.can_be_dropped():
+                self.leave(connection)
+                connection.drop()
+                return True
+        return False
+
+
+CONNECTIONS = Connections()
+"""Those of this process: all its servers share its descriptors."""
+
+
+class UnreadWatch:
+    """Ends a connection whose client reads nothing of what waits for it: not sooner than WRITE_SECONDS after `begin`, and
+    not later than twice that. What counts is what the client's kernel has acknowledged: a slow reader takes from there for
+    minutes before this process may write again."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._mark = 0
+
+    def begin(self) -> None:
+        """Something is waiting to be read. May be called as often as one likes."""
+        if self._timer is None:
+            self._mark = self._progress()
+            self._timer = self._loop.call_later(WRITE_SECONDS, self._look)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._transport.get_write_buffer_size():
+            return
+        if self._progress() == self._mark:
+            self._transport.abort()
+        else:
+            self.begin()
+
+    def _progress(self) -> int:
+        """A number that changes whenever the client has taken something."""
+        try:
+            connection: socket.socket = self._transport.get_extra_info("socket")
+            known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+            return int(struct.unpack_from("=Q", known, _BYTES_ACKED)[0])
+        except (AttributeError, OSError, struct.error):  # no TCP, or closed
+            return self._transport.get_write_buffer_size()

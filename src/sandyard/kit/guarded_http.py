@@ -1,0 +1,69 @@
+"""HTTP to addresses that somebody else has named: only where `Destinations` allows it."""
+
+from __future__ import annotations
+
+import ssl
+
+import httpx
+
+from sandyard.kit.cookies import discard_cookies
+from sandyard.kit.destinations import Destinations, is_proxied
+
+
+class GuardedTransport(httpx.AsyncBaseTransport):
+    """Connects to public addresses, and those that an administrator has listed; to each name as it was checked, and not as somebody
+    says a moment later. Raises PrivateAddressError."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        *,
+        trust: ssl.SSLContext | None = None,
+        reuse: bool = True,
+    ) -> None:
+        """`reuse` False: every request has a connection of its own. Connections are kept by address, so that those of several names
+        at one address must not be mixed: each was verified for its own name."""
+        self._destinations = destinations
+        self._trust = trust
+        self._reuse = reuse
+        self._direct: httpx.AsyncHTTPTransport | None = None
+        self._proxied: httpx.AsyncClient | None = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        self._destinations.check_name(url.host)
+        if is_proxied(url.scheme, url.host):
+            self._proxied = self._proxied or discard_cookies(httpx.AsyncClient(verify=self._verify()))
+            return await self._proxied.send(request, stream=True)
+        self._direct = direct = self._direct or self._open()
+        port = url.port or {"http": 80}.get(url.scheme, 443)
+        try:
+            addresses = await self._destinations.resolve(url.host, port)
+        except OSError as error:
+            raise httpx.ConnectError(f"{url.host} is not known here", request=request) from error
+        request.extensions = {**request.extensions, "sni_hostname": url.host}
+        for address in addresses:
+            request.url = url.copy_with(host=address)
+            try:
+                return await direct.handle_async_request(request)
+            except httpx.ConnectError:
+                if address == addresses[-1]:
+                    raise
+            finally:
+                request.url = url
+        raise httpx.ConnectError(f"{url.host} has no address", request=request)
+
+    async def aclose(self) -> None:
+        """It may be used again."""
+        for kept in (self._direct, self._proxied):
+            if kept is not None:
+                await kept.aclose()
+        self._direct = self._proxied = None
+
+    def _open(self) -> httpx.AsyncHTTPTransport:
+        kept = 20 if self._reuse else 0
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept)
+        return httpx.AsyncHTTPTransport(verify=self._verify(), limits=limits)
+
+    def _verify(self) -> ssl.SSLContext | bool:
+        return self._trust if self._trust is not None else True

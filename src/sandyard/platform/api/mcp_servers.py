@@ -1,0 +1,233 @@
+"""MCP servers that agents of a project are given: written, listed with hints of their headers, tested."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Request
+from pydantic import Field, SecretStr
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
+from sandyard.platform.api.parts import part
+from sandyard.platform.api.projects import ProjectId
+from sandyard.platform.api.routers import api_router
+from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
+from sandyard.platform.api.trail import note
+from sandyard.platform.domain.mcp_servers import model, service
+from sandyard.platform.domain.mcp_servers.model import ServerType
+
+router = api_router("projects")
+McpServers = Annotated[service.McpServers, part("mcp_servers")]
+ServerId = Annotated[str, id_in_path("MCP server", "mcp_0mh3k7a1x2abcdefghij")]
+Name = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=40,
+        pattern=f"^{model.NAME}$",
+        description="Letters, digits and dashes. Agents see it in the names of the server's tools.",
+        examples=["issues"],
+    ),
+]
+Command = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=model.MAX_COMMAND,
+        description="A program in the sandbox, which speaks MCP on its standard input and output. No shell.",
+        examples=["npx"],
+    ),
+]
+Args = Annotated[
+    list[Annotated[str, Field(max_length=model.MAX_ARG)]],
+    Field(max_length=model.MAX_ARGS, examples=[["-y", "@example/mcp-server@1.2.3"]]),
+]
+Env = Annotated[
+    dict[
+        Annotated[str, Field(pattern=f"^{model.ENV_NAME}$")],
+        Annotated[str, Field(max_length=model.MAX_VALUE)],
+    ],
+    Field(
+        max_length=model.MAX_ENV,
+        description="Not secret: everybody who sees the project sees them, and so does whatever runs in the sandbox.",
+        examples=[{"LOG_LEVEL": "info"}],
+    ),
+]
+Url = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=model.MAX_URL,
+        description="URL of a streamable HTTP server. Not secret. Addresses in private networks, and those that begin with "
+        "http://, are for administrators.",
+        examples=["https://mcp.example.org/mcp"],
+    ),
+]
+Headers = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=100)],
+        Annotated[SecretStr, Field(min_length=1, max_length=model.MAX_HEADER)] | None,
+    ],
+    Field(
+        max_length=model.MAX_HEADERS,
+        description="Sent with every request to the URL, by the platform: their values are never shown, and never in a sandbox. "
+        "Values of fewer than 8 characters are not redacted in the server's answers. Null keeps the value that is stored.",
+        examples=[{"Authorization": "Bearer …"}],
+    ),
+]
+
+
+class McpHeaderView(Model):
+    model_config = example(name="Authorization", hint="…wxyz")
+
+    name: str
+    hint: str = Field(description="The end of its value; nothing in this API shows more of it.")
+
+
+class McpServerView(Model):
+    model_config = example(
+        id="mcp_0mh3k7a1x2abcdefghij",
+        projectId="prj_0mh3k7a1x2abcdefghij",
+        name="issues",
+        type="http",
+        command=None,
+        args=[],
+        env={},
+        url="https://mcp.example.org/mcp",
+        headers=[{"name": "Authorization", "hint": "…wxyz"}],
+        createdAt="2026-01-31T10:00:00.000Z",
+        updatedAt="2026-01-31T10:00:00.000Z",
+    )
+
+    id: str
+    project_id: str
+    name: str
+    type: ServerType = Field(description="stdio: a command in the sandbox. http: a URL, which the platform speaks to.")
+    command: str | None = Field(description="Null for a URL.")
+    args: list[str]
+    env: dict[str, str]
+    url: str | None = Field(description="Null for a command.")
+    headers: list[McpHeaderView]
+    created_at: Instant
+    updated_at: Instant
+
+
+class McpServerList(Model):
+    items: list[McpServerView]
+
+
+class NewMcpServer(Input):
+    """Either a command with `args` and `env`, or a `url` with `headers`."""
+
+    model_config = example(
+        name="issues", url="https://mcp.example.org/mcp", headers={"Authorization": "Bearer …"}, test=False
+    )
+
+    name: Name
+    type: ServerType | None = Field(default=None, description="If left out: http with a `url`, else stdio.")
+    command: Command | None = None
+    args: Args | None = None
+    env: Env | None = None
+    url: Url | None = None
+    headers: Headers | None = None
+    test: bool = Field(
+        default=False,
+        description="Test the URL before saving; if that fails, nothing is stored (`connection_test_failed`).",
+    )
+
+
+class McpServerChange(Input):
+    """What is left out stays; `args`, `env` and `headers` are replaced as a whole."""
+
+    model_config = example(url="https://mcp.example.org/mcp", headers={"Authorization": None})
+
+    name: Name | None = None
+    command: Command | None = None
+    args: Args | None = None
+    env: Env | None = None
+    url: Url | None = Field(default=None, description="If the host changes, header values must be sent again.")
+    headers: Headers | None = None
+    test: bool = Field(default=False, description="As in POST: what does not work is not stored.")
+
+
+class McpServerTest(Model):
+    model_config = example(
+        ok=True, detail="issues works: 2 tools.", server="example 1.0", tools=["search", "create"], durationMs=240
+    )
+
+    ok: bool
+    detail: str
+    server: str | None = Field(description="What the server calls itself.")
+    tools: list[str] = Field(description="The names of its tools.")
+    duration_ms: int
+
+
+@router.get("/projects/{project_id}/mcp-servers", name="mcp_server.list")
+async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> McpServerList:
+    """Those that the project's agents are given, oldest first."""
+    found = await servers.list(caller, project_id)
+    return McpServerList(items=[McpServerView.model_validate(one) for one in found])
+
+
+@router.post(
+    "/projects/{project_id}/mcp-servers", name="mcp_server.create", status_code=201, dependencies=[limited("create")]
+)
+async def create(
+    caller: Caller, project_id: ProjectId, body: NewMcpServer, request: Request, servers: McpServers
+) -> McpServerView:
+    """Takes effect on the agent's next turn; changed headers and URLs take effect immediately."""
+    made = await servers.create(caller, project_id, _draft_of(body, body.type), test=body.test)
+    note(request, server=made.id, name=made.name)
+    return McpServerView.model_validate(made)
+
+
+@router.get("/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.get")
+async def get(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerView:
+    return McpServerView.model_validate(await servers.get(caller, project_id, server_id))
+
+
+@router.patch(
+    "/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.update", dependencies=[limited("create")]
+)
+async def update(
+    caller: Caller,
+    project_id: ProjectId,
+    server_id: ServerId,
+    body: McpServerChange,
+    request: Request,
+    servers: McpServers,
+) -> McpServerView:
+    """Its type stays. Takes effect on the agent's next turn; changed headers and URLs take effect immediately."""
+    note(request, fields=sorted(body.model_fields_set))
+    changed = await servers.update(caller, project_id, server_id, _draft_of(body), test=body.test)
+    return McpServerView.model_validate(changed)
+
+
+@router.delete("/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.delete", status_code=204)
+async def delete(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> None:
+    await servers.delete(caller, project_id, server_id)
+
+
+@router.post(
+    "/projects/{project_id}/mcp-servers/{server_id}/test", name="mcp_server.test", dependencies=[limited("execute")]
+)
+async def test(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerTest:
+    """Ask a server with a URL for its tools, from the platform and with its headers. A command runs only in sandboxes (409)."""
+    return McpServerTest.model_validate(await servers.test(caller, project_id, server_id))
+
+
+def _draft_of(body: NewMcpServer | McpServerChange, type: ServerType | None = None) -> service.McpServerDraft:
+    headers = body.headers
+    return service.McpServerDraft(
+        name=body.name,
+        type=type,
+        command=body.command,
+        args=body.args,
+        env=body.env,
+        url=body.url,
+        headers=None
+        if headers is None
+        else {name: None if value is None else Secret(value.get_secret_value()) for name, value in headers.items()},
+    )

@@ -1,0 +1,21 @@
+"""internal sandboxes"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("sandboxes", schema=None) as batch_op:
+        batch_op.add_column(sa.Column("internal", sa.Boolean(), nullable=False, server_default=sa.false()))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("sandboxes", schema=None) as batch_op:
+        batch_op.drop_column("internal")

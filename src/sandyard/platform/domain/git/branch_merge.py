@@ -1,0 +1,108 @@
+"""Merges a pushed branch into its base on remotes without a forge: in the mirror, without a work tree, then pushed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+
+from sandyard.kit.errors import ConflictError
+from sandyard.kit.ids import random_id
+from sandyard.platform.db.models import Project
+from sandyard.platform.domain.git import merging
+from sandyard.platform.domain.git.errors import BranchMovedError, ConflictsError
+from sandyard.platform.domain.git.ground import Ground, Repository, author_of, committer_of
+from sandyard.platform.domain.git.mirror import Mirror
+from sandyard.platform.domain.git.model import no_progress
+from sandyard.platform.domain.git.turns import Turns
+
+Method = Literal["squash", "merge", "rebase"]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchMerge:
+    """What is to be merged: `head_commit` of branch `head`, into branch `base`."""
+
+    base: str
+    head: str
+    head_commit: str
+    method: Method
+    message: str
+
+
+class BranchMerges:
+    def __init__(self, ground: Ground, turns: Turns) -> None:
+        self._ground = ground
+        self._turns = turns
+
+    async def is_merged(self, project: Project, base: str, head_commit: str) -> bool:
+        """Whether the base branch, as the remote has it now, has all that this commit has. False when one of them is not there."""
+        async with self._newest(project) as repository:
+            mirror = repository.mirror
+            onto = await mirror.resolve(f"refs/remotes/origin/{base}")
+            if onto is None or not await mirror.has(head_commit):
+                return False
+            return await self._adds_nothing(mirror, onto, head_commit)
+
+    async def merge(self, project: Project, wanted: BranchMerge) -> str:
+        """Merge it and push the base branch. Returns the commit that the base branch is at. Idempotent: what is merged already is left
+        alone. BranchMovedError when the head has moved, ConflictsError, BranchCheckedOutError, and what a push raises."""
+        async with self._newest(project) as repository:
+            mirror = repository.mirror
+            onto = await mirror.resolve(f"refs/remotes/origin/{wanted.base}")
+            if onto is None:
+                raise ConflictError(f"The remote has no branch {wanted.base!r} to merge into.")
+            head = await mirror.resolve(f"refs/remotes/origin/{wanted.head}")
+            unmoved = head in (None, wanted.head_commit) and await mirror.has(wanted.head_commit)
+            if unmoved and await self._adds_nothing(mirror, onto, wanted.head_commit):
+                return onto
+            if head != wanted.head_commit:
+                raise BranchMovedError(
+                    f"The branch {wanted.head} on the remote is not what was shown here: it was pushed to or deleted. Nothing was "
+                    "merged. Refresh, and look at it again."
+                )
+            commit = await self._joined(mirror, project, onto, wanted)
+            await mirror.push(repository.remote, repository.credential, commit, wanted.base, expected=onto)
+            return commit
+
+    @contextlib.asynccontextmanager
+    async def _newest(self, project: Project) -> AsyncIterator[Repository]:
+        """Wait for this repository's turn, fetch it, and give it to the caller."""
+        begun, turn_id = time.monotonic(), random_id("merge-")
+        repository = await self._ground.repository(project)
+        turn = self._turns.enter(repository.remote.key, id=turn_id, who=project.id)
+        try:
+            await turn
+            await self._ground.refresh(project, repository, no_progress, since=begun)
+            yield repository
+        finally:
+            self._turns.leave(repository.remote.key, turn_id)
+
+    async def _adds_nothing(self, mirror: Mirror, onto: str, head: str) -> bool:
+        if await mirror.is_ancestor(head, onto):
+            return True
+        if await mirror.merge_base(onto, head) is None:
+            return False
+        tree = await merging.merged_tree(mirror, onto, head)
+        return isinstance(tree, str) and tree == await mirror.tree_of(onto)
+
+    async def _joined(self, mirror: Mirror, project: Project, onto: str, wanted: BranchMerge) -> str:
+        head = wanted.head_commit
+        if await mirror.merge_base(onto, head) is None:
+            raise ConflictError(f"{wanted.head} and {wanted.base} have no history in common.")
+        if wanted.method == "rebase":
+            if not await mirror.is_ancestor(onto, head):
+                raise ConflictError(
+                    f"{wanted.base} has new commits, and what was pushed is not rebased. Choose another way to merge, or update the "
+                    "branch first."
+                )
+            return head
+        tree = await merging.merged_tree(mirror, onto, head)
+        if not isinstance(tree, str):
+            raise ConflictsError(tree)
+        parents = [onto] if wanted.method == "squash" else [onto, head]
+        return await mirror.commit_tree(
+            tree, parents, wanted.message, author=author_of(project), committer=committer_of(project)
+        )

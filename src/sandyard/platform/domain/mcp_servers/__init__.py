@@ -1,0 +1,1 @@
+"""MCP servers that agents of a project are given."""

@@ -1,0 +1,183 @@
+"""From an agent's request to an MCP server's answer: who asks, with the server's own headers, streamed both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+import httpx
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.kit.secret import Secret
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.models import McpServer
+from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answer, refusal_of_error
+from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED, ServerType
+from sandyard.platform.domain.mcp_servers.service import ID, McpServers
+from sandyard.platform.domain.models import apis
+from sandyard.platform.domain.models.capability import Capabilities
+from sandyard.platform.domain.models.gateway import Place
+from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
+from sandyard.platform.domain.models.tunnel import Answering, Asking
+
+log = get_logger(__name__)
+
+METHODS = ("POST", "GET", "DELETE")
+_FORWARDED_HEADERS = frozenset(("accept", "content-type", "last-event-id", "user-agent"))
+_STRIPPED_RESPONSE_HEADERS = frozenset(("www-authenticate",))
+"""What would have an agent ask a person to log in, in a sandbox in which nobody can."""
+_NOTED = 10_000
+NoteFailure = Callable[[str, str, str], Awaitable[None]]
+"""Is called with a turn, a code and a sentence."""
+
+
+class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+class McpGateway:
+    """Each request is understood anew: what was changed or removed in a project's settings holds at once. `note_failure` hears of
+    servers that cannot be used, once a turn."""
+
+    def __init__(
+        self,
+        servers: McpServers,
+        capabilities: Capabilities,
+    ) -> None:
+        self.servers = servers
+        self._capabilities = capabilities
+        self._tasks = TaskSet("mcp")
+        self._noted: set[tuple[str, str]] = set()
+        self.note_failure: list[NoteFailure] = []
+
+    async def close(self) -> None:
+        await self._tasks.wait(2)
+        await self._tasks.cancel()
+        await self.servers.close()
+
+    def handles(self, target: str) -> bool:
+        """Whether a request in the tunnel is meant for an MCP server, and not for a model."""
+        return target.startswith(f"/{ID}")
+
+    async def serve(self, place: Place, asking: Asking, answer: Answering) -> None:
+        """Answers always, unless it is cancelled."""
+        try:
+            row = await self._authorize(place, asking)
+            await self._forward(place, row, asking, answer)
+        except _Refused as refused:
+            error = {"code": -32000, "message": refused.sentence}
+            body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
+            headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+            await answer.head(refused.status, headers)
+            await answer.data(b"" if asking.method == "HEAD" else body)
+            await answer.end()
+
+    async def _authorize(self, place: Place, asking: Asking) -> McpServer:
+        target, _, query = asking.target.partition("?")
+        capability = self._capabilities.of(place.sandbox_id)
+        if not any(capability.matches(shown) for shown in apis.shown(asking.headers, "")):
+            raise _Refused(403, "This is not the capability that the agent was given.")
+        row = await self.servers.find(target.strip("/"), place.session_id)
+        if row is None or row.type != ServerType.HTTP:
+            raise _Refused(404, "The project has no such MCP server any more.")
+        if asking.method not in METHODS:
+            raise _Refused(405, f"Method {asking.method[:10]} is not allowed.")
+        if query:
+            raise _Refused(400, "Query parameters are not allowed here.")
+        if any(name == "content-encoding" and value != "identity" for name, value in asking.headers):
+            raise _Refused(415, "Send the request without compressing it.")
+        return row
+
+    async def _forward(self, place: Place, row: McpServer, asking: Asking, answer: Answering) -> None:
+        try:
+            secrets = await self.servers.reveal(row)
+        except SandyardError as error:
+            log.error("mcp_headers_unreadable", server=row.id, reason=error.message)  # noqa: TRY400
+            raise _Refused(500, f"The headers of {row.name} cannot be read; ask an administrator.") from None
+        redactor = redactor_of_headers(secrets.values())
+        try:
+            response = await self._send(row, asking, secrets)
+        except (httpx.HTTPError, httpx.InvalidURL, SandyardError) as error:
+            sentence = redactor.text(refusal_of_error(row.name, row.url or "", error))
+            log.warning("mcp_server_unreachable", server=row.id, reason=type(error).__name__)
+            self._note(place, row, sentence)
+            raise _Refused(504 if isinstance(error, httpx.TimeoutException) else 502, sentence) from None
+        try:
+            complete = await self._stream_response(place, row, response, answer, redactor, keyed=bool(secrets))
+        finally:
+            await response.aclose()
+        if complete:
+            await answer.end()
+
+    async def _stream_response(
+        self,
+        place: Place,
+        row: McpServer,
+        response: httpx.Response,
+        answer: Answering,
+        redactor: Redactor,
+        *,
+        keyed: bool,
+    ) -> bool:
+        """Whether all of it has come."""
+        if response.status_code in (401, 403) or response.is_redirect:
+            sentence = redactor.text(refusal_of_answer(row.name, response, keyed=keyed) or "")
+            log.info("mcp_server_refused", server=row.id, status=response.status_code)
+            self._note(place, row, sentence)
+            raise _Refused(502 if response.is_redirect else 403, sentence)
+        headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
+        kept = [header for header in headers if header[0].lower() not in _STRIPPED_RESPONSE_HEADERS]
+        await answer.head(response.status_code, apis.downward(kept, decoded="content-encoding" in response.headers))
+        try:
+            async for chunk in response.aiter_bytes():
+                await answer.data(redactor.feed(chunk))
+            await answer.data(redactor.rest())
+        except httpx.ReadTimeout:
+            # a stream on which nothing happens ends, and is opened again by whoever wants to hear more
+            return response.request.method == "GET"
+        except httpx.HTTPError as error:
+            log.warning("mcp_answer_broken", server=row.id, reason=type(error).__name__)
+            return False
+        return True
+
+    async def _send(self, row: McpServer, asking: Asking, secrets: Mapping[str, Secret]) -> httpx.Response:
+        client = self.servers.client_for(row)
+        own = {name.lower() for name in secrets}
+        headers = [
+            *((name, value) for name, value in asking.headers if _is_forwarded(name) and name not in own),
+            ("accept-encoding", "identity"),
+            *((name, value.reveal()) for name, value in secrets.items()),
+        ]
+        request = client.build_request(
+            asking.method,
+            row.url or "",
+            headers=[
+                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers
+            ],
+            content=asking.body or None,
+        )
+        return await client.send(request, stream=True)
+
+    def _note(self, place: Place, row: McpServer, sentence: str) -> None:
+        turn_id = place.turn()
+        if turn_id is None or (turn_id, row.id) in self._noted:
+            return
+        if len(self._noted) > _NOTED:
+            self._noted.clear()
+        self._noted.add((turn_id, row.id))
+        for hook in self.note_failure:
+            self._tasks.spawn(_call_hook(hook, turn_id, sentence))
+
+
+def _is_forwarded(name: str) -> bool:
+    return name in _FORWARDED_HEADERS or name.startswith("mcp-")
+
+
+async def _call_hook(hook: NoteFailure, turn_id: str, sentence: str) -> None:
+    try:
+        await hook(turn_id, SERVER_FAILED, sentence)
+    except SandyardError as error:
+        log.warning("mcp_failure_not_noted", turn=turn_id, reason=error.message)

@@ -1,0 +1,16 @@
+"""The rows of a project's MCP servers."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sandyard.platform.db.models import McpServer
+
+
+async def servers_of(session: AsyncSession, project_id: str | None) -> list[McpServer]:
+    """Oldest first; none without a project."""
+    if project_id is None:
+        return []
+    query = select(McpServer).where(McpServer.project_id == project_id).order_by(McpServer.id)
+    return list(await session.scalars(query))

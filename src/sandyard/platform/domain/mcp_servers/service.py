@@ -1,0 +1,325 @@
+"""MCP servers of projects: who may change a project says which there are. Headers go in, never out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, urlsplit
+
+import httpx
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sandyard.kit.clock import Clock
+from sandyard.kit.destinations import PrivateAddressError
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.secret import Secret
+from sandyard.kit.vault import Vault
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import McpServer, Project, Session
+from sandyard.platform.domain.mcp_servers import model
+from sandyard.platform.domain.mcp_servers.connections import Connections
+from sandyard.platform.domain.mcp_servers.model import (
+    MAX_HEADERS,
+    MAX_SERVERS,
+    McpServerInfo,
+    McpTestFailedError,
+    Probe,
+)
+from sandyard.platform.domain.mcp_servers.model import ServerType as Type
+from sandyard.platform.domain.mcp_servers.probe import probe
+from sandyard.platform.domain.mcp_servers.rows import servers_of
+from sandyard.platform.domain.projects.service import Projects, owner_is_in_project
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.users.tokens import instant
+
+ID = "mcp_"
+Headers = Mapping[str, Secret | None]
+"""By name; None: the value that is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpServerDraft:
+    """The fields of a server to create or change. None: not set, or unchanged."""
+
+    name: str | None = None
+    type: Type | None = None
+    command: str | None = None
+    args: Sequence[str] | None = None
+    env: Mapping[str, str] | None = None
+    url: str | None = None
+    headers: Headers | None = field(default=None, repr=False)
+
+
+class McpServers:
+    """Who sees a project sees its servers; who may change it changes them."""
+
+    def __init__(
+        self,
+        database: Database,
+        projects: Projects,
+        vault: Vault,
+        clock: Clock,
+        connections: Connections,
+    ) -> None:
+        self._database = database
+        self._projects = projects
+        self._vault = vault
+        self._clock = clock
+        self._connections = connections
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def list(self, caller: Principal, project_id: str) -> Sequence[McpServerInfo]:
+        """Oldest first."""
+        await self._projects.get(caller, project_id)
+        async with self._database.reading() as session:
+            return [model.info(row) for row in await servers_of(session, project_id)]
+
+    async def get(self, caller: Principal, project_id: str, server_id: str) -> McpServerInfo:
+        await self._projects.get(caller, project_id)
+        return model.info(await self._row(project_id, server_id))
+
+    async def create(
+        self, caller: Principal, project_id: str, draft: McpServerDraft, *, test: bool = False
+    ) -> McpServerInfo:
+        """ConflictError when the name is taken, or there are too many. With `test`, McpTestFailedError when a URL does not work; a
+        command is not tested."""
+        owner = (await self._projects.require_change(caller, project_id)).owner_id
+        now = instant(self._clock)
+        if draft.name is None:
+            raise InvalidInputError("An MCP server needs a name.")
+        row = McpServer(
+            id=ordered_id(ID),
+            project_id=project_id,
+            name="",
+            type=_type(draft),
+            args=[],
+            env={},
+            hints={},
+            named_by_admin=False,
+            created_at=now,
+            updated_at=now,
+        )
+        await self._fill(caller, row, draft)
+        if row.command is None and row.url is None:
+            raise InvalidInputError("An MCP server needs a command, or a url.")
+        if test:
+            async with self._database.reading() as session:
+                await _require_room(session, row)  # sooner than after a request to the server
+            await self._check(row)
+        async with self._database.transaction() as tx:
+            await _lock_project(tx, project_id)
+            await _require_room(tx.session, row)
+            tx.add(row)
+            _tell(tx, "mcp_server.created", row, owner)
+        return model.info(row)
+
+    async def update(
+        self, caller: Principal, project_id: str, server_id: str, draft: McpServerDraft, *, test: bool = False
+    ) -> McpServerInfo:
+        """Change what is given; `headers` replaces all of them. ConflictError when a header that was given for one server would be
+        shown to another: nobody gets to read it by moving the server to one of their own. A command stays a command, a URL a URL."""
+        owner = (await self._projects.require_change(caller, project_id)).owner_id
+        edited = await self._row(project_id, server_id)
+        if draft.type is not None and draft.type != edited.type:
+            raise InvalidInputError("The type of an MCP server cannot be changed. Add another one.")
+        await self._fill(caller, edited, draft)
+        if test:
+            await self._check(edited)
+        async with self._database.transaction() as tx:
+            await _lock_project(tx, project_id)
+            row = await tx.session.get(McpServer, server_id, with_for_update=True)
+            if row is None or row.project_id != project_id:
+                raise _unknown(server_id)
+            if row.updated_at != edited.updated_at:
+                raise ConflictError("This MCP server was changed by someone else. Reload and try again.")
+            await _require_free(tx.session, edited)
+            for name in ("name", "command", "args", "env", "url", "headers", "hints", "named_by_admin"):
+                setattr(row, name, getattr(edited, name))
+            row.updated_at = instant(self._clock)
+            _tell(tx, "mcp_server.updated", row, owner)
+        return model.info(row)
+
+    async def delete(self, caller: Principal, project_id: str, server_id: str) -> None:
+        """Agents at work that use it are answered that it is gone."""
+        owner = (await self._projects.require_change(caller, project_id)).owner_id
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(McpServer, server_id)
+            if row is None or row.project_id != project_id:
+                raise _unknown(server_id)
+            await tx.session.delete(row)
+            _tell(tx, "mcp_server.deleted", row, owner)
+
+    async def test(self, caller: Principal, project_id: str, server_id: str) -> Probe:
+        """Greet the server from here, with its headers, and ask for its tools. For who may change it."""
+        await self._projects.require_change(caller, project_id)
+        row = await self._row(project_id, server_id)
+        if row.type != Type.HTTP:
+            raise ConflictError(
+                "A command runs only in the sandbox of an agent. Only servers with a URL can be tested."
+            )
+        return await self._probe(row)
+
+    # for the platform's own code ---------------------------------------------------------------------------------------
+
+    async def find(self, server_id: str, session_id: str) -> McpServer | None:
+        """One that agents of this session may use; None for one of another project, or if the session's owner has left it."""
+        async with self._database.reading() as reading:
+            session = await reading.get(Session, session_id)
+            row = await reading.get(McpServer, server_id)
+            if session is None or row is None or session.project_id != row.project_id:
+                return None
+            return row if await owner_is_in_project(reading, session) else None
+
+    def client_for(self, row: McpServer) -> httpx.AsyncClient:
+        return self._connections.client_for(row)
+
+    async def reveal(self, row: McpServer) -> dict[str, Secret]:
+        """Its headers. VaultError when they cannot be opened."""
+        if row.headers is None:
+            return {}
+        opened = await asyncio.to_thread(self._vault.open, row.headers, *_place(row.id))
+        told: dict[str, str] = json.loads(opened.reveal())
+        return {name: Secret(value) for name, value in told.items()}
+
+    async def _row(self, project_id: str, server_id: str) -> McpServer:
+        """A copy: what is changed in it is stored nowhere."""
+        async with self._database.reading() as session:
+            row = await session.get(McpServer, server_id)
+            if row is None or row.project_id != project_id:
+                raise _unknown(server_id)
+            session.expunge(row)
+        return row
+
+    async def _fill(self, caller: Principal, row: McpServer, draft: McpServerDraft) -> None:
+        of_command = any(one is not None for one in (draft.command, draft.args, draft.env))
+        of_url = draft.url is not None or draft.headers is not None
+        if (of_command and row.type != Type.STDIO) or (of_url and row.type != Type.HTTP):
+            raise InvalidInputError("An MCP server has either a command with args and env, or a url with headers.")
+        if draft.name is not None:
+            row.name = model.check_name(draft.name)
+        if draft.command is not None:
+            row.command = model.check_command(draft.command)
+        if draft.args is not None:
+            row.args = model.check_args(draft.args)
+        if draft.env is not None:
+            row.env = model.check_env(draft.env)
+        before = row.url
+        if draft.url is not None:
+            parts = model.check_url(draft.url)
+            row.url = parts._replace(netloc=parts.netloc.lower()).geturl()
+            if before != row.url:
+                await self._require_permitted(caller, parts)
+                row.named_by_admin = caller.is_admin
+        moved = before is not None and _server(before) != _server(row.url or before)
+        if draft.headers is not None:
+            await self._seal(row, draft.headers, moved_from=before if moved else None)
+        elif before is not None and moved and row.headers is not None:
+            raise _moved(before)
+
+    async def _require_permitted(self, caller: Principal, url: SplitResult) -> None:
+        """Raise ForbiddenError for a URL that only an administrator may set: the platform connects to it from its own network."""
+        if caller.is_admin:
+            return
+        if url.scheme != "https":
+            raise ForbiddenError("Only an administrator may set a URL that begins with http://. Use https://.")
+        host = (url.hostname or "")[:200]
+        try:
+            await self._connections.check(url)
+        except PrivateAddressError:
+            raise PrivateAddressError(
+                f"{host} is in a private network: only an administrator can set this URL, unless the host is in SANDYARD_PRIVATE_HOSTS."
+            ) from None
+        except (OSError, TimeoutError):
+            raise InvalidInputError(f"The host {host} of this URL cannot be found.") from None
+
+    async def _seal(self, row: McpServer, headers: Headers, *, moved_from: str | None) -> None:
+        if len(headers) > MAX_HEADERS:
+            raise InvalidInputError(f"An MCP server has at most {MAX_HEADERS} headers.")
+        if len({name.lower() for name in headers}) != len(headers):
+            raise InvalidInputError("Duplicate header.")
+        known = {name.lower(): value for name, value in (await self.reveal(row)).items()}
+        values = {}
+        for name, given in headers.items():
+            value = given if given is not None else known.get(name.lower())
+            if value is None:
+                raise InvalidInputError(f"The header {name[:60]} has no value.")
+            if given is None and moved_from is not None:
+                raise _moved(moved_from)
+            model.check_header(name, value)
+            values[name] = value
+        row.hints = {name: model.hint_of(value) for name, value in values.items()}
+        row.headers = None
+        if values:
+            told = json.dumps({name: value.reveal() for name, value in values.items()})
+            row.headers = await asyncio.to_thread(self._vault.seal, Secret(told), *_place(row.id))
+
+    async def _check(self, row: McpServer) -> None:
+        if row.type == Type.HTTP:
+            found = await self._probe(row)
+            if not found.ok:
+                raise McpTestFailedError(found.detail)
+
+    async def _probe(self, row: McpServer) -> Probe:
+        assert row.url is not None
+        return await probe(self.client_for(row), row.name, row.url, await self.reveal(row))
+
+
+def _type(draft: McpServerDraft) -> Type:
+    if draft.type is not None:
+        return draft.type
+    return Type.HTTP if draft.url is not None else Type.STDIO
+
+
+def _server(url: str) -> str:
+    """Scheme, host and port: all that a header is good for."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}".lower()
+
+
+def _moved(url: str) -> ConflictError:
+    return ConflictError(
+        f"The headers were given for {_server(url)}. Give their values for the new server with its URL."
+    )
+
+
+async def _lock_project(tx: Transaction, project_id: str) -> None:
+    """Have other changes to the project's servers wait: no index knows how many there may be, or that case does not count in names."""
+    if await tx.session.get(Project, project_id, with_for_update={"key_share": True}) is None:
+        raise NotFoundError(f"There is no project {project_id[:60]}.")
+
+
+async def _require_room(session: AsyncSession, row: McpServer) -> None:
+    of_project = McpServer.project_id == row.project_id
+    count = await session.scalar(select(func.count()).select_from(McpServer).where(of_project))
+    if (count or 0) >= MAX_SERVERS:
+        raise ConflictError(f"A project has at most {MAX_SERVERS} MCP servers.")
+    await _require_free(session, row)
+
+
+async def _require_free(session: AsyncSession, row: McpServer) -> None:
+    same = select(McpServer.id).where(
+        McpServer.project_id == row.project_id,
+        McpServer.id != row.id,
+        func.lower(McpServer.name) == row.name.lower(),
+    )
+    if await session.scalar(same.limit(1)) is not None:
+        raise ConflictError(f"The project has an MCP server {row.name!r} already.")
+
+
+def _tell(tx: Transaction, kind: str, row: McpServer, owner_id: str) -> None:
+    tx.emit(kind, owner_id=owner_id, project_id=row.project_id, serverId=row.id, name=row.name, type=row.type)
+
+
+def _unknown(server_id: str) -> NotFoundError:
+    return NotFoundError(f"The project has no MCP server {server_id[:60]!r}.")
+
+
+def _place(server_id: str) -> tuple[str, ...]:
+    """Where a sealed value belongs: moved to another row it does not open."""
+    return "mcp server", server_id

@@ -1,0 +1,85 @@
+"""Well-known providers: their addresses, models and prices, from `presets.json`.
+
+Prices are list prices in US dollars for a million tokens, of the day in `taken`. Where a provider charges more for long prompts, they
+are those of short ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.domain.agents.model import ModelApi, Profile
+from sandyard.platform.domain.models import addresses
+from sandyard.platform.domain.models.apis import SPEAKS
+from sandyard.platform.domain.models.model import Price, price_of
+
+
+class Preset(BaseModel):
+    """`models` empty: they are whatever the server at that address has, which is asked for its list."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    name: str
+    title: str
+    kind: ModelApi
+    base_url: str
+    key_required: bool
+    key_url: str | None
+    models: tuple[str, ...]
+    prices: Mapping[str, Price]
+
+    def serves(self, profile: Profile) -> bool:
+        """Whether this agent can use it."""
+        return any(api in SPEAKS[self.kind] for api in profile.apis)
+
+
+class _File(BaseModel):
+    taken: date
+    presets: tuple[Preset, ...]
+
+
+@functools.cache
+def _load() -> _File:
+    return _File.model_validate_json((Path(__file__).parent / "presets.json").read_text())
+
+
+def all_presets() -> tuple[Preset, ...]:
+    """In the order in which people see them."""
+    return _load().presets
+
+
+def prices_taken() -> date:
+    return _load().taken
+
+
+def get_preset(name: str) -> Preset:
+    """InvalidInputError names those there are."""
+    for preset in all_presets():
+        if preset.name == name:
+            return preset
+    names = ", ".join(preset.name for preset in all_presets())
+    raise InvalidInputError(f"There is no preset {name[:60]!r}. There are: {names}.")
+
+
+def preset_at(base_url: str) -> Preset | None:
+    """The well-known provider at this address. None also for one on this machine, whose port says little."""
+    if addresses.is_local(base_url):
+        return None
+    server = addresses.server(base_url)
+    return next((preset for preset in all_presets() if addresses.server(preset.base_url) == server), None)
+
+
+def price_at(base_url: str, prices: Mapping[str, Any], model: str | None) -> Price | None:
+    """What a model costs at a provider: as `prices` say, else as is known of the provider at this address."""
+    price = price_of(prices, model)
+    if price is None and (preset := preset_at(base_url)) is not None:
+        price = price_of(preset.prices, model)
+    return price

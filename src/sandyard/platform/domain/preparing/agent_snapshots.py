@@ -1,0 +1,199 @@
+"""Snapshots of a template with one agent installed. Preparations and sessions start from them, so that an agent is installed once per
+template and not for every commit and session."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from datetime import timedelta
+from weakref import WeakValueDictionary
+
+from sqlalchemy import select, update
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import AgentSnapshot, Sandbox
+from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.domain.agents.profiles import BUILT_IN
+from sandyard.platform.domain.preparing.building import Install
+from sandyard.platform.domain.preparing.clearing import SUPERSEDED_AFTER, end_sandbox
+from sandyard.platform.domain.sandboxes.commands import StoppingError
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import NewSandbox, about, utc_now
+from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
+from sandyard.platform.settings import PlatformSettings
+
+log = get_logger(__name__)
+VERSION = 2
+"""Part of every key. Increase it to make all snapshots again."""
+INSTALLER = "sandyard/agent-snapshots"
+"""The agent id of sandboxes in which an agent is being installed."""
+
+
+class AgentSnapshots:
+    """A snapshot depends on the template's build, the agent and its install script. Snapshots of custom agents are not shared between
+    users."""
+
+    def __init__(self, database: Database, lifecycle: Lifecycle, settings: PlatformSettings, install: Install) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._settings = settings
+        self._install = install
+        self._tasks = TaskSet("agent snapshots")
+        self._making: dict[str, asyncio.Task[str]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        lifecycle.ended.append(self._distrust)
+
+    async def close(self) -> None:
+        """Cancel what is being made; `recover` in the next process removes its sandbox."""
+        await self._tasks.cancel()
+
+    async def ensure(self, owner_id: str, profile: Profile, template: str) -> str:
+        """Return the snapshot to use in the template's place, made now if there is none; the template for an agent that installs
+        nothing. One is made for all who ask at once; who is cancelled only no longer waits. Raises AgentInstallError, what the
+        engine raises, and StoppingError when the platform stops first."""
+        if profile.install is None:
+            return template
+        found = await self._find_or_make(owner_id, profile, template)
+        if isinstance(found, str):
+            return found
+        try:
+            return await asyncio.shield(found)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if found.cancelled() and not (current and current.cancelling()):
+                raise StoppingError(
+                    "The platform is stopping. The agent is installed when it is asked for again."
+                ) from None
+            raise
+
+    async def find(self, owner_id: str, profile: Profile, template: str) -> str:
+        """Return the snapshot, or the template while there is no snapshot; it is then made in the background."""
+        if profile.install is None:
+            return template
+        try:
+            found = await self._find_or_make(owner_id, profile, template)
+        except SandyardError as error:
+            log.warning("agent_snapshot_not_found", agent=profile.name, template=template, reason=error.message)
+            return template
+        return found if isinstance(found, str) else template
+
+    async def _find_or_make(self, owner_id: str, profile: Profile, template: str) -> str | asyncio.Task[str]:
+        key = await self._key(owner_id, profile, template)
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        async with lock:
+            if (making := self._making.get(key)) is not None:
+                return making
+            async with self._database.reading() as session:
+                row = await session.scalar(select(AgentSnapshot).where(AgentSnapshot.key == key))
+            if row is not None and row.snapshot is not None and await self._is_there(row):
+                await self._set(row.id, used_at=utc_now())
+                return row.snapshot
+            task = self._tasks.spawn(self._make(owner_id, profile, template, key, row))
+            self._making[key] = task
+            task.add_done_callback(lambda done: self._made(key, profile, done))
+            return task
+
+    def _made(self, key: str, profile: Profile, task: asyncio.Task[str]) -> None:
+        del self._making[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("agent_snapshot_failed", agent=profile.name, reason=str(error))
+
+    async def _key(self, owner_id: str, profile: Profile, template: str) -> str:
+        assert profile.install is not None
+        build = await self._lifecycle.engine.template_build(template)
+        owner = None if profile.name in BUILT_IN else owner_id
+        parts = [VERSION, template, build, profile.name, owner, profile.install.version, profile.install.script]
+        return hashlib.sha256(json.dumps([*parts, self._settings.npm_registry]).encode()).hexdigest()
+
+    async def _is_there(self, row: AgentSnapshot) -> bool:
+        return row.engine_id is not None and row.snapshot in await self._lifecycle.engine.snapshots(row.engine_id)
+
+    async def _make(self, owner_id: str, profile: Profile, template: str, key: str, known: AgentSnapshot | None) -> str:
+        """The row is stored before the sandbox is created, so that `recover` finds the sandbox after a crash."""
+        wanted = NewSandbox(
+            template=template, idle_seconds=self._settings.idle_seconds, agent_id=INSTALLER, internal=True
+        )
+        sandbox = self._lifecycle.draft(owner_id, wanted)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(AgentSnapshot, known.id) if known is not None else None
+            if row is None:
+                row = AgentSnapshot(
+                    id=ordered_id("ags_"), key=key, agent=profile.name, template=template, created_at=utc_now()
+                )
+                tx.add(row)
+            row.sandbox_id, row.snapshot, row.engine_id, row.used_at = sandbox.id, None, None, utc_now()
+            tx.add(sandbox)
+            tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template)
+        self._lifecycle.provision(sandbox.id)
+        snapshot = None
+        try:
+            sandbox = await self._lifecycle.provisioned(sandbox.id)
+            async with self._lifecycle.using(sandbox) as engine_id:
+                await self._install(self._lifecycle.engine, engine_id, profile, self._settings, lambda _: None)
+                snapshot = await self._lifecycle.engine.snapshot(engine_id)
+            await self._set(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
+            log.info("agent_snapshot_ready", agent=profile.name, template=template)
+        except Exception:  # not when it is cancelled: then the platform stops, and `recover` clears it
+            self._tasks.spawn(self._clear(row.id, sandbox.id, snapshot))
+            raise
+        self._tasks.spawn(self._clear(row.id, sandbox.id, snapshot))
+        return snapshot
+
+    async def _clear(self, row_id: str, sandbox_id: str, snapshot: str | None) -> None:
+        """Remove the sandbox in which it was made. What is left after a failure is removed by `tidy`."""
+        try:
+            await end_sandbox(self._lifecycle, sandbox_id, keep=snapshot)
+            await self._set(row_id, sandbox_id=None)
+        except SandyardError as error:
+            log.warning("agent_snapshot_not_cleared", sandbox=sandbox_id, reason=error.message)
+
+    async def _set(self, row_id: str, **values: object) -> None:
+        async with self._database.transaction() as tx:
+            await tx.session.execute(update(AgentSnapshot).where(AgentSnapshot.id == row_id).values(**values))
+
+    async def _distrust(self, sandbox: Sandbox) -> None:
+        """Lifecycle hook: forget a snapshot that the engine could not create a sandbox from."""
+        if sandbox.engine_id is None and sandbox.error_code in NO_TEMPLATE:
+            async with self._database.transaction() as tx:
+                lost = update(AgentSnapshot).where(AgentSnapshot.snapshot == sandbox.template)
+                await tx.session.execute(lost.values(snapshot=None, engine_id=None))
+
+    async def recover(self) -> None:
+        """At startup: remove the sandboxes in which an earlier process was installing agents."""
+        for row in await self._rows():
+            if row.sandbox_id is not None:
+                self._tasks.spawn(self._clear(row.id, row.sandbox_id, row.snapshot))
+
+    async def tidy(self, older_than: timedelta) -> None:
+        """Remove snapshots that were not used for `older_than` or were replaced by a newer one, and what failures left behind."""
+        now, seen = utc_now(), set[tuple[str, str]]()
+        for row in await self._rows():
+            if row.key in self._making:
+                continue
+            if row.sandbox_id is not None:
+                await self._clear(row.id, row.sandbox_id, row.snapshot)
+            replaced = (row.agent, row.template) in seen and now - row.used_at > SUPERSEDED_AFTER
+            if row.snapshot is not None:
+                seen.add((row.agent, row.template))
+            if row.snapshot is None or replaced or now - row.used_at > older_than:
+                await self._drop(row)
+
+    async def _drop(self, row: AgentSnapshot) -> None:
+        if row.snapshot is not None:
+            await self._lifecycle.engine.delete_snapshot(row.snapshot)
+        async with self._database.transaction() as tx:
+            known = await tx.session.get(AgentSnapshot, row.id, with_for_update=True)
+            if known is not None and known.used_at == row.used_at:
+                await tx.session.delete(known)
+
+    async def _rows(self) -> list[AgentSnapshot]:
+        """All rows, most recently used first."""
+        async with self._database.reading() as session:
+            return list(await session.scalars(select(AgentSnapshot).order_by(AgentSnapshot.used_at.desc())))

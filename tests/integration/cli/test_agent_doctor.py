@@ -1,0 +1,112 @@
+"""`sandyard agent doctor`, with agents that do well and agents that don't, and the guide's own example."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sandyard.cli.main import cli
+from sandyard.platform.domain.agents.model import LaunchWish
+from sandyard.platform.domain.agents.profiles import BUILT_IN
+from tests.integration.cli.real import Yard
+from tests.protocol.engine import ROOT
+
+GREET = """import json
+line = json.loads(input())
+print(json.dumps({"id": line["id"], "result": {"protocolVersion": %s}}), flush=True)
+"""
+
+
+def examine(*command: str) -> Result:
+    return CliRunner().invoke(cli, ["agent", "doctor", "--timeout", "20", *command])
+
+
+def python(path: Path, code: str) -> tuple[str, str]:
+    path.write_text(code)
+    return sys.executable, str(path)
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """The agent in the guide."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/agents.md").read_text(), re.DOTALL)
+    path = tmp_path / "note_agent.py"
+    path.write_text(code)
+    return path
+
+
+def test_one_that_can_do_everything(tmp_path: Path) -> None:
+    launch = BUILT_IN["demo"].launch(LaunchWish(str(tmp_path), str(tmp_path)))
+    for name, content in launch.files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content)
+    done = CliRunner().invoke(cli, ["agent", "doctor", "-o", "json", sys.executable, *launch.argv[1:]])
+    assert done.exit_code == 0, done.output
+    told: dict[str, Any] = json.loads(done.stdout)
+    found = {one["name"]: one["ok"] for one in told["findings"]}
+    assert found.pop("mcp") is False, "it has no use for them"
+    assert found == dict.fromkeys(
+        (
+            "initialize",
+            "session/new",
+            "session/prompt",
+            "session/cancel",
+            "modes",
+            "permissions",
+            "session/resume",
+            "end",
+        ),
+        True,
+    )
+
+
+def test_the_example_of_the_guide(example: Path) -> None:
+    done = examine(sys.executable, str(example))
+    assert done.exit_code == 0, done.output
+    assert "✓ session/prompt: said 'I have written it down in NOTE.md.' (end_turn)" in done.output
+    assert "! mcp: takes no MCP servers with a URL" in done.output
+    assert "! session/load: can neither load nor resume a session" in done.output
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "print('Welcome!')\ninput()",
+            "not a JSON-RPC message: 'Welcome!\\n'. Standard output is for the protocol alone",
+        ),
+        (
+            "import sys; sys.stderr.write('no key\\x1b[31m'); sys.exit(3)",
+            "ended with exit code 3 before it answered initialize",
+        ),
+        (GREET % 7, "speaks version '7'"),
+        (GREET % 1 + "input()\nprint(json.dumps({'id': 2, 'result': {}}), flush=True)", "without a sessionId"),
+    ],
+)
+def test_one_that_cannot(code: str, words: str, tmp_path: Path) -> None:
+    done = examine(*python(tmp_path / "agent.py", code))
+    assert done.exit_code == 1
+    assert words in done.output
+    assert "\x1b" not in done.output
+    assert "Traceback" not in done.output
+
+
+def test_one_that_is_not_there() -> None:
+    done = examine("no-such-agent")
+    assert done.exit_code == 1
+    assert "'no-such-agent' cannot be started: No such file or directory" in done.output
+
+
+def test_the_guide_leads_to_an_agent_that_works(yard: Yard, example: Path, tmp_path: Path) -> None:
+    script = tmp_path / "install.sh"
+    script.write_text(f"cat >~/note_agent.py <<'END'\n{example.read_text()}\nEND\n")
+    command = ("note", "python3", "/home/user/note_agent.py")
+    yard.ok("agent", "add", "--install", f"@{script}", "--check", "test -e ~/note_agent.py", *command)
+    assert "It works. It said: I have written it down" in yard.ok("agent", "test", "note")
+    yard.ok("agent", "remove", "note")

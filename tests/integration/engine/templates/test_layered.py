@@ -1,0 +1,94 @@
+"""Putting a layer together, with a script in place of packages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandyard.engine.templates import layered
+from sandyard.engine.templates.base import BuildError
+from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from tests.integration.engine.templates.test_catalogue import publish
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+
+BEGIN = f"""set -eu
+. {layered.SCRIPT}
+open_root "$1" "$2"
+"""
+
+
+class Heard:
+    """A report that remembers."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, str]] = []
+
+    def update(self, fraction: float, doing: str) -> None:
+        self.steps.append((fraction, doing))
+
+    def done(self, text: str) -> None:
+        pass
+
+
+@pytest.fixture
+def below(folder: Folder) -> Version:
+    version = publish(folder, "base", "b1")
+    for name in ("dev", "proc", "tmp"):
+        (version.rootfs / name).mkdir()
+    (version.rootfs / "etc/resolv.conf").touch()
+    return version
+
+
+def put_together(below: Version, tmp_path: Path, script: str) -> tuple[Path, Heard]:
+    work, heard = tmp_path / "work", Heard()
+    work.mkdir()
+    (tmp_path / "script.sh").write_text(BEGIN + script)
+    layered.put_together("a-test", tmp_path / "script.sh", below, work, heard, "an argument")
+    return work, heard
+
+
+def test_the_layer_has_what_the_script_wrote_and_the_base_stays(below: Version, tmp_path: Path) -> None:
+    script = """
+    echo "step 0.5 writing"
+    open_archives "$2"
+    test -s "$root/tmp/apt.conf"
+    close_archives
+    echo "$3" >"$root/etc/added"
+    head -c 4 "$root/dev/urandom" >"$root/dev/null"
+    close_root
+    """
+    work, heard = put_together(below, tmp_path, script)
+    assert (work / ROOTFS / "etc/added").read_text() == "an argument\n"
+    assert heard.steps == [(0.5, "writing")]
+    assert sorted(path.name for path in (below.rootfs / "etc").iterdir()) == ["resolv.conf"]
+    assert not (work / "merged").exists()
+
+
+def test_nothing_of_the_machine_can_be_removed_through_the_new_root(below: Version, tmp_path: Path) -> None:
+    """A script that goes wrong may remove all of it."""
+    script = """
+    open_archives "$2"
+    for place in dev dev/pts proc etc/resolv.conf; do stat -c "$place %d:%i" "$root/$place"; done >"$2/seen"
+    umount "$root/etc/resolv.conf"
+    close_root
+    """
+    work, _ = put_together(below, tmp_path, script)
+    for line in (work / "seen").read_text().splitlines():
+        place, _, identity = line.partition(" ")
+        host = Path("/", place).stat()
+        assert identity != f"{host.st_dev}:{host.st_ino}", place
+
+
+def test_a_root_that_is_in_use_is_not_removed(below: Version, tmp_path: Path) -> None:
+    script = """
+    echo kept >"$root/etc/kept"
+    exec 9<"$root/dev/null"
+    close_root
+    rm -rf "$root"
+    """
+    with pytest.raises(BuildError, match="target is busy"):
+        put_together(below, tmp_path, script)
+    assert (tmp_path / "work" / ROOTFS / "etc/kept").read_text() == "kept\n"

@@ -1,0 +1,464 @@
+"""An agent's requests to MCP servers behind the platform: passed both ways as they are made, with headers that it never sees."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sandyard.kit.errors import NotFoundError
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Session
+from sandyard.platform.domain.mcp_servers.gateway import McpGateway
+from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED, McpServerInfo, McpTestFailedError
+from sandyard.platform.domain.mcp_servers.service import ID, McpServerDraft, McpServers
+from sandyard.platform.domain.models import guest_tunnel
+from sandyard.platform.domain.models.capability import Capabilities
+from sandyard.platform.domain.models.gateway import Place
+from sandyard.platform.domain.models.tunnel import Asking
+from sandyard.platform.domain.sandboxes.model import utc_now
+from tests.unit.platform.domain.models.upstream import Handler, Reply, Seen, Upstream
+from tests.unit.platform.world import ROOT, World
+
+KEY = "mcp-planted-8c1f0a97d2e64b35"
+TOOLS = {"tools": [{"name": "search", "inputSchema": {}}, {"name": "create", "inputSchema": {}}]}
+
+
+@dataclass
+class Answer:
+    """What an agent got."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    ended: bool = False
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        self.status, self.headers = status, dict(headers)
+
+    async def data(self, data: bytes) -> None:
+        self.body += data
+        self.came.set()
+
+    async def end(self) -> None:
+        self.ended = True
+
+
+@dataclass
+class Desk:
+    world: World
+    servers: McpServers
+    gateway: McpGateway
+    upstream: Upstream
+    server: McpServerInfo
+    other_project: str
+    noted: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def place(self, session_id: str = "ses_1") -> Place:
+        return Place("sbx_1", session_id, lambda: "trn_1")
+
+    async def ask(
+        self,
+        body: Any = None,
+        *,
+        method: str = "POST",
+        target: str | None = None,
+        capability: str | None = None,
+        session_id: str = "ses_1",
+        answer: Answer | None = None,
+        **headers: str,
+    ) -> Answer:
+        shown = capability if capability is not None else Capabilities(self.world.vault).of("sbx_1").reveal()
+        given = [("authorization", f"Bearer {shown}"), ("content-type", "application/json")]
+        given += [(name.replace("_", "-"), value) for name, value in headers.items()]
+        data = b"" if body is None else json.dumps(body).encode()
+        asking = Asking(method, target if target is not None else f"/{self.server.id}", tuple(given), data)
+        answer = answer or Answer()
+        await self.gateway.serve(self.place(session_id), asking, answer)
+        return answer
+
+
+def answering(status: int, body: bytes, **headers: str) -> Handler:
+    async def handler(seen: Seen, reply: Reply) -> None:
+        await reply.whole(body, status=status, **headers)
+
+    return handler
+
+
+@pytest.fixture
+async def desk(world: World, servers: McpServers, upstream: Upstream) -> AsyncIterator[Desk]:
+    root = (await world.person("root", "admin")).principal
+    project = await world.projects.create(root, "website")
+    other = await world.projects.create(root, "other")
+    async with world.database.transaction() as tx:
+        for number, project_id in ((1, project.id), (2, other.id), (3, None)):
+            session = {"id": f"ses_{number}", "project_id": project_id, "owner_id": root.user_id, "title": "s"}
+            tx.add(Session(**session, template="base", created_at=utc_now(), updated_at=utc_now()))
+    headers = {"Authorization": Secret(f"Bearer {KEY}"), "X-Team": Secret("team-blue-0123456789")}
+    wanted = McpServerDraft(name="issues", url=f"{upstream.url}/mcp?team=blue", headers=headers)
+    server = await servers.create(ROOT, project.id, wanted)
+    gateway = McpGateway(servers, Capabilities(world.vault))
+    made = Desk(world, servers, gateway, upstream, server, other.id)
+
+    async def note(turn_id: str, code: str, sentence: str) -> None:
+        made.noted.append((turn_id, code, sentence))
+
+    gateway.note_failure.append(note)
+    yield made
+    await gateway.close()
+
+
+async def test_a_request_is_passed_with_the_servers_own_headers(desk: Desk) -> None:
+    async def handler(seen: Seen, reply: Reply) -> None:
+        await reply.whole({"jsonrpc": "2.0", "id": 1, "result": {}}, mcp_session_id="s-1", set_cookie="a=b")
+
+    desk.upstream.handler = handler
+    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize"}
+    answer = await desk.ask(
+        body,
+        mcp_protocol_version="2025-06-18",
+        mcp_session_id="s-1",
+        x_team="mine",
+        cookie="c=d",
+        accept="text/event-stream",
+    )
+    assert (answer.status, json.loads(answer.body)["id"], answer.ended) == (200, 1, True)
+    assert answer.headers["mcp-session-id"] == "s-1"
+    assert "set-cookie" not in answer.headers
+    (seen,) = desk.upstream.seen
+    assert (seen.method, seen.target, seen.json) == ("POST", "/mcp?team=blue", body)
+    assert seen.headers["authorization"] == f"Bearer {KEY}"
+    assert seen.headers["x-team"] == "team-blue-0123456789"
+    assert (seen.headers["mcp-protocol-version"], seen.headers["accept"]) == ("2025-06-18", "text/event-stream")
+    assert "cookie" not in seen.headers
+    assert "syc_" not in repr(seen)
+
+
+async def test_a_stream_arrives_as_it_is_made(desk: Desk) -> None:
+    confirmed = asyncio.Event()
+
+    async def handler(seen: Seen, reply: Reply) -> None:
+        await reply.stream()
+        await reply.event({"method": "notifications/progress"})
+        await confirmed.wait()
+        await reply.event({"id": 2})
+        await reply.end()
+
+    desk.upstream.handler = handler
+    for method in ("POST", "GET"):
+        confirmed.clear()
+        answer = Answer()
+        asking = asyncio.ensure_future(desk.ask(method=method, answer=answer, last_event_id="7"))
+        async with asyncio.timeout(10):
+            await answer.came.wait()
+        assert b"progress" in answer.body
+        assert not answer.ended
+        confirmed.set()
+        await asking
+        assert b'"id": 2' in answer.body
+        assert answer.ended
+    assert [(seen.method, seen.headers["last-event-id"]) for seen in desk.upstream.seen] == [
+        ("POST", "7"),
+        ("GET", "7"),
+    ]
+
+
+async def test_an_agent_that_leaves_lets_go_of_the_server(desk: Desk) -> None:
+    async def handler(seen: Seen, reply: Reply) -> None:
+        await reply.stream()
+        await reply.event({"id": 1})
+        await asyncio.Event().wait()
+
+    desk.upstream.handler = handler
+    answer = Answer()
+    asking = asyncio.ensure_future(desk.ask(method="GET", answer=answer))
+    async with asyncio.timeout(10):
+        await answer.came.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        await desk.upstream.left.wait()
+
+
+async def test_other_methods(desk: Desk) -> None:
+    async def handler(seen: Seen, reply: Reply) -> None:
+        await reply.head(204)
+
+    desk.upstream.handler = handler
+    answer = await desk.ask(method="DELETE", mcp_session_id="s-1")
+    assert (answer.status, desk.upstream.seen[0].headers["mcp-session-id"]) == (204, "s-1")
+    for method in ("PUT", "PATCH", "OPTIONS", "HEAD", "CONNECT"):
+        assert (await desk.ask(method=method)).status == 405
+    assert (await desk.ask({}, content_encoding="gzip")).status == 415
+    assert (await desk.ask({}, target=f"/{desk.server.id}?x=1")).status == 400
+    assert (await desk.ask({}, target=f"/{desk.server.id}/admin")).status == 404
+    assert len(desk.upstream.seen) == 1
+
+
+def test_the_tunnel_knows_requests_for_mcp_servers(desk: Desk) -> None:
+    """It repeats none of them, and tells them by the beginning of their ids."""
+    assert f"/{ID}" == guest_tunnel.ONCE
+    assert desk.server.id.startswith(ID)
+    assert desk.gateway.handles(f"/{desk.server.id}")
+    assert not desk.gateway.handles("/mdl_1/v1/messages")
+
+
+async def test_strangers_and_other_projects_are_refused(desk: Desk) -> None:
+    assert (await desk.ask({}, capability="")).status == 403
+    assert (await desk.ask({}, capability=Capabilities(desk.world.vault).of("sbx_2").reveal())).status == 403
+    for session_id in ("ses_2", "ses_3", "ses_none"):
+        answer = await desk.ask({}, session_id=session_id)
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, -32000)
+    assert (await desk.ask({}, target="/mcp_nobodys")).status == 404
+    command = await desk.servers.create(ROOT, desk.server.project_id, McpServerDraft(name="inside", command="x"))
+    assert (await desk.ask({}, target=f"/{command.id}")).status == 404
+    await desk.servers.delete(ROOT, desk.server.project_id, desk.server.id)
+    assert (await desk.ask({})).status == 404
+    assert desk.upstream.seen == []
+
+
+async def test_a_key_that_the_server_says_is_kept_back(desk: Desk) -> None:
+    async def echo(seen: Seen, reply: Reply) -> None:
+        told = seen.headers["authorization"] + " " + seen.headers["x-team"]
+        await reply.stream(x_echo=told, www_authenticate=f"Bearer {KEY}")
+        for letter in told.encode():
+            await reply.chunk(bytes([letter]))
+        await reply.end()
+
+    desk.upstream.handler = echo
+    answer = await desk.ask({})
+    said = repr((answer.headers, answer.body))
+    assert KEY not in said
+    assert "team-blue-0123456789" not in said
+    assert b"*" * len(KEY) in answer.body
+    assert "www-authenticate" not in answer.headers
+
+
+async def test_who_has_left_the_project_uses_its_keys_no_more(desk: Desk) -> None:
+    member = await desk.world.person("mo")
+    await desk.world.projects.add_member(ROOT, desk.server.project_id, member.principal.user_id)
+    async with desk.world.database.transaction() as tx:
+        session = {
+            "id": "ses_mo",
+            "project_id": desk.server.project_id,
+            "owner_id": member.principal.user_id,
+            "title": "s",
+        }
+        tx.add(Session(**session, template="base", created_at=utc_now(), updated_at=utc_now()))
+    assert (await desk.ask({}, session_id="ses_mo")).status == 200
+    await desk.world.projects.remove_member(ROOT, desk.server.project_id, member.principal.user_id)
+    assert (await desk.ask({}, session_id="ses_mo")).status == 404
+
+
+async def test_a_refusal_is_said_in_the_session_once(desk: Desk) -> None:
+    """And no agent tries to have a person log in, or follows to another server."""
+    words = {"location": f"http://127.0.0.1:1/{KEY}", "www-authenticate": "Bearer resource_metadata=x"}
+    for status, told in ((401, 403), (401, 403), (403, 403), (307, 502)):
+        desk.upstream.handler = answering(status, b"no", **words)
+        answer = await desk.ask({})
+        assert answer.status == told
+        assert not {"location", "www-authenticate"} & set(answer.headers)
+        assert KEY not in repr(answer)
+    await desk.gateway.close()
+    ((turn, code, sentence),) = desk.noted
+    assert (turn, code) == ("trn_1", SERVER_FAILED)
+    assert "issues rejected the configured headers (401)" in sentence
+
+
+async def test_cookies_are_not_kept(desk: Desk) -> None:
+    """All projects share the platform's connections: a cookie of one would be sent with the key of another."""
+
+    async def handler(seen: Seen, reply: Reply) -> None:
+        await reply.whole({}, set_cookie="sid=the-first-projects; Path=/")
+
+    desk.upstream.handler = handler
+    second = await desk.servers.create(
+        ROOT, desk.other_project, McpServerDraft(name="issues", url=f"{desk.upstream.url}/mcp")
+    )
+    assert (await desk.ask({})).status == 200
+    assert (await desk.ask({}, target=f"/{second.id}", session_id="ses_2")).status == 200
+    assert [seen.headers.get("cookie") for seen in desk.upstream.seen] == [None, None]
+
+
+async def test_a_server_that_is_away(desk: Desk) -> None:
+    gone = McpServerDraft(url="http://127.0.0.1:9/mcp", headers={})
+    await desk.servers.update(ROOT, desk.server.project_id, desk.server.id, gone)
+    assert (await desk.ask({})).status == 502
+    await desk.gateway.close()
+    assert "could not be reached" in desk.noted[0][2]
+
+
+async def test_a_name_that_becomes_private_is_not_followed(desk: Desk, names: dict[str, str]) -> None:
+    """It was public when the owner named it."""
+    owner = (await desk.world.person("owner")).principal
+    project = await desk.world.projects.create(owner, "own")
+    async with desk.world.database.transaction() as tx:
+        session = {"id": "ses_4", "project_id": project.id, "owner_id": owner.user_id, "title": "s"}
+        tx.add(Session(**session, template="base", created_at=utc_now(), updated_at=utc_now()))
+    url = f"https://mcp.example.org:{desk.upstream.port}/mcp"
+    made = await desk.servers.create(owner, project.id, McpServerDraft(name="moving", url=url))
+    names["mcp.example.org"] = "127.0.0.1"
+    answer = await desk.ask({}, target=f"/{made.id}", session_id="ses_4")
+    assert answer.status == 502
+    assert "private network" in answer.body.decode()
+    found = await desk.servers.test(owner, project.id, made.id)
+    assert (found.ok, "private network" in found.detail) == (False, True)
+    assert desk.upstream.seen == []
+
+
+# the test ----------------------------------------------------------------------------------------------------------------
+
+
+async def _mcp(seen: Seen, reply: Reply, *, streamed: bool) -> None:
+    if seen.method == "DELETE":
+        await reply.head(204)
+        return
+    number, method = seen.json.get("id"), seen.json["method"]
+    if number is None:
+        await reply.whole(b"", status=202)
+        return
+    result: dict[str, Any] = TOOLS
+    if method == "initialize":
+        info = {"name": f"tracker {KEY}", "version": "2"}
+        result = {"protocolVersion": "2025-03-26", "capabilities": {"tools": {}}, "serverInfo": info}
+    elif "cursor" not in seen.json["params"]:
+        result = {"tools": [{"name": "first"}], "nextCursor": "2"}
+    message = {"jsonrpc": "2.0", "id": number, "result": result}
+    if streamed:
+        await reply.stream(mcp_session_id="s-1")
+        await reply.event({"jsonrpc": "2.0", "method": "notifications/message"})
+        await reply.event(message)
+        await asyncio.Event().wait()  # a stream may stay open: the answer has come
+    await reply.whole(message, mcp_session_id="s-1")
+
+
+async def test_a_server_is_tested(desk: Desk) -> None:
+    for streamed in (False, True):
+        desk.upstream.handler = functools.partial(_mcp, streamed=streamed)
+        desk.upstream.seen.clear()
+        found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        assert (found.ok, found.detail) == (True, "issues works: 3 tools.")
+        assert found.tools == ("first", "search", "create")
+        assert found.server == "tracker *** 2"
+        assert [seen.method for seen in desk.upstream.seen] == ["POST", "POST", "POST", "POST", "DELETE"]
+    assert {seen.headers["authorization"] for seen in desk.upstream.seen} == {f"Bearer {KEY}"}
+    later = desk.upstream.seen[1:]
+    assert {(seen.headers["mcp-session-id"], seen.headers["mcp-protocol-version"]) for seen in later} == {
+        ("s-1", "2025-03-26")
+    }
+
+
+async def test_the_end_of_a_test_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that says no end of the session, or nothing, has passed the test all the same."""
+    monkeypatch.setattr("sandyard.platform.domain.mcp_servers.probe.END_S", 0.1)
+
+    async def endless(seen: Seen, reply: Reply) -> None:
+        if seen.method != "DELETE":
+            await _mcp(seen, reply, streamed=False)
+            return
+        await reply.stream()
+        while True:
+            await reply.chunk(b"more")
+            await asyncio.sleep(0.01)
+
+    async def silent(seen: Seen, reply: Reply) -> None:
+        if seen.method != "DELETE":
+            await _mcp(seen, reply, streamed=False)
+            return
+        await asyncio.Event().wait()
+
+    for handler in (endless, silent):
+        desk.upstream.handler = handler
+        async with asyncio.timeout(4):
+            found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        assert (found.ok, found.detail) == (True, "issues works: 3 tools.")
+        assert desk.upstream.seen[-1].method == "DELETE"
+
+
+NONSENSE: list[tuple[dict[str, Any], dict[str, Any], dict[str, str], str]] = [
+    ({}, {"tools": 5}, {}, "list of tools"),
+    ({"protocolVersion": "zw\u00f6lf"}, TOOLS, {}, "protocol version"),
+    ({"protocolVersion": ["2025-06-18"]}, TOOLS, {}, "protocol version"),
+    ({}, TOOLS, {"mcp-session-id": "zw\u00f6lf"}, "session id"),
+]
+
+
+async def test_nonsense_is_told_as_a_failure(desk: Desk) -> None:
+    for greeting, listed, headers, words in NONSENSE:
+
+        async def handler(
+            seen: Seen,
+            reply: Reply,
+            greeting: dict[str, Any] = greeting,
+            listed: dict[str, Any] = listed,
+            headers: dict[str, str] = headers,
+        ) -> None:
+            if seen.json.get("id") is None:
+                await reply.whole(b"", status=202)
+                return
+            first = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, **greeting}
+            result = first if seen.json["method"] == "initialize" else listed
+            await reply.whole({"jsonrpc": "2.0", "id": seen.json["id"], "result": result}, **headers)
+
+        desk.upstream.handler = handler
+        found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        assert (found.ok, words in found.detail) == (False, True), found
+
+
+async def test_a_server_without_headers_that_wants_some_later(desk: Desk) -> None:
+    """What the server has said itself is no header that somebody could check."""
+
+    async def handler(seen: Seen, reply: Reply) -> None:
+        if seen.json["method"] == "tools/list":
+            await reply.whole(b"", status=401)
+        else:
+            await _mcp(seen, reply, streamed=False)
+
+    desk.upstream.handler = handler
+    bare = await desk.servers.create(
+        ROOT, desk.server.project_id, McpServerDraft(name="bare", url=f"{desk.upstream.url}/mcp")
+    )
+    found = await desk.servers.test(ROOT, desk.server.project_id, bare.id)
+    assert (found.ok, "needs a key (401)" in found.detail) == (False, True), found
+
+
+async def test_a_project_that_is_deleted_meanwhile(desk: Desk) -> None:
+    async def handler(seen: Seen, reply: Reply) -> None:
+        if seen.method == "POST" and seen.json["method"] == "initialize":
+            await desk.world.projects.delete(ROOT, desk.other_project)
+        await _mcp(seen, reply, streamed=False)
+
+    desk.upstream.handler = handler
+    wanted = McpServerDraft(name="new", url=f"{desk.upstream.url}/mcp")
+    with pytest.raises(NotFoundError, match="no project"):
+        await desk.servers.create(ROOT, desk.other_project, wanted, test=True)
+
+
+BROKEN = [
+    (401, b"", "rejected the configured headers (401)"),
+    (404, b"", "nothing at this URL (404)"),
+    (302, b"", "redirects"),
+    (500, b"", "answered with an error (500)"),
+    (200, b"<html>", "not as an MCP server"),
+    (200, b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"too old"}}', "refused initialize: too old"),
+]
+
+
+async def test_a_server_that_does_not_work_is_not_stored(desk: Desk) -> None:
+    wanted = McpServerDraft(name="new", url=f"{desk.upstream.url}/mcp", headers={"X-Api-Key": Secret(KEY)})
+    for status, body, words in BROKEN:
+        desk.upstream.handler = answering(status, body)
+        found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        assert (found.ok, words in found.detail) == (False, True), found
+        with pytest.raises(McpTestFailedError, match="Nothing was saved"):
+            await desk.servers.create(ROOT, desk.server.project_id, wanted, test=True)
+    nobody = r"could not be reached: no server answers at http://127\.0\.0\.1:9/mcp\. Nothing was saved\.$"
+    with pytest.raises(McpTestFailedError, match=nobody):
+        wanted = McpServerDraft(name="new", url="http://127.0.0.1:9/mcp")
+        await desk.servers.create(ROOT, desk.server.project_id, wanted, test=True)
+    assert len(await desk.servers.list(ROOT, desk.server.project_id)) == 1

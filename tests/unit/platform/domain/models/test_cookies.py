@@ -1,0 +1,57 @@
+"""Clients that serve several people keep no cookies, whoever made them."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import httpx
+import pytest
+
+from sandyard.kit.cookies import discard_cookies
+from sandyard.kit.destinations import Destinations
+from sandyard.kit.guarded_http import GuardedTransport
+from sandyard.platform.domain.models.gateway import Gateway
+from tests.unit.platform.domain.models import upstream as scripted
+from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream
+
+
+async def setting(seen: Seen, reply: Reply) -> None:
+    await reply.whole({}, set_cookie="sid=somebodys; Path=/")
+
+
+async def ask_twice(client: httpx.AsyncClient, upstream: Upstream, url: str) -> list[str | None]:
+    for _ in range(2):
+        assert (await client.get(url)).headers["set-cookie"]
+    return [seen.headers.get("cookie") for seen in upstream.seen]
+
+
+async def test_a_client_without_cookies() -> None:
+    async with scripted.opened() as upstream, httpx.AsyncClient() as client:
+        upstream.handler = setting
+        discard_cookies(client)
+        assert await ask_twice(client, upstream, upstream.url) == [None, None]
+
+
+async def test_the_gateway_of_models() -> None:
+    """Providers of two projects may be at one host, each with a key of its own."""
+    parts = [mock.Mock() for _ in range(5)]
+    gateway = Gateway(*parts, timeout_s=5, over_budget=mock.Mock(), note_fault=mock.Mock(), refused=mock.Mock())
+    async with scripted.opened() as upstream:
+        upstream.handler = setting
+        for client in (gateway.client_for(upstream.url), gateway.client_for("https://models.example.org")):
+            upstream.seen.clear()
+            assert await ask_twice(client, upstream, upstream.url) == [None, None]
+    await gateway.close()
+
+
+async def test_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted.opened() as upstream:
+        upstream.handler = setting
+        monkeypatch.setenv("http_proxy", upstream.url)
+        monkeypatch.setenv("no_proxy", "")
+        transport = GuardedTransport(Destinations())
+        async with httpx.AsyncClient(transport=transport) as client:
+            discard_cookies(client)
+            assert await ask_twice(client, upstream, "http://mcp.example.org/") == [None, None]
+            assert transport._proxied is not None
+            assert not transport._proxied.cookies

@@ -1,0 +1,114 @@
+"""What a provider's error means, in each provider's own way of saying it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from sandyard.platform.domain.models.faults import (
+    FAULT_CODES,
+    Cause,
+    ProviderTestFailedError,
+    fault_of_answer,
+    fault_of_error,
+    label_of,
+)
+
+ANTHROPIC = {"type": "error", "error": {"type": "authentication_error", "message": "invalid x-api-key"}}
+GEMINI = {
+    "error": {
+        "code": 400,
+        "message": "API key not valid. Please pass a valid API key.",
+        "status": "INVALID_ARGUMENT",
+        "details": [{"reason": "API_KEY_INVALID"}],
+    }
+}
+CREDIT = {"error": {"type": "invalid_request_error", "message": "Your credit balance is too low to access the API."}}
+QUOTA = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+QUOTA_WITHOUT_CODE = {"error": {"message": "You exceeded your current quota, please check your plan.", "code": None}}
+ANTHROPIC_LIMIT = {
+    "error": {"type": "rate_limit_error", "message": "This would exceed your organization's rate limit."}
+}
+OPENAI_LIMIT = {
+    "error": {"message": "Rate limit reached for gpt-5 on requests per min.", "code": "rate_limit_exceeded"}
+}
+
+
+def gemini_quota(quota: str) -> dict[str, Any]:
+    words = "You exceeded your current quota, please check your plan and billing details."
+    violations = [{"quotaId": quota}]
+    return {"error": {"message": words, "status": "RESOURCE_EXHAUSTED", "details": [{"violations": violations}]}}
+
+
+NOTHING = {"error": {"message": "no"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "cause", "final"),
+    [
+        (401, ANTHROPIC, Cause.KEY, True),
+        (400, GEMINI, Cause.KEY, True),
+        (400, CREDIT, Cause.QUOTA, True),
+        (402, NOTHING, Cause.QUOTA, True),
+        (429, QUOTA, Cause.QUOTA, True),
+        (429, QUOTA_WITHOUT_CODE, Cause.QUOTA, True),
+        (403, CREDIT, Cause.QUOTA, True),
+        (429, gemini_quota("GenerateRequestsPerDayPerProjectPerModel"), Cause.QUOTA, False),
+        (429, gemini_quota("GenerateRequestsPerMinutePerProjectPerModel"), Cause.BUSY, False),
+        (429, ANTHROPIC_LIMIT, Cause.BUSY, False),
+        (429, OPENAI_LIMIT, Cause.BUSY, False),
+        (429, NOTHING, Cause.BUSY, False),
+        (529, NOTHING, Cause.BUSY, False),
+        (403, NOTHING, Cause.KEY, False),
+        (404, NOTHING, Cause.MODEL, False),
+        (302, NOTHING, Cause.ADDRESS, False),
+        (400, NOTHING, Cause.ERROR, False),
+        (500, NOTHING, Cause.ERROR, False),
+    ],
+)
+def test_the_cause(status: int, body: dict[str, Any], cause: Cause, *, final: bool) -> None:
+    fault = fault_of_answer("Anthropic", status, json.dumps(body), model="m", keyed=True)
+    assert (fault.cause, fault.final) == (cause, final)
+    if cause is Cause.QUOTA:
+        assert fault.sentence.startswith("Your Anthropic account has no quota left. Add credit with the provider, ")
+        assert fault.code == "model_quota_exceeded"
+    else:
+        assert fault.sentence.startswith("Anthropic ")
+        assert f"({status})" in fault.sentence
+    assert fault.code in FAULT_CODES
+    assert len(fault.code) <= 40
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (httpx.ConnectError("All connection attempts failed"), "house could not be reached: no server answers at URL."),
+        (
+            httpx.ConnectError("[Errno -2] Name or service not known"),
+            "house could not be reached: no server answers at URL.",
+        ),
+        (
+            httpx.ConnectError("certificate verify failed: self-signed certificate"),
+            "house could not be reached at URL: certificate verify failed: self-signed certificate.",
+        ),
+        (httpx.RemoteProtocolError(""), "house could not be reached at URL: RemoteProtocolError."),
+    ],
+)
+def test_no_answer_is_said_without_the_names_of_libraries(error: Exception, sentence: str) -> None:
+    url = "http://127.0.0.1:9"
+    fault = fault_of_error("house", url, error, late=False)
+    assert fault.sentence == sentence.replace("URL", url)
+    assert str(ProviderTestFailedError(fault.cause, fault.sentence)) == f"{fault.sentence} Nothing was saved."
+
+
+def test_the_sentence() -> None:
+    fault = fault_of_answer("Anthropic", 401, json.dumps(ANTHROPIC), model=None, keyed=True)
+    assert fault.sentence == "Anthropic refused the API key (401). It said: invalid x-api-key"
+    keyless = fault_of_answer("Anthropic", 401, "", model=None, keyed=False)
+    assert keyless.sentence == "Anthropic needs an API key (401)."
+    assert label_of("anthropic", "https://api.anthropic.com") == "Anthropic"
+    assert label_of("work", "https://api.anthropic.com") == "Anthropic (work)"
+    assert label_of("house", "http://127.0.0.1:11434") == "house"

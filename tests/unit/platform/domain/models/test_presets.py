@@ -1,0 +1,42 @@
+"""Presets: what is known of well-known providers without anybody typing it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.domain.agents.profiles import BUILT_IN
+from sandyard.platform.domain.models.model import Price, price_of
+from sandyard.platform.domain.models.presets import all_presets, get_preset, preset_at, price_at
+
+
+def test_every_model_of_a_preset_has_a_price() -> None:
+    assert [one.name for one in all_presets()] == ["anthropic", "openai", "gemini", "openrouter", "ollama", "vllm"]
+    for preset in all_presets():
+        for model in preset.models or ("whatever-it-has",):
+            assert price_of(preset.prices, model) is not None, (preset.name, model)
+    with pytest.raises(InvalidInputError, match="anthropic, openai"):
+        get_preset("nobody")
+
+
+def test_every_agent_finds_a_preset_and_the_price_of_its_default_model() -> None:
+    for profile in BUILT_IN.values():
+        if profile.apis:
+            serving = [preset for preset in all_presets() if preset.serves(profile)]
+            assert serving, profile.name
+            assert any(price_of(preset.prices, profile.models[0]) for preset in serving), profile.name
+    assert [one.name for one in all_presets() if one.serves(BUILT_IN["claude"])] == ["anthropic"]
+
+
+def test_prices_are_known_by_the_address() -> None:
+    anthropic = "https://api.anthropic.com"
+    known = price_at(anthropic, {}, "claude-sonnet-5-5")
+    assert known is not None
+    assert (known.input, known.output) == (2, 10)
+    assert price_at(anthropic, {"claude-*": {"input": 7, "output": 8}}, "claude-sonnet-5-5") == Price(input=7, output=8)
+    assert price_at("https://proxy.example.org", {}, "claude-sonnet-5-5") is None
+    assert price_at("http://127.0.0.1:11434/v1", {}, "qwen3-coder") is None  # a port says nothing
+    assert price_at(anthropic, {}, "unheard-of") is None
+    found = preset_at("https://openrouter.ai/api/v1")
+    assert found is not None
+    assert found.title == "OpenRouter"

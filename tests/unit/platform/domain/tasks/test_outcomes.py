@@ -1,0 +1,41 @@
+"""What came of the steps of an attempt, by what is stored of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandyard.platform.db.models import Step
+from sandyard.platform.domain.tasks.outcomes import outcomes_of
+
+
+def step(name: str, status: str = "completed", round_: int = 1, **detail: Any) -> Step:
+    return Step(attempt_id="att_1", round=round_, number=1, name=name, status=status, tries=1, detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("one", "outcome"),
+    [
+        (step("agent", turnId="trn_1"), "succeeded"),
+        (step("agent", "running"), "running"),
+        (step("agent", "failed"), "failed"),
+        (step("verify"), "skipped"),
+        (step("verify", ok=True, commandId="cmd_1"), "succeeded"),
+        (step("verify", ok=False, exitCode=1), "failed"),
+        (step("pull_request", number=7), "succeeded"),
+        (step("pull_request", number=None), "not_applicable"),
+        (step("pull_request", "failed"), "failed"),
+    ],
+)
+def test_one(one: Step, outcome: str) -> None:
+    assert outcomes_of([one]) == [outcome]
+
+
+def test_what_a_later_try_of_the_same_round_fixed() -> None:
+    first = [step("verify", ok=False), step("agent"), step("verify", ok=False), step("verify", ok=True)]
+    second = [step("verify", ok=False, round_=2), step("verify", "failed", round_=2), step("push", round_=2, ok=False)]
+    assert outcomes_of(first + second) == [
+        *("fixed", "succeeded", "fixed", "succeeded"),
+        *("failed", "failed", "failed"),
+    ]

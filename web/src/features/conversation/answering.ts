@@ -1,0 +1,59 @@
+/** What somebody writes in the main box while a question is open, as the answer to it. Pure. */
+import type { Schemas } from "@/api/client";
+import type { Ask } from "@/api/types";
+import { check, type Filled, type FormField, fieldsOf } from "./form";
+import { list, record, words } from "./parts";
+
+export type Answered = { body: Schemas["Answer"] } | { error: string };
+
+/** The question that the box answers: the oldest open one that one line of text can answer. Permissions have buttons. */
+export function questionOf(asks: readonly Ask[]): Ask | undefined {
+  return asks.find(
+    (ask) => ask.status === "pending" && ask.kind === "question" && fieldsOf(ask.detail.form).length <= 1,
+  );
+}
+
+export function answerOf(ask: Ask, text: string): Answered {
+  const options = list(ask.detail.options).map(record);
+  if (options.length) {
+    const names = options.map((one) => words(one.name) || words(one.optionId));
+    const at = placeOf(names, text);
+    return at < 0 ? { error: oneOf(names) } : { body: { optionId: words(options[at]?.optionId) } };
+  }
+  const field = fieldsOf(ask.detail.form)[0];
+  if (!field) return { body: { content: { answer: text } } };
+  const filled = filledBy(field, text);
+  if (filled === undefined)
+    return {
+      error: field.type === "boolean" ? "Answer yes or no." : oneOf(field.choices.map((one) => one.label)),
+    };
+  const { content, errors } = check([field], { [field.name]: filled });
+  return errors[field.name] ? { error: errors[field.name] as string } : { body: { content } };
+}
+
+function filledBy(field: FormField, text: string): Filled | undefined {
+  const labels = field.choices.map((one) => one.label);
+  if (field.type === "boolean") {
+    const word = text.trim().toLowerCase();
+    return /^(y|yes|true)$/.test(word) ? true : /^(n|no|false)$/.test(word) ? false : undefined;
+  }
+  if (field.type === "choice") {
+    const at = placeOf(labels, text);
+    return at < 0 ? undefined : String(at);
+  }
+  if (field.type === "choices") {
+    const places = text.split(",").map((one) => placeOf(labels, one));
+    return places.some((at) => at < 0) ? undefined : places.map(String);
+  }
+  return text;
+}
+
+/** By its number, as the list is counted, or by its words; -1: none of them. */
+function placeOf(labels: readonly string[], text: string): number {
+  const word = text.trim().toLowerCase();
+  const named = labels.findIndex((one) => one.trim().toLowerCase() === word);
+  if (named >= 0) return named;
+  return /^\d{1,4}$/.test(word) && Number(word) <= labels.length ? Number(word) - 1 : -1;
+}
+
+const oneOf = (labels: readonly string[]) => `Answer with one of: ${labels.join(", ")}.`;

@@ -1,0 +1,31 @@
+import { expect, it } from "vitest";
+import { toolCallOf, withoutRepeats } from "./parts";
+
+const command = "cat app.py; python3 -m unittest -q";
+const codex = toolCallOf({
+  toolCallId: "1",
+  title: command,
+  kind: "execute",
+  rawInput: { command, cwd: "/home/user/workspace" },
+  content: [
+    {
+      type: "content",
+      content: {
+        type: "text",
+        text: `\`/bin/bash -lc '${command}'\` requires approval by policy\nAvailable Decisions: Approved\nAbort`,
+      },
+    },
+  ],
+});
+
+it("shows a command once, without what the buttons say", () => {
+  expect(withoutRepeats(codex, command)).toMatchObject({ input: {}, content: [] });
+});
+
+it("keeps what the title does not say", () => {
+  const other = { ...codex, input: { command, cwd: "/tmp" }, content: [{ type: "text" as const, text: "Because." }] };
+  expect(withoutRepeats(other, "Run the tests")).toMatchObject({
+    input: { command, cwd: "/tmp" },
+    content: [{ type: "text", text: "Because." }],
+  });
+});

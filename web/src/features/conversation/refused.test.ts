@@ -1,0 +1,19 @@
+import { expect, it } from "vitest";
+import type { Ask } from "@/api/types";
+import { refusedLast } from "./refused";
+
+const ask = (id: string, turnId: string, pattern: string | undefined, decidedBy = "policy") =>
+  ({ id, turnId, decidedBy, detail: pattern === undefined ? {} : { pattern } }) as unknown as Ask;
+
+it("finds what a pattern refused in the newest turn that had any, once for each pattern", () => {
+  const asks = [
+    ask("4", "t3", undefined),
+    ask("1", "t1", "rm"),
+    ask("2", "t2", "rm"),
+    ask("3", "t2", "rm"),
+    ask("5", "t2", "dd"),
+    ask("6", "t3", "dd", "overruled"),
+  ];
+  expect(refusedLast(asks).map((one) => one.detail.pattern)).toEqual(["dd", "rm"]);
+  expect(refusedLast([])).toEqual([]);
+});

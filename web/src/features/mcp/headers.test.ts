@@ -1,0 +1,34 @@
+import { describe, expect, it } from "vitest";
+import { duplicateOf, headersOf, hintOf, isChanged, writtenHeaders } from "./headers";
+
+const stored = { headers: [{ name: "Authorization", hint: "…wxyz" }] };
+
+describe("headers of an MCP server", () => {
+  it("keep what is stored unless something is typed", () => {
+    const written = writtenHeaders(stored);
+    expect(headersOf(written)).toEqual({ Authorization: null });
+    expect(isChanged(written, stored)).toBe(false);
+    const typed = written.map((one) => ({ ...one, value: " Bearer new " }));
+    expect(headersOf(typed)).toEqual({ Authorization: "Bearer new" });
+    expect(isChanged(typed, stored)).toBe(true);
+  });
+  it("are none without a name", () => {
+    expect(headersOf([{ key: 1, name: " ", value: "x" }])).toEqual({});
+    expect(isChanged([], stored)).toBe(true);
+  });
+  it("have a stored value under their stored name only", () => {
+    expect(hintOf(" authorization ", stored)).toBe("…wxyz");
+    expect(hintOf("X-Api-Key", stored)).toBeNull();
+    expect(hintOf("Authorization", undefined)).toBeNull();
+  });
+  it("are found when one is given twice", () => {
+    const twice = [
+      { key: 1, name: "X-Team", value: "blue" },
+      { key: 2, name: "x-team ", value: "red" },
+    ];
+    expect(duplicateOf(twice)).toBe("x-team");
+    expect(
+      duplicateOf([...writtenHeaders(stored), { key: 5, name: "", value: "" }, { key: 6, name: " ", value: "" }]),
+    ).toBeNull();
+  });
+});

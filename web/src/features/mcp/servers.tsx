@@ -1,0 +1,148 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { CircleCheck, CircleX, Plug, Plus, Trash2 } from "lucide-react";
+import { useState } from "react";
+import { api, got, type Schemas } from "@/api/client";
+import { Section } from "@/shell/page";
+import { Badge } from "@/ui/badge";
+import { Button, IconButton } from "@/ui/button";
+import { Confirm, Dialog } from "@/ui/dialog";
+import { Empty, Loaded } from "@/ui/states";
+import { failed } from "@/ui/toast";
+import { ServerForm } from "./server-form";
+
+export type McpServer = Schemas["McpServerView"];
+
+/** What the agents of a project can use besides their own tools. */
+export function McpServers({ projectId, frozen }: { projectId: string; frozen: boolean }) {
+  const [editing, setEditing] = useState<McpServer | "new" | null>(null);
+  const query = useQuery({
+    queryKey: ["mcp-servers", projectId],
+    queryFn: async () =>
+      (await got(api.GET("/api/v1/projects/{project_id}/mcp-servers", { params: { path: { project_id: projectId } } })))
+        .items,
+  });
+  return (
+    <Section
+      title="MCP servers"
+      description="Tools for this project's agents: a command that runs in the sandbox, or a URL. The keys of a URL stay with the platform."
+      actions={
+        <Button size="sm" disabled={frozen} onClick={() => setEditing("new")}>
+          <Plus className="size-3.5" aria-hidden /> Add a server
+        </Button>
+      }
+    >
+      <Loaded query={query}>
+        {(found) =>
+          found.length ? (
+            <ul className="divide-y" aria-label="MCP servers">
+              {found.map((one) => (
+                <Row key={one.id} server={one} frozen={frozen} onEdit={() => setEditing(one)} />
+              ))}
+            </ul>
+          ) : (
+            <Empty title="No MCP server" icon={<Plug className="size-5" aria-hidden />}>
+              Agents have their own tools. An MCP server gives them more, such as an issue tracker or a database.
+            </Empty>
+          )
+        }
+      </Loaded>
+      <Dialog
+        open={editing !== null}
+        onOpenChange={(open) => !open && setEditing(null)}
+        title={editing && editing !== "new" ? editing.name : "Add an MCP server"}
+        description="Takes effect on the agent's next turn; changed headers and URLs take effect immediately."
+      >
+        {editing && (
+          <ServerForm
+            server={editing === "new" ? undefined : editing}
+            projectId={projectId}
+            onDone={() => setEditing(null)}
+          />
+        )}
+      </Dialog>
+    </Section>
+  );
+}
+
+function Row({ server, frozen, onEdit }: { server: McpServer; frozen: boolean; onEdit: () => void }) {
+  const client = useQueryClient();
+  const at = { params: { path: { project_id: server.projectId, server_id: server.id } } };
+  const test = useMutation({
+    mutationFn: (_updatedAt: string) => got(api.POST("/api/v1/projects/{project_id}/mcp-servers/{server_id}/test", at)),
+    onError: failed("Could not test the server"),
+  });
+  const remove = useMutation({
+    mutationFn: () => got(api.DELETE("/api/v1/projects/{project_id}/mcp-servers/{server_id}", at)),
+    onSuccess: () => client.invalidateQueries({ queryKey: ["mcp-servers", server.projectId] }),
+    onError: failed("Could not remove the server"),
+  });
+  const where = server.url ?? [server.command, ...server.args].join(" ");
+  return (
+    <li className="px-4 py-2.5">
+      <div className="flex flex-wrap items-center gap-x-3 gap-y-1.5">
+        <div className="min-w-0 flex-1 basis-56">
+          <p className="flex flex-wrap items-center gap-2 text-[13px] font-medium">
+            {server.name} <Badge>{server.type === "http" ? "URL" : "Command"}</Badge>
+          </p>
+          <p className="truncate font-mono text-xs text-soft" title={where}>
+            {where}
+          </p>
+          <p className="truncate text-xs text-soft">{details(server)}</p>
+        </div>
+        <div className="flex gap-1.5">
+          {server.type === "http" && (
+            <Button
+              size="sm"
+              busy={test.isPending}
+              disabled={frozen}
+              onClick={() => test.mutate(server.updatedAt)}
+              aria-label={`Test ${server.name}`}
+            >
+              Test
+            </Button>
+          )}
+          <Button size="sm" disabled={frozen} onClick={onEdit} aria-label={`Edit ${server.name}`}>
+            Edit
+          </Button>
+          <Confirm
+            trigger={
+              <IconButton label={`Remove ${server.name}`} size="sm" disabled={frozen}>
+                <Trash2 className="size-3.5" aria-hidden />
+              </IconButton>
+            }
+            title={`Remove ${server.name}?`}
+            action="Remove"
+            onConfirm={() => remove.mutateAsync()}
+          >
+            Agents of this project can no longer use its tools.
+          </Confirm>
+        </div>
+      </div>
+      {/* a result holds only for what was tested */}
+      <div aria-live="polite">{test.data && test.variables === server.updatedAt && <Tested result={test.data} />}</div>
+    </li>
+  );
+}
+
+function Tested({ result }: { result: Schemas["McpServerTest"] }) {
+  return (
+    <div className="mt-1.5 flex items-start gap-1.5 text-[13px]">
+      {result.ok ? (
+        <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="works" />
+      ) : (
+        <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="does not work" />
+      )}
+      <div className="min-w-0 break-words">
+        {result.detail} <span className="text-faint tabular-nums">{result.durationMs} ms</span>
+        {result.tools.length > 0 && <p className="font-mono text-xs text-soft">{result.tools.join(", ")}</p>}
+      </div>
+    </div>
+  );
+}
+
+function details(server: McpServer): string {
+  if (server.type === "http")
+    return server.headers.length ? server.headers.map((one) => `${one.name} ${one.hint}`).join(" · ") : "no headers";
+  const names = Object.keys(server.env);
+  return names.length ? `with ${names.join(", ")}` : "no variables";
+}

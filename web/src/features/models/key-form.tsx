@@ -1,0 +1,151 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { type FormEvent, useState } from "react";
+import { api, got, type Schemas } from "@/api/client";
+import { me, presets as presetsQuery } from "@/api/queries";
+import type { Agent } from "@/api/types";
+import { findingsOf } from "@/features/projects/findings";
+import { safeHref } from "@/lib/links";
+import { fault, overall } from "@/lib/problems";
+import { Button } from "@/ui/button";
+import { Field, Input, Select } from "@/ui/field";
+import { SecretInput } from "@/ui/inputs";
+import { Loaded } from "@/ui/states";
+import { toast } from "@/ui/toast";
+import { keyOf } from "./key-words";
+
+/** "Codex needs an OpenAI key" */
+export function KeyTitle({ agent }: { agent: Agent }) {
+  const fitting = useQuery(presetsQuery).data?.items.filter((one) => one.agents.includes(agent.name));
+  return (
+    <h2 className="font-semibold">
+      {agent.title} needs {keyOf(fitting ?? [])}
+    </h2>
+  );
+}
+
+type Preset = Schemas["ModelPresetView"];
+
+/** The key of a provider that an agent can use, tested and stored: by administrators for everybody, by others for their project. */
+export function KeyForm({
+  agent,
+  projectId,
+  onDone,
+}: {
+  agent: Agent;
+  projectId: string | undefined;
+  onDone: () => void;
+}) {
+  const query = useQuery(presetsQuery);
+  const admin = useQuery(me).data?.user.role === "admin";
+  return (
+    <Loaded query={query}>
+      {(found) => {
+        const fitting = found.items.filter((one) => one.agents.includes(agent.name));
+        if (!admin && !projectId) return <p className="text-[13px] text-soft">Ask an administrator to add a key.</p>;
+        return <Entry presets={fitting} projectId={admin ? undefined : projectId} onDone={onDone} />;
+      }}
+    </Loaded>
+  );
+}
+
+function Entry({
+  presets,
+  projectId,
+  onDone,
+}: {
+  presets: Preset[];
+  projectId: string | undefined;
+  onDone: () => void;
+}) {
+  const client = useQueryClient();
+  const [name, setName] = useState(presets[0]?.name ?? "");
+  const [key, setKey] = useState("");
+  const [address, setAddress] = useState<string | null>(null);
+  const preset = presets.find((one) => one.name === name);
+  const save = useMutation({
+    mutationFn: (test: boolean) =>
+      got(
+        api.POST("/api/v1/model-providers", {
+          body: {
+            preset: name,
+            test,
+            ...(key.trim() && { key: key.trim() }),
+            ...(address?.trim() && { baseUrl: address.trim() }),
+            ...(projectId && { projectId }),
+          },
+        }),
+      ),
+    onSuccess: async (made) => {
+      await Promise.all([
+        client.invalidateQueries({ queryKey: ["agents"] }),
+        client.invalidateQueries({ queryKey: ["providers"] }),
+        client.invalidateQueries({ queryKey: ["projects"] }),
+      ]);
+      toast.success(`${preset?.title ?? made.name} key saved`);
+      onDone();
+    },
+  });
+  if (!preset) return <p className="text-[13px] text-soft">Add a model provider that speaks the agent's API.</p>;
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    event.stopPropagation();
+    if (!save.isPending) save.mutate(true);
+  };
+  const link = safeHref(preset.keyUrl ?? undefined);
+  return (
+    <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate aria-label="Key of the model provider">
+      <Field label="Provider" hint={projectId ? "For this project." : "For everybody on this platform."}>
+        {(wear) => (
+          <Select
+            {...wear}
+            value={name}
+            onChange={(value) => {
+              setName(value);
+              setAddress(null);
+              save.reset();
+            }}
+            choices={presets.map((one) => ({ value: one.name, label: one.title, detail: one.baseUrl }))}
+          />
+        )}
+      </Field>
+      <Field label="Address" error={fault(save.error, "baseUrl")}>
+        {(wear) => (
+          <Input
+            {...wear}
+            spellCheck={false}
+            value={address ?? preset.baseUrl}
+            onChange={(event) => setAddress(event.target.value)}
+          />
+        )}
+      </Field>
+      <Field
+        label="API key"
+        className="sm:col-span-2"
+        hint={
+          preset.keyRequired
+            ? "Stored encrypted, and never shown again. No sandbox gets to see it."
+            : "Optional: this server needs none by default."
+        }
+        error={fault(save.error, "key")}
+      >
+        {(wear) => <SecretInput {...wear} value={key} onChange={(event) => setKey(event.target.value)} />}
+      </Field>
+      {save.error && (
+        <p role="alert" className="text-[13px] break-words text-bad sm:col-span-2">
+          {overall(save.error)}
+        </p>
+      )}
+      <div className="flex flex-wrap items-center gap-2 sm:col-span-2">
+        <Button type="submit" look="primary" busy={save.isPending} disabled={preset.keyRequired && !key.trim()}>
+          Test and save
+        </Button>
+        {findingsOf(save.error) && <Button onClick={() => save.mutate(false)}>Save without testing</Button>}
+        {link && (
+          <a href={link} target="_blank" rel="noreferrer noopener" className="text-[13px] text-accent underline">
+            Get a key from {preset.title}
+          </a>
+        )}
+      </div>
+    </form>
+  );
+}

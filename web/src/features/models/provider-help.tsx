@@ -1,0 +1,86 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import { KeyRound } from "lucide-react";
+import { useState } from "react";
+import { agents } from "@/api/queries";
+import { Button } from "@/ui/button";
+import { Dialog } from "@/ui/dialog";
+import { KeyForm } from "./key-form";
+import { providers } from "./providers";
+
+const LOOK =
+  "inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover";
+
+/** What can be done about a failure that a model's provider is the reason of; nothing for other error codes. */
+export function ProviderHelp({
+  code,
+  agent,
+  projectId,
+  onAdded,
+}: {
+  code: string | null | undefined;
+  agent: string | null | undefined;
+  projectId?: string | undefined;
+  /** A key was added: what failed can be tried again. */
+  onAdded?: () => void;
+}) {
+  if (code === "no_model") return <AddKey agent={agent} projectId={projectId} onAdded={onAdded} />;
+  return code?.startsWith("model_") ? <SettingsLink projectId={projectId} /> : null;
+}
+
+function AddKey({
+  agent: name,
+  projectId,
+  onAdded,
+}: {
+  agent: string | null | undefined;
+  projectId: string | undefined;
+  onAdded: (() => void) | undefined;
+}) {
+  const known = useQuery(agents);
+  const agent = known.data?.find((one) => one.name === name);
+  const [open, setOpen] = useState(false);
+  if (known.isPending) return null;
+  if (!agent) return <SettingsLink projectId={projectId} />;
+  return (
+    <>
+      <Button size="sm" look="primary" onClick={() => setOpen(true)}>
+        <KeyRound className="size-3.5" aria-hidden /> Add key
+      </Button>
+      <Dialog
+        open={open}
+        onOpenChange={setOpen}
+        title={`Add a key for ${agent.title}`}
+        description={onAdded ? "The task is started again when the key works." : "It is tested before it is saved."}
+      >
+        <KeyForm
+          agent={agent}
+          projectId={projectId}
+          onDone={() => {
+            setOpen(false);
+            onAdded?.();
+          }}
+        />
+      </Dialog>
+    </>
+  );
+}
+
+/** To where the provider is changed: the project's own, if it has some. */
+function SettingsLink({ projectId }: { projectId: string | undefined }) {
+  const known = useQuery({ ...providers(projectId), enabled: projectId !== undefined }).data;
+  const inside = (
+    <>
+      <KeyRound className="size-3.5" aria-hidden /> Model provider settings
+    </>
+  );
+  return projectId && known?.some((one) => one.projectId === projectId) ? (
+    <Link to="/projects/$projectId" params={{ projectId }} search={{ tab: "models" }} className={LOOK}>
+      {inside}
+    </Link>
+  ) : (
+    <Link to="/agents" search={{ tab: "providers" }} className={LOOK}>
+      {inside}
+    </Link>
+  );
+}

@@ -1,0 +1,27 @@
+import { useQuery } from "@tanstack/react-query";
+import { ArrowUpFromLine } from "lucide-react";
+import { checkout as checkoutOf, isAhead, status as statusOf } from "@/features/changes/queries";
+import { Button } from "@/ui/button";
+
+/** Pushes the commits that are not on the remote yet; nothing while there are none, or no checkout to push from. */
+export function PushButton({
+  sandboxId,
+  busy,
+  disabled,
+  onClick,
+}: {
+  sandboxId: string;
+  busy: boolean;
+  disabled: boolean;
+  onClick: () => void;
+}) {
+  const checkout = useQuery(checkoutOf(sandboxId));
+  const status = useQuery(statusOf(sandboxId));
+  if (!busy && !(checkout.data && isAhead(checkout.data, status.data))) return null;
+  return (
+    <Button size="sm" busy={busy} disabled={disabled} onClick={onClick}>
+      {!busy && <ArrowUpFromLine className="size-3.5" aria-hidden />}
+      Push new commits
+    </Button>
+  );
+}

@@ -1,0 +1,15 @@
+import type { Attempt } from "@/api/types";
+import { precise } from "@/lib/format";
+import { Elapsed } from "@/ui/time";
+
+/** How long an attempt has worked, without the waiting between its rounds: the one duration of it, everywhere. */
+export function Worked({
+  attempt,
+  className,
+}: {
+  attempt: Pick<Attempt, "seconds" | "workingSince">;
+  className?: string;
+}) {
+  if (attempt.workingSince) return <Elapsed from={attempt.workingSince} {...(className && { className })} />;
+  return <span className={className}>{precise(attempt.seconds ?? 0)}</span>;
+}

@@ -1,0 +1,38 @@
+/** Markdown takes the underscores of `calc/__init__.py` for emphasis. Paths and names of programs are taken as they are written. */
+
+interface Node {
+  type: string;
+  value?: string;
+  children?: Node[];
+  position?: { start: { offset?: number }; end: { offset?: number } };
+}
+
+/** A plugin for remark. */
+export function keepPaths() {
+  return (tree: unknown, file: unknown) => walk(tree as Node, String(file));
+}
+
+function walk(node: Node, source: string): void {
+  if (!node.children) return;
+  node.children = node.children.map((child) => {
+    const written = emphasised(child, source);
+    if (written !== null) return { type: "text", value: written };
+    walk(child, source);
+    return child;
+  });
+}
+
+/** What was written, if it is part of a path or is a name such as __main__; null: it is emphasis, or something else. */
+function emphasised(node: Node, source: string): string | null {
+  const [start, end] = [node.position?.start.offset, node.position?.end.offset];
+  if ((node.type !== "strong" && node.type !== "emphasis") || start === undefined || end === undefined) return null;
+  if (node.children?.some((child) => child.type !== "text")) return null;
+  const written = source.slice(start, end);
+  return isPath(written, source.slice(0, start), source.slice(end)) ? written : null;
+}
+
+export function isPath(written: string, before: string, after: string): boolean {
+  if (/\/$/.test(before) || /^\//.test(after)) return true;
+  if (!written.startsWith("_")) return false;
+  return /^__[a-z0-9]+(_[a-z0-9]+)*__$/.test(written) || /[\w.-]$/.test(before) || /^[.-]?\w/.test(after);
+}
