@@ -76,6 +76,11 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
   }, []);
 
   useLayoutEffect(() => {
+    // whoever asks to follow has stopped scrolling: what scrolls now is the browser
+    if (follow) moved.current = Number.NEGATIVE_INFINITY;
+  }, [follow]);
+
+  useLayoutEffect(() => {
     const element = box.current as HTMLElement;
     if (!follow) return;
     element.scrollTop = scrolled;
