@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
+from urllib.parse import quote
 
 from sandyard.kit.secret import Secret
 
@@ -20,7 +22,7 @@ class Redactor:
     could be the beginning of a secret: none of them has a line break in it. `rest` gives it out at the end."""
 
     def __init__(self, *secrets: Secret | None) -> None:
-        values = {one.reveal().encode() for one in secrets if one is not None}
+        values = {text.encode() for one in secrets if one is not None for text in _encodings(one.reveal())}
         self._secrets = sorted((one for one in values if len(one) >= SHORTEST), key=len, reverse=True)
         self._held = b""
 
@@ -44,6 +46,13 @@ class Redactor:
         for secret in self._secrets:
             text = text.replace(secret.decode(), "***")
         return text
+
+
+def _encodings(text: str) -> set[str]:
+    """The text as it is, inside a JSON string (some servers also escape `/`, others `<`, `>` and `&`), and in a URL."""
+    escaped = json.dumps(text)[1:-1]
+    html_safe = escaped.translate({ord(one): f"\\u{ord(one):04x}" for one in "<>&"})
+    return {text, escaped, escaped.replace("/", "\\/"), html_safe, quote(text, safe="")}
 
 
 def redactor_of_headers(values: Iterable[Secret]) -> Redactor:

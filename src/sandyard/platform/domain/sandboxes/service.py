@@ -13,7 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Preparation, Project, Sandbox, Session, Task
+from sandyard.platform.db.models import AgentSnapshot, Preparation, Project, Sandbox, Session, Task
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.service import Projects
@@ -222,7 +222,7 @@ class Sandboxes:
 
 async def check_template(database: Database, principal: Principal, template: str) -> None:
     """Snapshots are templates too, and hold somebody's files: InvalidInputError for checkpoints of sessions and preparations of
-    projects one may not see."""
+    projects one may not see, and for the platform's snapshots of agents."""
     if not _TEMPLATE.fullmatch(template):  # an engine may take a name for another one that only looks different
         raise InvalidInputError(f"template: there is no template {template!r}.")
     base = template.partition(":")[0].lower()
@@ -236,6 +236,7 @@ async def check_template(database: Database, principal: Principal, template: str
     foreign = (
         select(Session.id).where(named(Session.checkpoint), not_(sessions_visible_to(principal))),
         select(Preparation.id).where(named(Preparation.snapshot), Preparation.project_id.not_in(seen)),
+        select(AgentSnapshot.id).where(named(AgentSnapshot.snapshot)),  # they belong to the platform
     )
     async with database.reading() as session:
         for query in foreign:

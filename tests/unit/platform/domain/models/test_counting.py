@@ -143,6 +143,15 @@ def test_a_stream_of_empty_lines_is_not_kept() -> None:
     assert counter.result().output is not None, "later events are counted"
 
 
+@pytest.mark.parametrize(
+    "said",
+    ['ab/cd"ef&gh', r"ab/cd\"ef&gh", r"ab\/cd\"ef&gh", r"ab/cd\"ef\u0026gh", "ab%2Fcd%22ef%26gh"],
+    ids=["plain", "JSON", "escaped slash", "escaped for HTML", "URL"],
+)
+def test_encoded_secrets_are_redacted(said: str) -> None:
+    assert Redactor(Secret('ab/cd"ef&gh')).text(f"key={said}.") == "key=***."
+
+
 HEADER_VALUES = [
     ("sid=the-secret-part; theme=dark", "sid=the-secret-part; theme=dark"),
     ("0123456789abcdef v1", "0123456789abcdef"),
