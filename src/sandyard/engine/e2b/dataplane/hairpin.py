@@ -12,10 +12,10 @@ from time import monotonic as now
 
 from sandyard.engine.contract import Hairpin, PublicNames
 from sandyard.engine.e2b.dataplane import pages
-from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_body, header
+from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_body
 from sandyard.engine.e2b.dataplane.gateway import Gateway
 from sandyard.engine.e2b.dataplane.pages import Page
-from sandyard.engine.e2b.dataplane.target import SANDBOX_ID, Target, find_target
+from sandyard.engine.e2b.dataplane.target import Target, find_target
 from sandyard.engine.e2b.dataplane.tunnel import Opened, Tunnel
 from sandyard.kit.errors import SandyardError
 
@@ -50,25 +50,27 @@ class HairpinGateway:
 
     async def _refuse(self, scope: Scope) -> Page | None:
         """The answer to a request that may not pass, None for one that may."""
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1:  # else the policy could look at one of them and the gateway at another
+            return pages.plain(400, "Send exactly one Host header.")
         client = scope["client"][0] if scope.get("client") else ""
-        for name in self._asked_names(scope):
+        for name in self._asked_names(hosts[0], scope):
             if not self._names.include(name) or not self._hairpin.is_allowed(client, name):
                 return pages.plain(403, f"The network policy of this sandbox does not allow {name or 'this request'}.")
         if not await self._pace.wait(client):
             return pages.plain(429, "This sandbox sends too many requests.")
         return None
 
-    def _asked_names(self, scope: Scope) -> list[str]:
-        """The name in the Host header, and the one that stands for the sandbox and port named in the headers of SDKs."""
-        names = [(header(scope["headers"], b"host") or "").partition(":")[0].lower().removesuffix(".")]
-        if header(scope["headers"], SANDBOX_ID) is not None:
-            try:
-                target = find_target(scope)
-            except SandyardError:
-                target = None  # the gateway says what is wrong with it
-            if target is not None:
-                names.append(f"{target.port}-{target.sandbox_id}.{self._names.domain}".lower())
-        return names
+    def _asked_names(self, host: bytes, scope: Scope) -> list[str]:
+        """The name in the Host header, and the name of what the gateway routes the request to: headers of SDKs may choose another."""
+        name, domain = host.decode("latin-1").partition(":")[0].lower().removesuffix("."), self._names.domain
+        try:
+            target = find_target(scope)
+        except SandyardError:
+            return [name]  # the gateway says what is wrong with it
+        if target is not None:
+            return [name, f"{target.port}-{target.sandbox_id}.{domain}".lower()]
+        return [name] if name == domain else [name, f"api.{domain}"]
 
 
 class Pace:
