@@ -55,6 +55,17 @@ class Destinations:
             return
         self._check(host, addresses)
 
+    def check_entry(self, entry: str) -> None:
+        """The same for a name, an address or a network."""
+        try:
+            network = ipaddress.ip_network(entry.strip("[]"), strict=False)
+        except ValueError:
+            self.check_name(entry)
+            return
+        listed = any(network[0] in known and network[-1] in known for known in self._networks)
+        if not listed and not (is_public(network[0]) and is_public(network[-1])):
+            raise _refused(entry)
+
     async def resolve(self, host: str, port: int) -> list[str]:
         """The addresses of this host, to which a connection may be made. PrivateAddressError; OSError when it has none."""
         addresses = await resolve(host.strip("[]"), port)

@@ -118,6 +118,7 @@ def _made(
         instance=instance,
         idle_margin_s=settings.idle_margin_s,
         allowed=operator_default(settings.network, settings.network_allow.split(",")),
+        destinations=destinations,
     )
     stack.push_async_callback(lifecycle.close)
     projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))

@@ -25,6 +25,24 @@ async def test_private_addresses_are_refused(host: str) -> None:
             await destinations.resolve(host, 443)
 
 
+def test_networks() -> None:
+    destinations = Destinations(["10.1.0.0/16"])
+    for private in (
+        "10.0.0.0/8",
+        "10.2.0.0/16",
+        "10.1.0.0/15",
+        "192.168.1.0/24",
+        "128.0.0.0/1",
+        "fd00::/8",
+        "10.2.3.4",
+        "localhost",
+    ):
+        with pytest.raises(PrivateAddressError):
+            destinations.check_entry(private)
+    for fine in ("10.1.2.0/24", "10.1.2.3", "8.8.8.0/24", "8.8.8.8", "*.example.org", "example.org"):
+        destinations.check_entry(fine)
+
+
 @pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1"])
 async def test_other_ways_to_write_them(host: str) -> None:
     with pytest.raises(PrivateAddressError):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import get_args
 from urllib.parse import urlsplit
 
+from sandyard.kit.destinations import Destinations, PrivateAddressError
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import NetworkSettings, Preset, ProjectSettings
@@ -31,12 +32,24 @@ PRESETS: dict[Preset, tuple[str, ...]] = {
 GITHUB = ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com")
 
 
-def allowed_of(project: Project, default: Allowed) -> Allowed:
-    """What sandboxes of this project may connect to; `default` where it leaves that to the operator."""
+def allowed_of(project: Project, default: Allowed, destinations: Destinations | None = None) -> Allowed:
+    """What sandboxes of this project may connect to; `default` where it leaves that to the operator. With `destinations`, entries in
+    private networks are left out: the owner may have been an administrator when they were stored."""
     settings = ProjectSettings.of(project)
     if settings.network.mode is None:
         return default
-    return _allowed(settings.network, remotes.servers(project.repository, settings))
+    allowed = _allowed(settings.network, remotes.servers(project.repository, settings))
+    if allowed is None or destinations is None:
+        return allowed
+    return [entry for entry in allowed if _may_be_reached(destinations, entry)]
+
+
+def _may_be_reached(destinations: Destinations, entry: str) -> bool:
+    try:
+        destinations.check_entry(entry)
+    except PrivateAddressError:
+        return False
+    return True
 
 
 def operator_default(mode: str, entries: Iterable[str]) -> Allowed:

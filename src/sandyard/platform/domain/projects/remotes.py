@@ -43,6 +43,8 @@ def check_private(destinations: Destinations, repository: str | None, settings: 
     for host in hosts:
         if host:
             destinations.check_name(host)
+    for entry in settings.network.allow:
+        destinations.check_entry(entry)
 
 
 async def remote_of(session: AsyncSession, project: Project) -> Remote:

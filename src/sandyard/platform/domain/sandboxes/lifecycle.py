@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import select
 
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
@@ -23,6 +24,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.domain.projects.egress import Allowed, allowed_of
+from sandyard.platform.domain.projects.remotes import is_vouched
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import (
     EngineError,
@@ -73,8 +75,10 @@ class Lifecycle:
         instance: str,
         idle_margin_s: int,
         allowed: Allowed = None,
+        destinations: Destinations | None = None,
     ) -> None:
-        """`allowed`: what sandboxes may connect to whose project does not say."""
+        """`allowed`: what sandboxes may connect to whose project does not say. `destinations`: which private networks projects may open
+        though no administrator owns them; None: all."""
         self._database = database
         self.rows = SandboxRows(database)
         self.engine = engine
@@ -83,6 +87,7 @@ class Lifecycle:
         self.instance = instance
         self._idle_margin_s = idle_margin_s
         self._default_allowed = allowed
+        self._destinations = destinations
         self.tasks = TaskSet("sandboxes")
         self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -287,7 +292,10 @@ class Lifecycle:
         """What a sandbox of this project may connect to."""
         async with self._database.reading() as session:
             project = await session.get(Project, project_id) if project_id is not None else None
-        return self._default_allowed if project is None else allowed_of(project, self._default_allowed)
+            if project is None:
+                return self._default_allowed
+            destinations = None if await is_vouched(session, project) else self._destinations
+        return allowed_of(project, self._default_allowed, destinations)
 
     async def _renewed_network(self, row: Sandbox) -> Allowed:
         """Of one that was just woken: the settings may have changed while it slept. It does not run with the old ones."""

@@ -32,9 +32,9 @@ async def change(yard: Yard, project_id: str, **network: Any) -> None:
 
 
 async def test_a_sandbox_is_made_with_its_projects_network(yard: Yard) -> None:
-    listed = await yard.project(yard.owner, network={"mode": "listed", "presets": ["pypi"], "allow": ["192.0.2.7"]})
+    listed = await yard.project(yard.owner, network={"mode": "listed", "presets": ["pypi"], "allow": ["8.8.8.8"]})
     closed = await yard.project(yard.owner, network={"mode": "none"})
-    hosts = ["pypi.org", "files.pythonhosted.org", "192.0.2.7"]
+    hosts = ["pypi.org", "files.pythonhosted.org", "8.8.8.8"]
     assert (await policy(yard, await made(yard, listed)))[1:] == (hosts, [ALL])
     assert (await policy(yard, await made(yard, closed)))[0] is False
     assert (await policy(yard, await made(yard, None)))[1:] == ([], [])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from sandyard.kit.destinations import Destinations
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.projects.egress import GITHUB, PRESETS, allowed_of, operator_default
 from sandyard.platform.domain.projects.model import NetworkSettings, check_host
@@ -22,6 +23,12 @@ def test_modes() -> None:
     assert allowed_of(project({}), ["operator.test"]) == ["operator.test"]
     listed = {"mode": "listed", "presets": ["npm", "pypi"], "allow": ["a.test", "pypi.org"]}
     assert allowed_of(project(listed), None) == [*PRESETS["npm"], *PRESETS["pypi"], "a.test"]
+
+
+def test_private_networks_are_left_out_of_projects_that_no_administrator_owns() -> None:
+    listed = project({"mode": "listed", "allow": ["a.test", "10.0.0.0/8", "10.1.2.0/24", "8.8.8.8"]})
+    assert allowed_of(listed, None, Destinations(["10.1.0.0/16"])) == ["a.test", "10.1.2.0/24", "8.8.8.8"]
+    assert allowed_of(project({"mode": "all"}), [], Destinations()) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.git.errors import RepositoryInvalidError
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.projects.model import ForgeSettings, ProjectSettings, check_pattern
+from sandyard.platform.domain.projects.model import ForgeSettings, NetworkSettings, ProjectSettings, check_pattern
 from sandyard.platform.domain.projects.service import Projects
 from tests.unit.platform.world import ROOT, World
 
@@ -25,6 +25,7 @@ async def test_private_addresses_are_for_administrators(world: World) -> None:
         ("git@192.168.1.1:a/b.git", None),
         ("ssh://localhost/a/b", None),
         ("https://github.com/a/b", inside),
+        ("https://github.com/a/b", ProjectSettings(network=NetworkSettings(mode="listed", allow=["10.0.0.0/8"]))),
     ):
         with pytest.raises(ForbiddenError, match="SANDYARD_PRIVATE_HOSTS"):
             await projects.create(maria, "mine", repository=repository, settings=settings)
