@@ -145,10 +145,10 @@ class Catalogue:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
-    def add_language(self, language: str) -> str | None:
+    def add_language(self, template: str | None, language: str) -> str | None:
         """Add a kernel to the code interpreter's template, in the background; what to tell who asked for it. None for a
-        language that is none of `interpreter.EXTRAS`."""
-        if language not in interpreter.EXTRAS:
+        language that is none of `interpreter.EXTRAS`, and for a sandbox of another template, whose programs may ask for anything."""
+        if template not in interpreter.ALIASES or language not in interpreter.EXTRAS:
             return None
         name = interpreter.TITLES[language]
         command = f"sandyard template build {interpreter.NAME} --with {language}"

@@ -133,24 +133,25 @@ async def test_a_language_is_added_when_it_is_first_asked_for(
         return failure
 
     monkeypatch.setattr(templates, "_build", build)
-    assert templates.add_language("cobol") is None
-    told = templates.add_language("r")
+    assert templates.add_language(interpreter.NAME, "cobol") is None
+    assert templates.add_language("base", "r") is None
+    told = templates.add_language(interpreter.NAME, "r")
     assert told is not None
     assert "being added" in told
     assert "`sandyard template build code-interpreter --with r`" in told
-    assert templates.add_language("r") == told, "it is begun once"
+    assert templates.add_language(interpreter.NAME, "r") == told, "it is begun once"
     assert templates._adder is not None
     await templates._adder
     assert builds == [("code-interpreter", "--with", "r")]
-    told = templates.add_language("r")
+    told = templates.add_language(interpreter.NAME, "r")
     assert told is not None
     assert "failed: no route to the archive." in told
     assert len(builds) == 1, "what has failed is not tried by every request"
     failure, before = None, layers(templates, "code-interpreter-v1")
-    templates.add_language("java")
+    templates.add_language(interpreter.NAME, "java")
     await templates._adder
     assert layers(templates, "code-interpreter-v1") != before, "new sandboxes have it, without a restart"
-    told = templates.add_language("java")
+    told = templates.add_language(interpreter.NAME, "java")
     assert told is not None
     assert "New sandboxes have it" in told
 

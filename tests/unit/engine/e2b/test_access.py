@@ -236,7 +236,7 @@ async def test_guesses_cost_the_guesser(gate: Bench) -> None:
 async def test_a_language_that_the_interpreter_lacks_is_added(gate: Bench) -> None:
     asked: list[str] = []
 
-    def add(language: str) -> str | None:
+    def add(template: str | None, language: str) -> str | None:
         asked.append(language)
         return "It is being added." if language == "r" else None
 

@@ -38,14 +38,15 @@ PREFLIGHT_METHOD = b"access-control-request-method"
 PREFLIGHT_HEADERS = b"access-control-request-headers"
 MISSING_LANGUAGE = b"x-missing-language"
 """Response header: the code interpreter lacks a kernel that its template could have."""
-AddLanguage = Callable[[str], str | None]
-"""Starts adding a language to the code interpreter's template. Returns the message for the client, or None to keep the original."""
+AddLanguage = Callable[[str | None, str], str | None]
+"""Called with the name of a sandbox's template and a language. Starts adding it if that is the code interpreter's template. Returns the
+message for the client, or None to keep the original."""
 
 
 class Gateway:
     """Listens to the service, to cut what leads into a sandbox when it pauses or ends."""
 
-    def __init__(self, sandboxes: Sandboxes, control: App, add_language: AddLanguage = lambda _: None) -> None:
+    def __init__(self, sandboxes: Sandboxes, control: App, add_language: AddLanguage = lambda *_: None) -> None:
         self._sandboxes = sandboxes
         self._control = control
         self._add_language = add_language
@@ -140,7 +141,7 @@ class Gateway:
         if header(scope["headers"], b"transfer-encoding") and (slow := scope.get("extensions", {}).get(SLOW_BODY)):
             slow["allow"]()  # how long a stream may last is for the sandbox to say
         if target.port == INTERPRETER_PORT:
-            send = self._explain_missing_language(send)
+            send = self._explain_missing_language(admitted, send)
         exchange = Exchange(scope, receive, send)
         try:
             await exchange.receive_first()  # before there is a connection that would have to be given back
@@ -180,7 +181,7 @@ class Gateway:
         if usable:
             self.pool.give(target.sandbox_id, upstream)
 
-    def _explain_missing_language(self, send: Send) -> Send:
+    def _explain_missing_language(self, sandbox: Sandbox, send: Send) -> Send:
         """Pass the response on. If it refuses a language that the engine can add, replace its message by the engine's."""
         held: Message | None = None
         body = b""
@@ -189,7 +190,7 @@ class Gateway:
             nonlocal held, body
             if message["type"] == "http.response.start" and message["status"] == 400:
                 language = header(message["headers"], MISSING_LANGUAGE)
-                told = self._add_language(language) if language is not None else None
+                told = self._add_language(sandbox.alias, language) if language is not None else None
                 if told is not None:
                     held, body = message, told.encode()
                     return

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import Limits
-from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy, IoLimits
+from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy, IoLimits, tree
 from sandyard.engine.drivers.namespace.cgroups.discovery import mounts
 from sandyard.engine.drivers.namespace.cgroups.io import disk_below
 
@@ -189,3 +189,17 @@ def test_usage_is_read_from_either_version(tmp_path: Path) -> None:
     used = Cgroups([Hierarchy("memory", 1, one, frozenset({"memory", "cpuacct"}))]).usage("s")
     assert (used.cpu_seconds, used.memory, used.cache, used.oom_kills) == (1.5, 700, 300, 3)
     assert Cgroups([]).usage("s").cpu_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "pages", "expected_mb"),
+    [(512, 1 << 20, 128), (4096, 1 << 20, 256), (4096, 1024, 64), (64, 1 << 20, 64)],
+    ids=["a quarter", "a share of the machine's", "a small machine", "a small sandbox"],
+)
+def test_socket_buffers(
+    memory_mb: int, pages: int, expected_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tcp_mem").write_text(f"{pages}\t{pages}\t{pages}\n")
+    monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
+    monkeypatch.setattr(os, "sysconf", lambda _: 4096)
+    assert tree._socket_memory(memory_mb) == expected_mb << 20

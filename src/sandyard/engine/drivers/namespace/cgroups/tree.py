@@ -23,6 +23,9 @@ _FREEZE_TIMEOUT = 20.0
 _SWAP_TOO = "memory.memsw.limit_in_bytes"
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers apart, and without this not at all
 _LEAST_SOCKETS = 64 << 20
+_TCP_MEMORY = Path("/proc/sys/net/ipv4/tcp_mem")
+_SHARE = 16
+"""No sandbox may hold more than this part of the TCP buffers at which the whole machine comes under pressure."""
 _OPTIONAL = frozenset({"memory.swap.max", _SWAP_TOO, _SOCKETS})
 
 
@@ -94,7 +97,7 @@ class Cgroups:
 
     def _files(self, hierarchy: Hierarchy, limits: Limits) -> Iterator[tuple[str, str]]:
         memory, quota = str(limits.memory_mb << 20), limits.cpu_count * _PERIOD_US
-        sockets = str(max(limits.memory_mb << 18, _LEAST_SOCKETS))
+        sockets = str(_socket_memory(limits.memory_mb))
         if hierarchy.version == 2:
             files = {
                 "memory": [("memory.max", memory), ("memory.swap.max", "0")],
@@ -270,6 +273,12 @@ async def _freeze_v1(group: Path) -> None:
             return
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.01)
+
+
+def _socket_memory(memory_mb: int) -> int:
+    """The bytes of socket buffers that a sandbox of this memory may hold."""
+    pages = int(_TCP_MEMORY.read_text().split()[0])
+    return max(_LEAST_SOCKETS, min(memory_mb << 18, pages * os.sysconf("SC_PAGE_SIZE") // _SHARE))
 
 
 def _rmdir(group: Path) -> None:
