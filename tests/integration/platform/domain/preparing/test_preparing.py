@@ -162,7 +162,7 @@ async def test_an_agent_is_installed_once_for_a_template(garden: Garden) -> None
     stranger = await garden.yard.person("stranger", "member")
     assert await snapshots.find(stranger.user_id, tool, "base") == "base", "an agent of one's own is not for others"
     with pytest.raises(InvalidInputError, match="no template"):
-        await garden.yard.services.sandboxes.create(stranger, template=known)
+        await garden.yard.services.sandboxes.create_sandbox(stranger, template=known)
     newer = replace(tool, install=replace(chosen, version="2"))
     await garden.yard.services.engine.delete_snapshot(known)
     both = await asyncio.gather(*(snapshots.ensure(garden.owner.user_id, one, "base") for one in (tool, newer, newer)))
