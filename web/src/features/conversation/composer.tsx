@@ -1,6 +1,6 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { CornerDownLeft, Square } from "lucide-react";
-import { useRef, useState } from "react";
+import { useEffect, useRef, useState } from "react";
 import { api, got } from "@/api/client";
 import { agents } from "@/api/queries";
 import type { Ask, Attempt, Message, Session, Task, Turn } from "@/api/types";
@@ -14,6 +14,7 @@ import { answerOf, questionOf } from "./answering";
 import { useAnswer } from "./ask";
 import { modelsOf, modesOf, type Option, type SlashCommand, suggested } from "./choices";
 import { useDraft } from "./compose";
+import { takesFocus } from "./focus";
 import { prompting, type Way } from "./prompting";
 import { agentState } from "./queries";
 import { Queue } from "./queue";
@@ -50,6 +51,11 @@ export function Composer({ session, task, attempt, running, queued, messages, as
   const answer = useAnswer(question);
   const store = useComments(session.id);
   const comments = question ? [] : store.comments;
+
+  const shown = !allowed.closed;
+  useEffect(() => {
+    if (shown && takesFocus(session.id)) box.current?.focus();
+  }, [session.id, shown]);
 
   const send = useMutation({
     mutationFn: async ({ text, key }: { text: string; key: string; draft: string; comments: string[] }) => {
@@ -131,6 +137,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
         >
           <textarea
             ref={box}
+            data-composer={session.id}
             value={draft}
             rows={Math.min(10, Math.max(2, draft.split("\n").length))}
             maxLength={way === "round" ? MOST_FEEDBACK : MOST}

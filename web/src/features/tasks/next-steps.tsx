@@ -2,6 +2,7 @@ import { Link, useNavigate } from "@tanstack/react-router";
 import { Bot, MessageSquare, ScrollText, SquareCheckBig } from "lucide-react";
 import { useState } from "react";
 import type { Attempt, Task } from "@/api/types";
+import { focusComposer } from "@/features/conversation/focus";
 import { EditTaskDialog } from "./new-task";
 
 const LOOK =
@@ -15,8 +16,7 @@ export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | un
   if (attempt?.errorCode !== "verify_failed") return null;
   const tell = async () => {
     await navigate({ search: (search) => ({ ...search, tab: "conversation", at: undefined }) });
-    const field = `textarea[aria-describedby="${attempt.sessionId}-hint"]`;
-    requestAnimationFrame(() => document.querySelector<HTMLElement>(field)?.focus());
+    if (attempt.sessionId) focusComposer(attempt.sessionId);
   };
   return (
     <div className="mt-1.5 flex flex-wrap gap-1.5">
