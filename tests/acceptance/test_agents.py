@@ -398,6 +398,7 @@ def test_a_model_that_stumbles_is_asked_again(desk: Desk) -> None:
     assert len(desk.calls("stumble on your way")) == 2 + len(cut)
 
 
+@pytest.mark.slow  # agents take half a minute to give up
 @with_agents
 def test_a_model_that_stays_broken_fails_the_turn(desk: Desk) -> None:
     status = 500 if desk.agent is CODEX else 400  # OpenCode would try for more than a minute

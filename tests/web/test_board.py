@@ -405,6 +405,7 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     assert len(board.get(first)["attempts"]) == 1, "it goes on with the work it has done"
 
 
+@pytest.mark.slow  # test_changes.py has it from draft to merge
 def test_the_pull_request_of_a_card(page: Page, platform: Platform, github: GitHub, yard: Yard) -> None:
     site = work(platform, github)
     board = Board(yard, site.id)

@@ -290,6 +290,7 @@ def test_a_pull_request_from_draft_to_merge(page: Page, yard: Yard, draft: Work,
     assert draft.repository.read("main", "NEW.md") == b"new\n"
 
 
+@pytest.mark.slow  # the next test merges one
 def test_a_plain_remote_has_a_branch_to_compare(page: Page, yard: Yard) -> None:
     session = yard.session("No forge", yard.sample)
     _edit(yard, session["sandboxId"], "PLAIN.md", "for a plain remote\n")

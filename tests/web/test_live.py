@@ -22,6 +22,7 @@ def platform(own_platform: Platform) -> Platform:
     return own_platform
 
 
+@pytest.mark.slow  # test_board.py has one that is dragged first
 def test_a_card_moves_by_itself(page: Page, yard: Yard) -> None:
     page.goto("/board")
     expect(page.locator("[data-live=live]")).to_be_attached()

@@ -21,6 +21,7 @@ SERVE = (
 )
 
 
+@pytest.mark.slow  # each verb has a test of its own
 def test_many_at_once(page: Page, yard: Yard) -> None:
     made = [yard.session(f"Bulk {number}", yard.sample)["sandboxId"] for number in range(2)]
     page.goto("/sandboxes")

@@ -42,7 +42,7 @@ READS = {
     "session": ("/sessions/{session}", "/sessions/{session}", "Seen later"),
 }
 """Address, what it reads from the platform, and the heading that stands there afterwards."""
-ALWAYS = ("board", "project", "session", "usage")
+ALWAYS = ("board", "session")
 """They show it in one way; the others, which do the same, only in the long run."""
 PROBLEM = {
     "type": "about:blank",

@@ -98,6 +98,7 @@ def test_from_a_project_to_a_pushed_branch(yard: Yard, upstream: Upstream, site:
     assert {"push", "commit", "stage"} <= set(kinds)
 
 
+@pytest.mark.slow  # the same verbs have tests of the API
 def test_others_work_there_too(yard: Yard, upstream: Upstream, site: str) -> None:
     name = read(yard, "session", "create", "--project", site, "--wait")["id"]
 

@@ -98,6 +98,7 @@ async def test_a_task_from_card_to_review(shop: Shop) -> None:
         assert f"mcp.{tool}" in actions, tool
 
 
+@pytest.mark.slow  # retries have tests without MCP
 async def test_a_failure_is_told_and_tried_again(shop: Shop) -> None:
     made = await done(shop.mcp, "create_task", projectId=shop.project, title="Fail", description="fail: no paint left")
     rested = await shop.rested(made["id"])

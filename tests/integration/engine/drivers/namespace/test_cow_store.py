@@ -100,6 +100,7 @@ async def test_an_image_of_an_earlier_version_becomes_a_reserved_one(tmp_path: P
         await second.close(unmount=True)
 
 
+@pytest.mark.slow  # it writes a gigabyte; a full disk is met in tests/acceptance/test_full_disk.py
 async def test_a_store_grows_ahead_of_what_is_written(store: CowStore) -> None:
     await store.create("one", 10_000)
     before = _size(store.path)

@@ -180,6 +180,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow  # tests/acceptance/test_tasks_chaos.py kills whole platforms
 @pytest.mark.timeout(400)
 def test_killed_again_and_again(tmp_path: Path) -> None:
     (tmp_path / "did").touch()

@@ -5,6 +5,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from sandyard.engine.drivers.namespace import instance as instances
 
 
@@ -44,7 +46,8 @@ def test_a_released_range_can_be_taken_by_another(tmp_path: Path) -> None:
     assert again.first_uid != second.first_uid
 
 
-def test_when_all_ranges_are_taken_the_first_is_shared(tmp_path: Path) -> None:
+def test_when_all_ranges_are_taken_the_first_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "BLOCKS", 4)
     made = [_load(tmp_path, f"engine{number}") for number in range(instances.BLOCKS + 1)]
     assert made[-1].first_uid == instances.FIRST_UID
     assert made[-1].slots == instances.SLOTS_PER_BLOCK
