@@ -115,6 +115,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
         const spot = whither(event.key, now.shown, now.folded, task);
         if (spot) {
           event.preventDefault();
+          follow.current = null;
           places.current.get(spot.column)?.(spot.index);
         }
         return;
@@ -134,7 +135,10 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
       ...actions,
       key,
       open: (task, tab) => navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: tab ? { tab } : {} }),
-      menu: (task, button) => setMenu({ task, button }),
+      menu: (task, button) => {
+        follow.current = null; // a card that comes back later must not take the focus from the menu, which would close
+        setMenu({ task, button });
+      },
     };
   }, [actions, navigate]);
 
