@@ -16,7 +16,11 @@ from sandyard.platform.domain.git.model import Identity
 COMMIT = re.compile(r"[0-9a-f]{40}")
 OBJECT_LIMIT = 1 << 30
 """Of memory git may ask for at once: a few bytes of a delta, or of zeros, can unfold to as much as they like."""
-_READ_TIMEOUT_S = 120.0
+MEMORY = 1 << 30
+"""For one git process that reads. A few bytes of trees can unfold to any number of paths, which git keeps in memory."""
+READ_TIMEOUT_S = 120.0
+_AT_ONCE = 4
+"""Git processes in one repository at the same time, so that those of one project leave room for others."""
 _BIG_FILE = "8m"
 """A larger file is shown as a binary one: nobody reads its differences, and they cost memory."""
 
@@ -34,6 +38,8 @@ class Bare:
         self.own = folder / "sandyard"  # what is ours beside what is git's
         self._scratch = self.own / "scratch"
         self._door = asyncio.Lock()
+        self.tree_paths: dict[bytes, int] = {}  # of the trees that were counted; see tree_paths.py
+        self._slots = asyncio.Semaphore(_AT_ONCE)
         self._writers = 0
         self._nobody = asyncio.Event()
         self._nobody.set()
@@ -54,24 +60,27 @@ class Bare:
         objects: Path | None = None,
         timeout_s: float | None = None,
         largest: int = OBJECT_LIMIT,
+        memory: int | None = None,
     ) -> Finished:
-        """Git in this repository, without any remote, and with bounded memory whatever the objects are."""
-        return await self.git.run(
-            f"--git-dir={self.folder}",
-            *arguments,
-            cwd=self.folder,
-            ok=ok,
-            limit=limit,
-            stdin=stdin,
-            objects=objects,
-            timeout_s=timeout_s,
-            largest=largest,
-        )
+        """Git in this repository, without any remote, and with bounded memory (MEMORY when None) whatever the objects are."""
+        async with self._slots:
+            return await self.git.run(
+                f"--git-dir={self.folder}",
+                *arguments,
+                cwd=self.folder,
+                ok=ok,
+                limit=limit,
+                stdin=stdin,
+                objects=objects,
+                timeout_s=timeout_s,
+                largest=largest,
+                memory=MEMORY if memory is None else memory,
+            )
 
     async def read(self, *arguments: str, limit: int = OUTPUT_LIMIT) -> tuple[bytes, bool]:
         """What git wrote, and whether it was cut off at `limit`. For verbs that change nothing."""
         big = ("-c", f"core.bigFileThreshold={_BIG_FILE}")
-        done = await self.run(*big, *arguments, limit=limit, timeout_s=_READ_TIMEOUT_S)
+        done = await self.run(*big, *arguments, limit=limit, timeout_s=READ_TIMEOUT_S)
         return done.stdout, done.truncated
 
     @asynccontextmanager

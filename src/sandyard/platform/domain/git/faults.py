@@ -33,7 +33,7 @@ KEY_UNREADABLE = (
 TOO_LARGE = (
     "The repository is larger than the platform may keep. An administrator can raise the limit (git_repository_limit)."
 )
-_TOO_MUCH_MEMORY = "One of the files or commits is so large that git would need more memory for it than it may have."
+_TOO_MUCH_MEMORY = "One of the files or commits is so large, or has so many files, that git would need more memory for it than it may have."
 _HOST_CHANGED = (
     "The remote's host key is not the one it had before. If that is right, remove its line from `known_hosts` in the platform's "
     "git folder; if not, somebody may be listening."
@@ -49,7 +49,11 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
         "The platform's disk is full: git could not write.",
     ),
     (r"(?m)^(?!remote:).*: File too large$", TooMuchError, TOO_LARGE),
-    (r"(?m)^(?!remote:).*attempting to allocate \d+ over limit", TooMuchError, _TOO_MUCH_MEMORY),
+    (
+        r"(?mi)^(?!remote:|fatal: remote error).*(attempting to allocate \d+ over limit|out of memory|cannot allocate memory)",
+        TooMuchError,
+        _TOO_MUCH_MEMORY,
+    ),
     # what the server will not have: before the network's faults, which git reports after them
     (r"\(non-fast-forward\)|\(fetch first\)|\(needs force\)|\(stale info\)", BranchMovedError, None),
     (r"pre-receive hook declined|protected branch|\[remote rejected\]|GH\d{3}: ", RemoteRejectedError, ""),

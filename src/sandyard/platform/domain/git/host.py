@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Container, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,10 +30,15 @@ from sandyard.platform.domain.git.model import Credential, Progress, no_progress
 from sandyard.platform.domain.git.remote import Remote
 
 OUTPUT_LIMIT = 64 << 20
+MEMORY = 4 << 30
+"""Bytes of memory for one git process. Fetching and packing need some hundred of them for each object of a repository."""
+AT_ONCE = 8
+"""Git processes of one platform that run at the same time, those that speak with a remote apart."""
 _STDERR_LIMIT = 64 << 10
 _LINE_LIMIT = 4 << 10
 _CHUNK = 64 << 10
 _BLOCK = 512  # of `ulimit -f`
+_NOT_FOUND = 127  # what a shell ends with when there is no such program
 _GRACE_S = 2.0  # for git to remove its lock files after SIGTERM
 
 _LINE_END = re.compile(rb"[\r\n]+")
@@ -67,6 +73,7 @@ class Git:
         self._timeout_s = timeout_s
         self._destinations = destinations
         self._local = local
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def run(
         self,
@@ -82,12 +89,17 @@ class Git:
         objects: Path | None = None,
         largest: int | None = None,
         writes: int | None = None,
+        memory: int | None = None,
     ) -> Finished:
         """Runs `git arguments…` in `cwd` (the git folder when None) until it ends.
 
         It can speak with `remote` alone, and with none when that is None. `objects`: new objects go there instead of into the
         repository. `largest`: git may not ask for more memory than this at once. `writes`: no file it writes may be larger than
-        this; TooMuchError when one would be.
+        this; TooMuchError when one would be. `memory`: what git, and each process it starts, may have in all (MEMORY when None);
+        TooMuchError when it needs more. Packs do not count: they are mapped from the disk.
+
+        Waits while AT_ONCE others run, and does not count that as time git takes. Conversations with a remote do not wait: a remote
+        decides how long each one takes, and would keep everybody else from their own.
 
         Raises RepositoryInvalidError when the remote is in a private network and may not be, GitFailedError or one of its more exact
         kin when git's exit code is not among `ok`, GitTimeoutError when it takes
@@ -98,7 +110,9 @@ class Git:
         where = cwd or self.folder
         mask = masking(credential)
         only = await self._addresses(remote) if remote is not None else None
-        with ExitStack() as stack:
+        async with AsyncExitStack() as stack:
+            if remote is None:
+                await stack.enter_async_context(self._slots)
             around = stack.enter_context(surroundings(self.folder, credential, remote, only=only, local=self._local))
             environment = around.environment | {"GIT_CEILING_DIRECTORIES": str(where.parent)}
             if objects is not None:
@@ -106,20 +120,17 @@ class Git:
             if largest is not None:
                 environment["GIT_ALLOC_LIMIT"] = str(largest)
             try:
+                limits = _bounded(MEMORY if memory is None else memory, writes)
                 # hooks not in the configuration: a local remote's own are its rules
                 process = processes.start(
-                    [*_bounded(writes), "git", "-c", "core.hooksPath=/dev/null", *arguments],
+                    [*limits, "git", "-c", "core.hooksPath=/dev/null", *arguments],
                     cwd=where,
                     env=environment,
                     stdin=_opened(stdin, stack),
                     pass_fds=around.descriptors,
                 )
             except FileNotFoundError as missing:
-                raise GitFailedError(
-                    f"There is no folder {where} any more."
-                    if not where.is_dir()
-                    else "Git is not installed on the platform's machine."
-                ) from missing
+                raise GitFailedError(f"There is no folder {where} any more.") from missing
             patience = self._timeout_s if timeout_s is None else timeout_s
             try:
                 async with asyncio.timeout(patience):
@@ -139,6 +150,8 @@ class Git:
                 ) from None
             finally:
                 await _end(process)
+        if code == _NOT_FOUND:
+            raise GitFailedError("Git is not installed on the platform's machine.")
         if code not in ok and not truncated:
             raise translated(stderr, _verb(arguments))
         return Finished(code, stdout, stderr, truncated)
@@ -158,18 +171,22 @@ class Git:
             raise RemoteUnreachableError(NO_HOST) from None
 
 
-def _bounded(writes: int | None) -> tuple[str, ...]:
-    """What stands before a command so that neither it nor anything it starts can write a larger file.
+def _bounded(memory: int, writes: int | None) -> tuple[str, ...]:
+    """Return the words before a command that keep it, and all it starts, from using more memory or writing a larger file.
 
-    A shell, because it sets the limit before git is there: from outside it would come after git has started others. The signal is
-    off, so that git can say what was wrong instead of being killed.
+    A shell, because it sets the limits before git is there: from outside they would come after git has started others. The signal
+    is off, so that git can say what was wrong instead of being killed. The memory is RLIMIT_DATA: what is allocated, and not the
+    packs that git maps.
     """
-    if writes is None:
-        return ()
-    return ("/bin/sh", "-c", f"trap '' XFSZ && ulimit -f {-(-writes // _BLOCK)} && exec \"$@\"", "sh")
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
+    limits = f"ulimit -d {memory >> 10}"
+    if writes is not None:
+        limits += f" && trap '' XFSZ && ulimit -f {-(-writes // _BLOCK)}"
+    return ("/bin/sh", "-c", f'{limits} && exec "$@"', "sh")
 
 
-def _opened(stdin: Stdin, stack: ExitStack) -> int | IO[bytes]:
+def _opened(stdin: Stdin, stack: AsyncExitStack) -> int | IO[bytes]:
     if stdin is None:
         return subprocess.DEVNULL
     if isinstance(stdin, bytes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sandyard.platform.domain.git.bare import Bare
+from sandyard.platform.domain.git.bare import READ_TIMEOUT_S, Bare
 from sandyard.platform.domain.git.model import Conflict
 
 _KIND = re.compile(r"CONFLICT \(([^)]+)\)")
@@ -14,7 +14,7 @@ async def conflicts(bare: Bare, ours: str, theirs: str) -> list[Conflict]:
     """One for each file that a person would have to look at, in git's order. GitFailedError for histories with nothing in common."""
     with bare.quarantine() as objects:
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
-        done = await bare.run(*arguments, ok=(0, 1), objects=objects)
+        done = await bare.run(*arguments, ok=(0, 1), objects=objects, timeout_s=READ_TIMEOUT_S)
     return parse(done.stdout) if done.code == 1 else []
 
 
@@ -22,7 +22,7 @@ async def merged_tree(bare: Bare, ours: str, theirs: str) -> str | list[Conflict
     """The tree of the merge, which is in the repository from now on; or what conflicts."""
     async with bare.writing():
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
-        done = await bare.run(*arguments, ok=(0, 1))
+        done = await bare.run(*arguments, ok=(0, 1), timeout_s=READ_TIMEOUT_S)
     if done.code == 1:
         return parse(done.stdout)
     return done.stdout.partition(b"\0")[0].decode()

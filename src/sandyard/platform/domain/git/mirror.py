@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandyard.platform.domain.git import merging, pushing
-from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, Bare, listed
+from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, READ_TIMEOUT_S, Bare, listed
 from sandyard.platform.domain.git.bundles import Bundles
 from sandyard.platform.domain.git.errors import RemoteMissingError, TooMuchError
 from sandyard.platform.domain.git.faults import TOO_LARGE
-from sandyard.platform.domain.git.host import Git
+from sandyard.platform.domain.git.host import MEMORY, Git
 from sandyard.platform.domain.git.model import Bundle, Conflict, Credential, Progress, no_progress
 from sandyard.platform.domain.git.pushing import Line, Patience
 from sandyard.platform.domain.git.remote import Remote
@@ -215,7 +215,8 @@ class Mirror(Bare):
         if (await self.run("ls-tree", commit, "--", ".gitmodules")).stdout:
             found.append(_SUBMODULES)
         where = ("--", ":(top,glob)**/.gitattributes")
-        if (await self.run("grep", "--quiet", "--fixed-strings", "filter=lfs", commit, *where, ok=(0, 1))).code == 0:
+        grep = ("grep", "--quiet", "--fixed-strings", "filter=lfs", commit, *where)
+        if (await self.run(*grep, ok=(0, 1), timeout_s=READ_TIMEOUT_S)).code == 0:
             found.append(_LFS)
         return found
 
@@ -262,7 +263,7 @@ class Mirror(Bare):
         await self._bundles.drop()
         async with self.alone():
             if sum(1 for _ in self.objects.glob("pack/*.pack")) > _MANY_PACKS:
-                await self.run("gc", "--quiet", "--cruft", "--prune=2.weeks.ago")
+                await self.run("gc", "--quiet", "--cruft", "--prune=2.weeks.ago", memory=MEMORY)
 
 
 def _advertised(listing: bytes) -> tuple[str | None, dict[str, str]]:

@@ -17,7 +17,7 @@ from sandyard.platform.db.models import Checkout, Message, Project
 from sandyard.platform.domain.git import messages, reading
 from sandyard.platform.domain.git.bringing import bring, head_ref
 from sandyard.platform.domain.git.checkpoints import Checkpoints
-from sandyard.platform.domain.git.errors import ConflictsError, GitFailedError, UnsafeBundleError
+from sandyard.platform.domain.git.errors import ConflictsError, UnsafeBundleError
 from sandyard.platform.domain.git.ground import Ground, Repository, author_of, committer_of, compare_url
 from sandyard.platform.domain.git.guest import Guest
 from sandyard.platform.domain.git.mirror import Mirror
@@ -113,7 +113,7 @@ class Sharing:
         """For who wants to know; what was pushed is pushed, whatever comes of this."""
         try:
             return await mirror.conflicts(ours, theirs)
-        except GitFailedError as error:
+        except SandyardError as error:
             log.warning("conflicts_unknown", commit=ours, reason=error.message)
             return []
 

@@ -1,7 +1,8 @@
 """Taking commits that came out of a sandbox: whatever it is, nothing unsound gets into a mirror.
 
 The pack is indexed in a quarantine beside the mirror's objects, each object in it checked as git checks what is pushed to a server that
-trusts nobody, and every object the new refs need must be there. Only then do the pack and the refs become part of the mirror.
+trusts nobody. Every object the new refs need must be there, and no commit may have more files than git can work with. Only then do the
+pack and the refs become part of the mirror.
 (`git fetch` of a bundle would not do: git 2.39 leaves the checks out there.)
 """
 
@@ -18,10 +19,13 @@ from sandyard.platform.domain.git.bare import Bare
 from sandyard.platform.domain.git.errors import GitFailedError, GitTimeoutError, TooMuchError, UnsafeBundleError
 from sandyard.platform.domain.git.faults import storable
 from sandyard.platform.domain.git.hardened import HARMLESS
+from sandyard.platform.domain.git.tree_paths import check_paths
 
 _OURS = "refs/sandyard/"
 _MEMORY = 200 << 20
 """Of git at once. A few bytes of deltas can unfold to as much as they like, and again for each delta upon them."""
+_MEMORY_IN_ALL = 2 << 30
+"""Of git that checks what has come: it needs some hundred bytes for each object."""
 _STREAMED = "128m"
 """A larger file that is no delta is checked piece by piece, and needs no memory."""
 _TIMEOUT_S = 120.0
@@ -58,6 +62,7 @@ async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -
         try:
             await _index(bare, file, objects, limit)
             commits = await _connected(bare, header, objects)
+            await check_paths(bare, tuple(commits), objects)
         except (GitTimeoutError, NoSpaceError):
             raise
         except SandyardError as fault:
@@ -121,6 +126,7 @@ async def _index(bare: Bare, file: IO[bytes], objects: Path, limit: int) -> None
         stdin=file,
         objects=objects,
         largest=_MEMORY,
+        memory=_MEMORY_IN_ALL,
         timeout_s=_TIMEOUT_S,
         limit=1 << 20,
     )
@@ -146,6 +152,7 @@ async def _connected(bare: Bare, header: _Header, objects: Path) -> dict[str, st
         stdin=stdin,
         objects=objects,
         largest=_MEMORY,
+        memory=_MEMORY_IN_ALL,
         timeout_s=_TIMEOUT_S,
     )
     return {tip: commit for tip, (commit, _, _) in zip(tips, found, strict=True)}

@@ -397,6 +397,10 @@ async def test_no_descriptor_is_left_open(git: Git, server: GitServer) -> None:
         ("fatal: write error: File too large\nfatal: fetch-pack: invalid index-pack output", TooMuchError),
         ("fatal: attempting to allocate 9 over limit 8\nfatal: fetch-pack: invalid index-pack output", TooMuchError),
         ("remote: write error: File too large\nfatal: early EOF", RemoteUnreachableError),
+        ("fatal: inflate: out of memory", TooMuchError),
+        ("fatal: Out of memory, malloc failed (tried to allocate 1048576 bytes)", TooMuchError),
+        ("fatal: mmap failed: Cannot allocate memory", TooMuchError),
+        ("remote: fatal: Out of memory, malloc failed\nfatal: early EOF", RemoteUnreachableError),
     ],
 )  # fmt: skip
 def test_what_git_says_becomes_one_of_our_errors(said: str, kind: type[SandyardError]) -> None:
