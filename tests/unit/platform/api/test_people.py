@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sandyard.platform.domain.projects import patterns
 from sandyard.platform.domain.projects.model import ProjectSettings
 from tests.unit.platform.world import PASSWORD, World, client, everything
 
@@ -205,6 +206,23 @@ async def test_projects(room: Room) -> None:
 async def test_bad_projects(room: Room, body: dict[str, Any], field: str) -> None:
     answer = await room.maria.post("/api/v1/projects", json=body)
     assert answer.status_code == 400 and answer.json()["errors"][0]["field"] == field, answer.text
+
+
+async def test_to_read_projects_compiles_no_pattern(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [f"^x{at}$" for at in range(300)]
+    policy, permissions = {"deny": given[:100], "allow": given[100:200]}, {"deny": given[200:]}
+    settings = {"commandPolicy": policy, "agent": {"permissions": permissions}}
+    made = await room.maria.post("/api/v1/projects", json={"name": "x", "settings": settings})
+    assert made.status_code == 201, made.text
+    compiled: list[str] = []
+    patterns._compile.cache_clear()
+    monkeypatch.setattr("re2.compile", lambda pattern, _: compiled.append(pattern))
+    [listed] = await everything(room.maria, "/api/v1/projects")
+    assert listed["settings"]["commandPolicy"]["deny"] == given[:100]
+    path = f"/api/v1/projects/{listed['id']}"
+    assert (await room.maria.get(path)).json()["settings"]["agent"]["permissions"]["deny"] == given[200:]
+    assert (await room.maria.patch(path, json={"name": "y"})).status_code == 200
+    assert compiled == []
 
 
 async def test_secrets(room: Room) -> None:

@@ -16,7 +16,7 @@ from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Audit, Session, Turn
 from sandyard.platform.domain.agents import wire
 from sandyard.platform.domain.agents.model import AskKind, AskStatus, TurnStatus
-from sandyard.platform.domain.agents.policy import Decision, choose, decide
+from sandyard.platform.domain.agents.policy import Decision, Verdicts, choose
 from sandyard.platform.domain.agents.rows import LIVE_RUNS, Scene, about, about_turn, agent_settings, say
 from sandyard.platform.domain.agents.transcript import bounded, cut
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -32,8 +32,8 @@ OVERRULED = "overruled"
 _NO_OPTION = {"outcome": {"outcome": "cancelled"}}
 
 
-async def open_permission(scene: Scene, request: wire.Request, known: dict[str, Any]) -> Ask:
-    """`known` is what the agent told of this tool call before."""
+async def open_permission(scene: Scene, request: wire.Request, known: dict[str, Any], verdicts: Verdicts) -> Ask:
+    """`known` is what the agent told of this tool call before. Raises UndecidedError, before anything is changed."""
     given = request.params.get("toolCall")
     told = {
         name: value for name, value in (given if isinstance(given, dict) else {}).items() if value or value is False
@@ -45,7 +45,7 @@ async def open_permission(scene: Scene, request: wire.Request, known: dict[str, 
         options = [one for one in options if one["kind"] != "allow_always"]
         lifted = await overruled_patterns(scene.tx, scene.session.id)
         settings = settings.model_copy(update={"deny": [one for one in settings.deny if one not in lifted]})
-    verdict = decide(settings, call)
+    verdict = verdicts.get(settings, call)
     detail = {"toolCall": bounded(call, DETAIL_LIMIT), "options": options, "reason": verdict.reason}
     if verdict.pattern is not None:
         detail["pattern"] = verdict.pattern

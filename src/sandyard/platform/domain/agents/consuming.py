@@ -1,4 +1,5 @@
-"""What an agent has said becomes rows: all effects of a batch of lines, and how far it was read, in one transaction."""
+"""What an agent has said becomes rows: all effects of a batch of lines, and how far it was read, in one transaction.
+A batch is cut where the project's patterns have to be searched for: that takes longer than a transaction may."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from sandyard.platform.domain.agents import asking, ending, mcp_commands, steps,
 from sandyard.platform.domain.agents.errors import AgentFailedError
 from sandyard.platform.domain.agents.measure import Measure
 from sandyard.platform.domain.agents.model import AskStatus, RunStatus, TurnStatus
+from sandyard.platform.domain.agents.policy import UndecidedError, Verdicts
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import (
     MCP_MISSING,
@@ -91,35 +93,59 @@ class Consumer:
         measure = copy(self._measure)  # it counts when it is taken: after a failure the same comes again
         incoming = await self._parsed(lines, measure)
         usage = await self._usage() if any(isinstance(one, wire.Answer | wire.Refusal) for _, one in incoming) else {}
+        verdicts = Verdicts()
+        while True:
+            sent, undecided = await self._write(incoming, consumed, usage, measure, verdicts)
+            if undecided is None:
+                return sent
+            await verdicts.decide(undecided)
+
+    async def _write(
+        self,
+        incoming: Sequence[tuple[int, wire.Incoming]],
+        consumed: int,
+        usage: dict[str, Any],
+        measure: Measure,
+        verdicts: Verdicts,
+    ) -> tuple[int, UndecidedError | None]:
+        """In one transaction, up to the first line that needs a verdict which is not known yet; that comes back, else None."""
         broken: RunBrokenError | None = None
+        undecided: UndecidedError | None = None
         try:
             async with self._desk.database.transaction() as tx:
                 batch = await self._begin(tx, usage)
                 words_from = self._words_from(batch.run, batch.turn)
                 if batch.run.consumed >= consumed:
-                    return batch.run.sent
+                    return batch.run.sent, None
+                reached = batch.run.consumed
                 for end, one in incoming:
                     if end <= batch.run.consumed:
                         continue  # another one, who was cut off, has taken it
                     try:
-                        await batch.handle(one, startup=end <= words_from)
+                        await batch.handle(one, verdicts, startup=end <= words_from)
                         if (fault := measure.fault(batch.transcript)) is not None:
                             raise RunBrokenError(fault, TOO_LOUD)  # noqa: TRY301
                     except RunBrokenError as error:
                         broken = error
                         break
+                    except UndecidedError as error:
+                        undecided, consumed = error, reached
+                        break
+                    reached = end
                 await batch.write()
-                if batch.turn is not None and batch.run.status == RunStatus.READY:
+                if undecided is None and batch.turn is not None and batch.run.status == RunStatus.READY:
                     await steps.advance(tx, batch.session, batch.run, batch.turn)
                 batch.run.consumed = consumed
         except BaseException:
             self._transcript = None  # what it holds may not be written
             raise
         batch.transcript.settled()
-        self._taken, self._measure = consumed, measure
+        self._taken = consumed
+        if undecided is None:
+            self._measure = measure  # it counts all lines, so not before
         if broken is not None:
             raise broken
-        return batch.run.sent
+        return batch.run.sent, undecided
 
     def _words_from(self, run: AgentRun, turn: Turn | None) -> float:
         """The place in its output up to which its text is no answer: it had not been prompted."""
@@ -217,15 +243,15 @@ class _Batch:
     usage: dict[str, Any]
     fault: Fault | None
 
-    async def handle(self, told: wire.Incoming, *, startup: bool = False) -> None:
-        """`startup`: it was said before the agent was prompted."""
+    async def handle(self, told: wire.Incoming, verdicts: Verdicts, *, startup: bool = False) -> None:
+        """`startup`: it was said before the agent was prompted. UndecidedError: nothing of it was handled; try again with the verdict."""
         if isinstance(told, wire.Notice):
             if told.method == "session/update":
                 self._update(told.params, startup=startup)
             elif told.method == "$/cancel_request":
                 await self._withdrawn(told.params)
         elif isinstance(told, wire.Request):
-            await self._request(told)
+            await self._request(told, verdicts)
         else:
             await self._answer(told)
         await self._alive()
@@ -269,7 +295,7 @@ class _Batch:
         if isinstance(text, str) and len(known) < STARTUP_LIMIT:
             self.run.options = {**self.run.options, STARTUP: cut(known + text, STARTUP_LIMIT)}
 
-    async def _request(self, request: wire.Request) -> None:
+    async def _request(self, request: wire.Request, verdicts: Verdicts) -> None:
         if request.method not in (asking.PERMISSION, asking.QUESTION):
             say(self.tx, self.run, wire.refuse(request.key, wire.METHOD_NOT_FOUND, "The client cannot do this."))
             return
@@ -283,7 +309,7 @@ class _Batch:
             await self.write()
             call = request.params.get("toolCall")
             known = self.transcript.call(call.get("toolCallId")) if isinstance(call, dict) else {}
-            await asking.open_permission(self._scene(self.turn), request, known)
+            await asking.open_permission(self._scene(self.turn), request, known, verdicts)
         elif self.turn is None or self.turn.cancel_at is not None or request.params.get("mode", "form") != "form":
             say(self.tx, self.run, wire.answer(request.key, {"action": "cancel"}))
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sandyard.platform.domain.projects.model import PermissionSettings
-from sandyard.platform.domain.projects.patterns import compiled
+from sandyard.platform.domain.projects.patterns import run_in_thread, search
 
 Decision = Literal["allow", "allow_always", "reject", "reject_always"]
 KINDS: dict[Decision, tuple[str, ...]] = {
@@ -35,15 +35,16 @@ class Verdict:
 
 
 def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
-    """`tool_call` as the agent has described it, joined with what it told of it before."""
-    pieces = searched(tool_call) if settings.deny else []
-    room = SEARCHED
-    for piece in pieces:
-        for pattern in settings.deny:
-            if compiled(pattern).search(piece[:room]):
-                return Verdict("reject", f"The project's policy denies what matches {pattern!r}.", pattern)
-        room -= len(piece) + PIECE
-        if room < 0:
+    """`tool_call` as the agent has described it, joined with what it told of it before. With patterns it takes its time: use
+    `Verdicts`."""
+    if settings.deny:
+        pieces, complete = _cut(searched(tool_call))
+        denied = search(settings.deny, pieces)
+        if denied.match is not None:
+            return Verdict("reject", f"The project's policy denies what matches {denied.match!r}.", denied.match)
+        if denied.unchecked is not None:
+            return Verdict(None, f"A person has to decide: {denied.unchecked}")
+        if not complete:
             return Verdict(None, "It is too long to be checked against the project's rules.")
     if settings.mode == "allow_all":
         return Verdict("allow", "The project's policy allows everything in the sandbox.")
@@ -51,6 +52,44 @@ def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
     if settings.mode == "allow_reads" and isinstance(kind, str) and kind in READS:
         return Verdict("allow", "The project's policy allows reading.")
     return Verdict(None, _ASKS[settings.mode == "allow_reads"])
+
+
+class UndecidedError(Exception):
+    """A verdict is needed that takes too long for a transaction."""
+
+    def __init__(self, settings: PermissionSettings, tool_call: dict[str, Any]) -> None:
+        super().__init__("The verdict has to be reached outside of the transaction.")
+        self.settings = settings
+        self.tool_call = tool_call
+
+
+class Verdicts:
+    """Decides outside of transactions what takes its time: `get` raises UndecidedError, `decide` settles it, `get` knows it then."""
+
+    def __init__(self) -> None:
+        self._last: tuple[PermissionSettings, dict[str, Any], Verdict] | None = None
+
+    def get(self, settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
+        if not settings.deny:
+            return decide(settings, tool_call)
+        if self._last is None or self._last[:2] != (settings, tool_call):
+            raise UndecidedError(settings, tool_call)
+        return self._last[2]
+
+    async def decide(self, wanted: UndecidedError) -> None:
+        verdict = await run_in_thread(decide, wanted.settings, wanted.tool_call)
+        self._last = (wanted.settings, wanted.tool_call, verdict)
+
+
+def _cut(pieces: list[str]) -> tuple[list[str], bool]:
+    """As much as is looked at, and whether that is all."""
+    room, kept = SEARCHED, []
+    for piece in pieces:
+        kept.append(piece[:room])
+        room -= len(piece) + PIECE
+        if room < 0:
+            return kept, False
+    return kept, True
 
 
 def searched(tool_call: dict[str, Any]) -> list[str]:

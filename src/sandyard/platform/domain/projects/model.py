@@ -10,23 +10,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.projects.patterns import PatternError, compiled
 
 MAX_PATTERNS, MAX_PATTERN = 100, 300
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
 
 
-def check_pattern(pattern: str) -> str:
-    """ValueError for what is no regular expression."""
-    try:
-        compiled(pattern)
-    except PatternError as error:
-        raise ValueError(f"{pattern[:60]!r} is not a regular expression: {error}") from None
-    return pattern
-
-
-Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN), AfterValidator(check_pattern)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+"""Not compiled here, since settings are read far more often than stored: `check_patterns` is called before they are stored."""
 Patterns = Annotated[list[Pattern], Field(max_length=MAX_PATTERNS)]
 
 
@@ -252,6 +243,16 @@ class ProjectSettings(_Part):
     @classmethod
     def of(cls, row: Project) -> ProjectSettings:
         return cls.model_validate({**row.settings, "template": row.template})
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """All regular expressions, by their fields in a request."""
+        lists = {
+            "commandPolicy.deny": self.command_policy.deny,
+            "commandPolicy.allow": self.command_policy.allow,
+            "agent.permissions.deny": self.agent.permissions.deny,
+        }
+        return {f"settings.{name}.{at}": pattern for name, given in lists.items() for at, pattern in enumerate(given)}
 
     def stored(self) -> dict[str, Any]:
         """What goes into the column `settings`; the template has its own."""

@@ -1,30 +1,159 @@
-"""Regular expressions that people may write: by RE2, whose time grows with the text and never explodes."""
+"""Regular expressions that people may write, by RE2.
+
+RE2 never backtracks, but its time still grows with the length of the text times the size of the compiled pattern. So both are bounded
+together, and nothing here runs on the event loop: call it by `run_in_thread`. Callers must not let pass what could not be checked, or a
+command could be padded to get past a pattern."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import re2
 
+from sandyard.kit.errors import InvalidInputError
+
+T = TypeVar("T")
+MAX_TOTAL = 10_000
+"""Characters of all patterns of a project. Compiling them takes less than a second at worst."""
+MAX_PROGRAM = 2000
+"""Instructions of one compiled pattern. Ordinary ones have 10 to 200."""
+MAX_WORK = 4_000_000
+"""Instructions times bytes of text in one search: about 50 ms at worst. 40 instructions: 100 kB of text."""
+MAX_SEARCH_S = 0.15
+"""CPU time after which no further search is begun. 100 patterns like `\\bsudo\\b` need 60 ms for 256 KiB of text."""
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
-_OPTIONS.max_mem = 1 << 20
+_OPTIONS.never_capture = True
+_OPTIONS.max_mem = 256 << 10
+_TOO_COMPLEX = "it is too complex. Make it simpler: fewer or smaller repetitions, fewer Unicode classes"
+_TOO_LARGE = "pattern too large"
+_TOO_MANY = f"the project's patterns have more than {MAX_TOTAL:,} characters in all. Remove or shorten some"
+_TOO_LONG = "a text of more than {:,} bytes takes too long with it. Shorten the text, or make the pattern simpler"
+_TOO_SLOW = "the project's patterns take too long with this text. Shorten the text, or make the patterns simpler"
+_threads = ThreadPoolExecutor(2, "patterns")
 
 
 class PatternError(ValueError):
-    """It is not a regular expression."""
+    """The pattern is not a regular expression, or is too complex."""
+
+
+class InvalidPatternError(InvalidInputError):
+    """A pattern of the project cannot be used."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self._field = field
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return {"errors": [{"field": self._field, "message": self.message}]}
 
 
 class Pattern(Protocol):
-    def search(self, text: str) -> object | None: ...
+    @property
+    def programsize(self) -> int: ...
+
+    def search(self, text: bytes) -> object | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """A pattern that was not searched for everywhere, and why."""
+
+    pattern: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"it could not be checked against {self.pattern[:60]!r}: {self.reason}."
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """`match`: the first pattern that was found. `unchecked`: the first that may have been missed; None: the answer is complete."""
+
+    match: str | None = None
+    unchecked: Unchecked | None = None
+
+
+async def run_in_thread(function: Callable[..., T], *args: object) -> T:
+    """Call what compiles or searches in a thread that nothing else needs. RE2 releases the GIL while it searches."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, function, *args)
+
+
+def compiled(pattern: str) -> Pattern:
+    """Raises PatternError, which says what is wrong with it."""
+    found = _compile(pattern)
+    if isinstance(found, str):
+        raise PatternError(found)
+    return found
 
 
 @lru_cache(maxsize=512)
-def compiled(pattern: str) -> Pattern:
-    """PatternError says what is wrong with it."""
+def _compile(pattern: str) -> Pattern | str:
+    """The pattern, or what is wrong with it."""
     try:
-        return cast("Pattern", re2.compile(pattern, _OPTIONS))
+        found = cast("Pattern", re2.compile(pattern, _OPTIONS))
     except re2.error as error:
         words = error.args[0] if error.args else "it cannot be read"
-        raise PatternError(words.decode() if isinstance(words, bytes) else str(words)) from None
+        words = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
+        return _TOO_COMPLEX if words.startswith(_TOO_LARGE) else words
+    return found if found.programsize <= MAX_PROGRAM else _TOO_COMPLEX
+
+
+def check_pattern(pattern: str) -> str:
+    """Raises PatternError, which names the pattern, if it cannot be used."""
+    try:
+        compiled(pattern)
+    except PatternError as error:
+        what = "cannot be used" if str(error) == _TOO_COMPLEX else "is not a regular expression"
+        raise PatternError(f"The pattern {pattern[:60]!r} {what}: {error}.") from None
+    return pattern
+
+
+def check_patterns(patterns: Mapping[str, str]) -> None:
+    """Check all patterns of a project, by their fields, before they are stored. Raises InvalidPatternError for the first fault."""
+    total = sum(map(len, patterns.values()))
+    if total > MAX_TOTAL:
+        raise InvalidPatternError(
+            f"The patterns of the project have {total:,} characters in all, and {MAX_TOTAL:,} are allowed: remove or shorten some.",
+            list(patterns)[-1],
+        )
+    for field, pattern in patterns.items():
+        try:
+            check_pattern(pattern)
+        except PatternError as error:
+            raise InvalidPatternError(str(error), field) from None
+
+
+def search(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
+    """Look for the patterns in the texts until one is found. The result is `unchecked` when a pattern cannot be used any more, because
+    other bounds held when it was stored, and when the search would take too long."""
+    encoded = [text.encode(errors="replace") for text in texts]
+    unchecked: Unchecked | None = None
+    room, deadline = MAX_TOTAL, time.thread_time() + MAX_SEARCH_S
+    for pattern in patterns:
+        room -= len(pattern)
+        began = time.thread_time()
+        try:
+            if room < 0:
+                raise PatternError(_TOO_MANY)  # noqa: TRY301
+            regex = compiled(pattern)
+        except PatternError as error:
+            unchecked = unchecked or Unchecked(pattern, str(error))
+            continue
+        deadline += time.thread_time() - began  # it is compiled once, and has its own bounds
+        longest = MAX_WORK // regex.programsize
+        for text in encoded:
+            if time.thread_time() > deadline:
+                return SearchResult(None, unchecked or Unchecked(pattern, _TOO_SLOW))
+            if len(text) > longest:
+                unchecked = unchecked or Unchecked(pattern, _TOO_LONG.format(longest))
+            elif regex.search(text):
+                return SearchResult(pattern)
+    return SearchResult(None, unchecked)

@@ -21,6 +21,7 @@ from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.projects.patterns import check_patterns, run_in_thread
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 
@@ -48,8 +49,9 @@ class Projects:
         settings: ProjectSettings | None = None,
         vouched: bool = False,
     ) -> Project:
-        """Without a `base_branch` it is the remote's default one. RepositoryInvalidError; ForbiddenError for a repository that only an
-        administrator may name: a path on this machine, unless it is `vouched` for, because the platform has made it itself."""
+        """Without a `base_branch` it is the remote's default one. InvalidPatternError; RepositoryInvalidError; ForbiddenError for a
+        repository that only an administrator may name: a path on this machine, unless it is `vouched` for, because the platform has
+        made it itself."""
         project = await self.draft(
             caller, name, repository=repository, base_branch=base_branch, settings=settings, vouched=vouched
         )
@@ -67,6 +69,7 @@ class Projects:
     ) -> Project:
         """A project that is stored nowhere yet. Raises like `create`."""
         now, settings = instant(self._clock), settings or ProjectSettings()
+        await _check_patterns(settings)
         project = Project(
             id=ordered_id("prj_"),
             owner_id=caller.user_id,
@@ -136,6 +139,9 @@ class Projects:
     ) -> Project:
         """Change what is given; `settings` replaces all of them. What was fetched of another repository stays until it is fetched
         again. Raises like `create`, and ConflictError when the project's credentials would go to another server than before."""
+        if settings is not None:
+            await self.require_change(caller, project_id)
+            await _check_patterns(settings)
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
             require_owner(caller, project)
@@ -242,6 +248,12 @@ async def _load(session: AsyncSession, caller: Principal, project_id: str) -> Pr
     if found is None:
         raise NotFoundError(f"There is no project {project_id[:60]}.")
     return found
+
+
+async def _check_patterns(settings: ProjectSettings) -> None:
+    """InvalidPatternError. Not within a transaction: it takes its time."""
+    if patterns := settings.patterns:
+        await run_in_thread(check_patterns, patterns)
 
 
 async def _has_credentials(session: AsyncSession, project_id: str) -> bool:

@@ -14,6 +14,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Project, Sandbox
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.projects.patterns import run_in_thread
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, about, check_usable, utc_now
 from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
@@ -216,5 +217,6 @@ class Commands:
             return
         async with self._database.reading() as session:
             project = await session.get(Project, row.project_id)
-        if project is not None:
-            CommandPolicy.of(project.settings).check(command)
+        policy = CommandPolicy.of(project.settings if project is not None else {})
+        if not policy.is_empty:
+            await run_in_thread(policy.check, command)

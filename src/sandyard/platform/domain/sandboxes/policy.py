@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sandyard.platform.domain.projects.patterns import compiled
+from sandyard.platform.domain.projects.patterns import search
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError
 
 
@@ -26,15 +26,27 @@ class CommandPolicy:
         policy = settings.get("commandPolicy") or {}
         return cls(_strings(policy.get("allow")), _strings(policy.get("deny")))
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.allow or self.deny)
+
     def check(self, command: str) -> None:
-        """CommandRefusedError says which rule it was."""
-        for pattern in self.deny:
-            if compiled(pattern).search(command):
-                raise CommandRefusedError(f"The project's policy denies this command: it matches {pattern!r}.")
-        if self.allow and not any(compiled(item).search(command) for item in self.allow):
+        """Raises CommandRefusedError, which says which rule it was; also for a command that could not be checked. Takes its time: call
+        it by `run_in_thread`."""
+        denied = search(self.deny, [command])
+        if denied.match is not None:
+            raise CommandRefusedError(f"The project's policy denies this command: it matches {denied.match!r}.")
+        if denied.unchecked is not None:
+            raise CommandRefusedError(f"The project's policy denies this command: {denied.unchecked}")
+        if not self.allow:
+            return
+        allowed = search(self.allow, [command])
+        if allowed.match is None:
+            why = "" if allowed.unchecked is None else f". Besides, {allowed.unchecked}"
             raise CommandRefusedError(
                 "The project's policy allows only certain commands, and this is none of them: "
                 + ", ".join(repr(item) for item in self.allow[:10])
+                + why
             )
 
 

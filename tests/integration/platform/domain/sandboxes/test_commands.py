@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from sandyard.platform.domain.sandboxes import running as module
 from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, NewCommand, NewSandbox
 from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
+from sandyard.platform.domain.sandboxes.policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.recorder import INLINE_BYTES
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, cleared, opened, until
 from tests.protocol.engine import Engine
@@ -55,11 +57,22 @@ async def test_a_timeout(yard: Yard) -> None:
     assert (await yard.output(done))[0] == b"begun\n"
 
 
-async def test_what_the_project_denies_leaves_no_trace(yard: Yard) -> None:
+async def test_what_the_project_denies_leaves_no_trace(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    check = CommandPolicy.check
+
+    def watched(policy: CommandPolicy, command: str) -> None:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        check(policy, command)
+
+    monkeypatch.setattr(CommandPolicy, "check", watched)
     project = await yard.project(yard.owner, command_policy={"deny": ["\\bsudo\\b"]})
     _, row = await yard.services.sessions.create(yard.owner, project_id=project)
     with pytest.raises(CommandRefusedError, match="sudo"):
         await yard.start(row, "sudo rm -rf /")
+    with pytest.raises(CommandRefusedError, match="could not be checked"):
+        await yard.start(row, "sudo rm -rf / #" + "x" * (MAX_COMMAND - 100))
+    assert threads == {"patterns"}  # never on the event loop
     assert (await yard.services.commands.page(yard.owner, row.id, PageRequest())).items == []
     assert await yard.kinds(row, "command.") == []
     assert await yard.run(row, "echo fine") == "fine\n"

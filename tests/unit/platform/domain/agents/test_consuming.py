@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+from sqlalchemy import select
 
 from sandyard.platform.db.database import Database, DatabaseUnavailableError, Transaction
-from sandyard.platform.domain.agents import measure
+from sandyard.platform.db.models import AgentRun, Ask, Project, Session, Turn
+from sandyard.platform.domain.agents import measure, policy
 from sandyard.platform.domain.agents.consuming import Consumer
 from sandyard.platform.domain.agents.ports import Desk
+from sandyard.platform.domain.projects.model import PermissionSettings
+from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.agents.test_rows import drawn
 
 
@@ -42,3 +47,69 @@ async def test_what_has_to_be_taken_again_counts_once(database: Database, monkey
         with pytest.raises(DatabaseUnavailableError):
             await consumer.take(lines, len(line))
     assert await consumer.take(lines, len(line)) > 0
+
+
+class Watched:
+    """A desk that knows whether a transaction is open."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = self
+        self.models = self
+        self.reading = database.reading
+        self.is_writing = False
+        self._real = database
+
+    def fault(self, turn_id: str) -> None:
+        """None has happened."""
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        async with self._real.transaction() as tx:
+            self.is_writing = True
+            try:
+                yield tx
+            finally:
+                self.is_writing = False
+
+
+async def test_permissions_of_one_batch_are_decided_between_transactions(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await drawn(database)
+    now = utc_now()
+    async with database.transaction() as tx:
+        settings = {"agent": {"permissions": {"deny": ["sudo"]}}}
+        tx.add(Project(id="p", owner_id="u", name="p", settings=settings, created_at=now, updated_at=now))
+        await tx.session.flush()
+        session, turn = await tx.session.get(Session, "s"), await tx.session.get(Turn, "t")
+        assert session is not None and turn is not None
+        session.project_id, turn.run_id, turn.status, turn.request = "p", "r", "running", 7
+    desk, searches = Watched(database), []
+
+    def decide(settings: PermissionSettings, call: dict[str, Any]) -> policy.Verdict:
+        searches.append((call["title"], desk.is_writing))
+        return real(settings, call)
+
+    real = policy.decide
+    monkeypatch.setattr(policy, "decide", decide)
+    lines: list[tuple[int, bytes]] = []
+    place = 0
+    for number, title in enumerate(("ls", "sudo id", "id")):
+        options = [{"optionId": kind, "kind": kind} for kind in ("allow_once", "reject_once")]
+        params = {"toolCall": {"toolCallId": str(number), "title": title}, "options": options}
+        line = json.dumps({"jsonrpc": "2.0", "id": number, "method": "session/request_permission", "params": params})
+        place += len(line) + 1
+        lines.append((place, line.encode()))
+    consumer = Consumer(cast(Desk, desk), "r")
+    for _ in range(2):  # the second time it was taken before
+        assert await consumer.take(lines, place) > 0
+    assert searches == [("ls", False), ("sudo id", False), ("id", False)]
+    async with database.reading() as reading:
+        asks = list(await reading.scalars(select(Ask).order_by(Ask.id)))
+        run = await reading.get(AgentRun, "r")
+    assert [(ask.title, (ask.answer or {})["decision"]) for ask in asks] == [
+        ("ls", "allow"),
+        ("sudo id", "reject"),
+        ("id", "allow"),
+    ]
+    assert run is not None and run.consumed == place

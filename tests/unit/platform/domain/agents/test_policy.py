@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from sandyard.platform.domain.agents.policy import SEARCHED, choose, decide
+from sandyard.platform.domain.agents.policy import SEARCHED, UndecidedError, Verdicts, choose, decide
 from sandyard.platform.domain.projects.model import PermissionSettings
+from tests.unit.platform.domain.projects.test_patterns import COMPLEX
 
 OPTIONS = [
     {"optionId": "a", "kind": "reject_once"},
@@ -30,6 +31,10 @@ OPTIONS = [
         ("allow_all", ["^/etc"], {"title": "Edit", "locations": [{"path": "/etc/passwd"}]}, "reject"),
         ("allow_reads", ["secret"], {"kind": "read", "rawInput": {"deep": [{"path": "a/secret"}]}}, "reject"),
         ("allow_all", ["x"], {"title": "y" * (SEARCHED + 1)}, None),
+        ("allow_all", ["x"], {"title": "x" + "y" * SEARCHED}, "reject"),
+        ("allow_all", [COMPLEX], {"title": "ls"}, None),
+        ("allow_all", [COMPLEX, "ls"], {"title": "ls"}, "reject"),
+        ("allow_all", ["[ab]{500}c"], {"title": "ls", "rawInput": {"text": "ab" * 9000}}, None),
     ],
 )
 def test_decisions(mode: Any, deny: list[str], call: dict[str, Any], decision: str | None) -> None:
@@ -40,6 +45,23 @@ def test_decisions(mode: Any, deny: list[str], call: dict[str, Any], decision: s
 def test_why_a_person_is_asked(mode: Any, what: str) -> None:
     reason = decide(PermissionSettings(mode=mode), {"kind": "execute"}).reason
     assert reason == f"This project asks before {what}"
+
+
+def test_a_person_is_told_which_pattern_could_not_be_checked() -> None:
+    reason = decide(PermissionSettings(deny=[COMPLEX]), {"title": "ls"}).reason
+    assert repr(COMPLEX[:60]) in reason and "Make it simpler" in reason
+
+
+async def test_patterns_are_searched_for_outside_of_the_transaction() -> None:
+    verdicts, settings, call = Verdicts(), PermissionSettings(deny=["ls"]), {"title": "ls"}
+    assert verdicts.get(PermissionSettings(), call).decision == "allow"
+    with pytest.raises(UndecidedError) as wanted:
+        verdicts.get(settings, call)
+    await verdicts.decide(wanted.value)
+    assert verdicts.get(settings, call).decision == "reject"
+    for other in ((settings, {"title": "id"}), (PermissionSettings(deny=["id"]), call)):
+        with pytest.raises(UndecidedError):
+            verdicts.get(*other)
 
 
 def test_an_option_is_chosen_by_its_kind() -> None:

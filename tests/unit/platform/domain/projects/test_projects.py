@@ -8,10 +8,13 @@ from pydantic import ValidationError
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Project
 from sandyard.platform.domain.git.errors import RepositoryInvalidError
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.projects.model import ForgeSettings, NetworkSettings, ProjectSettings, check_pattern
+from sandyard.platform.domain.projects.model import ForgeSettings, NetworkSettings, ProjectSettings
+from sandyard.platform.domain.projects.patterns import InvalidPatternError
 from sandyard.platform.domain.projects.service import Projects
+from tests.unit.platform.domain.projects.test_patterns import COMPLEX
 from tests.unit.platform.world import ROOT, World
 
 
@@ -114,7 +117,6 @@ async def test_members_must_exist(world: World) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"commandPolicy": {"allow": ["("]}},
         {"commandPolicy": {"deny": ["x" * 301]}},
         {"commandPolicy": {"deny": [""]}},
         {"commandPolicy": {"deny": ["a"] * 101}},
@@ -130,11 +132,42 @@ def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
         ProjectSettings.model_validate(settings)
 
 
+def _policy(**patterns: list[str]) -> ProjectSettings:
+    return ProjectSettings.model_validate({"commandPolicy": patterns})
+
+
 @pytest.mark.parametrize(
-    "pattern", [r"\bsudo\b", r"^git (push|pull)\b", r"rm\s+-rf\s+/", r"^npm( ci)?$", "[a-z]+.*x?", "(ab)+"]
+    ("settings", "words"),
+    [
+        (_policy(allow=["("]), r"'\(' is not a regular expression: missing \)"),
+        (_policy(deny=["ok", COMPLEX]), "cannot be used: it is too complex. Make it simpler"),
+        (ProjectSettings.model_validate({"agent": {"permissions": {"deny": [COMPLEX]}}}), "too complex"),
+        (_policy(deny=["x" * 300] * 20, allow=["y" * 300] * 20), "12,000 characters in all, and 10,000 are allowed"),
+    ],
 )
-def test_common_patterns_pass(pattern: str) -> None:
-    assert check_pattern(pattern) == pattern
+async def test_patterns_that_cannot_be_used_are_not_stored(world: World, settings: ProjectSettings, words: str) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website")
+    for refused in (
+        world.projects.create(maria, "other", settings=settings),
+        world.projects.update(maria, project.id, settings=settings),
+    ):
+        with pytest.raises(InvalidPatternError, match=words):
+            await refused
+    assert (await world.projects.get(maria, project.id)).settings == ProjectSettings().stored()
+
+
+async def test_patterns_that_were_stored_under_other_bounds_can_be_read_and_replaced(world: World) -> None:
+    maria = (await world.person("maria")).principal
+    project = await world.projects.create(maria, "website")
+    async with world.database.transaction() as tx:
+        row = await tx.session.get(Project, project.id)
+        assert row is not None
+        row.settings = _policy(deny=[COMPLEX] * 100, allow=["x" * 300] * 100).stored()
+    assert ProjectSettings.of(await world.projects.get(maria, project.id)).command_policy.deny == [COMPLEX] * 100
+    assert (await world.projects.update(maria, project.id, name="site")).name == "site"
+    changed = await world.projects.update(maria, project.id, settings=_policy(deny=["x"]))
+    assert ProjectSettings.of(changed).command_policy.deny == ["x"]
 
 
 async def test_a_repository_is_stored_clean_and_without_credentials(world: World) -> None:

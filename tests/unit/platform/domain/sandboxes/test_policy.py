@@ -6,6 +6,7 @@ import pytest
 
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError
 from sandyard.platform.domain.sandboxes.policy import CommandPolicy
+from tests.unit.platform.domain.projects.test_patterns import COMPLEX
 
 
 def test_without_a_policy_everything_is_allowed() -> None:
@@ -30,3 +31,17 @@ def test_an_allow_list_refuses_the_rest_and_deny_wins() -> None:
 def test_no_pattern_takes_ages() -> None:
     """In a backtracking engine this would not end in a lifetime."""
     CommandPolicy(deny=("(a+)+$", ".*.*.*.*x$")).check("a" * 100_000 + "b")
+
+
+def test_a_command_that_cannot_be_checked_is_refused() -> None:
+    """Padding must not get it past a pattern, and a pattern that was stored under other bounds must not let all pass."""
+    for policy, command in (
+        (CommandPolicy(deny=("sudo",)), "sudo id #" + "x" * 990_000),
+        (CommandPolicy(deny=(COMPLEX,)), "ls"),
+    ):
+        with pytest.raises(CommandRefusedError, match="could not be checked against"):
+            policy.check(command)
+    with pytest.raises(CommandRefusedError, match=r"only certain commands.*could not be checked against"):
+        CommandPolicy(allow=(COMPLEX,)).check("ls")
+    CommandPolicy(allow=(COMPLEX, "^ls$")).check("ls")
+    CommandPolicy().check("x" * 990_000)
