@@ -9,6 +9,7 @@ from fastapi import Path, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.parts import part
@@ -162,7 +163,7 @@ class TrialBegun(Model):
 AS_IT_IS = Try()
 
 
-@router.get("/agents", name="agent.list")
+@router.get("/agents", name="agent.list", dependencies=[large_answer()])
 async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     """Those that come with the platform, those that are everybody's, and your own."""
     found = await agents.list(caller)

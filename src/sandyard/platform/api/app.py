@@ -10,6 +10,7 @@ from fastapi import APIRouter, FastAPI
 
 from sandyard import __version__
 from sandyard.platform.api import audit, health, login, metrics, openapi, problems, projects, secrets, tokens, users
+from sandyard.platform.api.answers import Answers
 from sandyard.platform.api.frame import Frame
 from sandyard.platform.api.guard import Guard
 from sandyard.platform.api.limits import Limits
@@ -41,7 +42,8 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
     application, which answers browsers where no route does.
 
     Every layer is plain ASGI, so that a stream passes as it is made. Outside in: previews, which end there; the frame
-    gives the id and answers what nobody expected; measuring; the guard; the audit's trail, which sees the outcome; then routing.
+    gives the id and answers what nobody expected; measuring; the guard; the audit's trail, which sees the outcome;
+    what bounds large answers; then routing.
     """
     app = FastAPI(
         title="Sandyard",
@@ -60,6 +62,7 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
         app.router.routes.extend(router.routes)
     app.router.default = Web(app.router.default, services.settings, static)
     for layer, options in (
+        (Answers, {}),
         (Trail, {}),
         (Guard, {"settings": services.settings}),
         (Measured, {"metrics": app.state.metrics}),

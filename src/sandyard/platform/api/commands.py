@@ -12,6 +12,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
@@ -152,7 +153,7 @@ class OutputPage(Model):
     base64: str | None = None
 
 
-@router.get("/commands/{command_id}/output", name="command.output")
+@router.get("/commands/{command_id}/output", name="command.output", dependencies=[large_answer()])
 async def output(
     caller: Caller,
     commands: Commands,

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.paging import Page
 from sandyard.platform.api.parts import part
@@ -38,6 +39,8 @@ RETRY_MS = 2000
 STANDING_SECONDS = 10.0
 """How often a stream asks whether its reader may still come in."""
 AGAIN_SECONDS = 1.0
+AT_ONCE = 20
+"""Events in one piece of a stream: a copy of it is kept for each reader until they have taken it."""
 HIGHEST = 2**63 - 1
 HEARTBEAT = b":\n\n"
 _SAMPLE: dict[str, Any] = {
@@ -148,7 +151,7 @@ async def stream(
     return EventStream(subscription, _frames(request, caller, subscription))
 
 
-@router.get("/events/history", name="event.list", summary="Read events back")
+@router.get("/events/history", name="event.list", summary="Read events back", dependencies=[large_answer()])
 async def history(
     caller: Caller,
     events: Events,
@@ -177,7 +180,7 @@ def _number(text: str) -> int:
 
 
 async def _frames(request: Request, caller: Principal, subscription: Subscription) -> AsyncIterator[bytes]:
-    """What is pending goes out as one piece. While the database is away the stream stays, quiet, and goes on after."""
+    """What is pending goes out in large pieces. While the database is away the stream stays, quiet, and goes on after."""
     services = request.app.state.services
     clock = asyncio.get_running_loop().time
     yield b"retry: %d\n\n" % RETRY_MS
@@ -198,7 +201,8 @@ async def _frames(request: Request, caller: Principal, subscription: Subscriptio
             await subscription.wait(AGAIN_SECONDS)
             found = []
         if found:
-            yield b"".join([event.frame for event in found])
+            for number in range(0, len(found), AT_ONCE):
+                yield b"".join([event.frame for event in found[number : number + AT_ONCE]])
         elif clock() >= beat:
             yield HEARTBEAT
         else:

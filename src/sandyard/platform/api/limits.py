@@ -19,7 +19,11 @@ from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.settings import PlatformSettings
 
 Kind = Literal["create", "execute", "login", "address", "webhook"]
-_WORDS = {"create": "create {n} things", "execute": "run {n} commands", "login": "try to sign in {n} times"}
+_WORDS = {
+    "create": "create {n} things",
+    "execute": "run {n} commands or send {n} messages",
+    "login": "try to sign in {n} times",
+}
 _WORDS |= {"address": _WORDS["login"], "webhook": "send {n} webhooks"}
 _MANY = 10_000
 

@@ -8,6 +8,7 @@ from typing import Annotated, Generic, TypeVar
 from fastapi import Depends, Query
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.schema import Model
 from sandyard.platform.domain.paging import DEFAULT_LIMIT, MAX_LIMIT, Listing, PageRequest
 
@@ -30,6 +31,7 @@ class Page(Model, Generic[T]):
 
 
 async def _page(
+    _slot: Annotated[None, large_answer()],
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")] = DEFAULT_LIMIT,
     cursor: Annotated[
         str | None, Query(pattern=CURSOR, description="`nextCursor` of the page before; leave it out to begin.")

@@ -189,7 +189,9 @@ async def messages(caller: Caller, sessions: Sessions, session_id: SessionId, pa
     return Page.of(await sessions.messages(caller, session_id, page), MessageView.of)
 
 
-@router.post("/sessions/{session_id}/messages", name="message.create", status_code=201)
+@router.post(
+    "/sessions/{session_id}/messages", name="message.create", status_code=201, dependencies=[limited("execute")]
+)
 async def add_message(caller: Caller, sessions: Sessions, session_id: SessionId, body: NewMessage) -> MessageView:
     parts = [entry.model_dump() for entry in body.parts]
     return MessageView.of(await sessions.add_message(caller, session_id, parts))

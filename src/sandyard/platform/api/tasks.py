@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Body, Query, Request, Response
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
@@ -179,7 +180,7 @@ async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     )
 
 
-@router.get("/board", name="task.board")
+@router.get("/board", name="task.board", dependencies=[large_answer()])
 async def show_board(
     caller: Caller,
     tasks: Tasks,

@@ -1,4 +1,4 @@
-"""Column types that mean the same on SQLite and on PostgreSQL."""
+"""Column types, and a function, that mean the same on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 BigInt = BigInteger().with_variant(Integer(), "sqlite")
@@ -33,3 +36,23 @@ class UtcTime(TypeDecorator[datetime]):
             return None
         assert isinstance(value, datetime)
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class JsonBytes(FunctionElement[int]):
+    """How many bytes a column's text or JSON takes as JSON, about; NULL for NULL. SQLite keeps JSON in ASCII, so there it is what the
+    escapes take."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(JsonBytes, "postgresql")
+def _json_bytes_postgresql(element: JsonBytes, compiler: SQLCompiler, **options: Any) -> str:
+    return f"octet_length(CAST(to_json({compiler.process(element.clauses, **options)}) AS TEXT))"
+
+
+@compiles(JsonBytes, "sqlite")
+def _json_bytes_sqlite(element: JsonBytes, compiler: SQLCompiler, **options: Any) -> str:
+    column = compiler.process(element.clauses, **options)
+    (clause,) = element.clauses
+    return f"length(CAST({column if isinstance(clause.type, JSON) else f'json_quote({column})'} AS BLOB))"

@@ -1,4 +1,7 @@
-"""Lists come in pages, newest first; a page ends with the id at which the next one begins."""
+"""Lists come in pages, newest first; a page ends with the id at which the next one begins.
+
+A page has at most as many rows as were asked for, and at most PAGE_BYTES of what can be long in them: the answer is in memory until
+its client has read it."""
 
 from __future__ import annotations
 
@@ -6,12 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Select
+from sqlalchemy import JSON, ColumnElement, LargeBinary, Select, Text, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
+from sandyard.platform.db.base import Base
+from sandyard.platform.db.types import JsonBytes
+
 T = TypeVar("T")
 MAX_LIMIT, DEFAULT_LIMIT = 200, 50
+PAGE_BYTES = 4 << 20
+"""Of texts, JSON and bytes in a page's rows. A single row may have more."""
+_MEASURED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +39,67 @@ class Listing(Generic[T]):
     next_cursor: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[T]):
+    """The first rows of a query. `last`: the key of the last one; None: there was none. `more`: others follow."""
+
+    items: Sequence[T]
+    last: Any
+    more: bool
+
+
 async def newest_first(
     session: AsyncSession, rows: Select[T], key: InstrumentedAttribute[str], page: PageRequest
 ) -> Listing[T]:
     """The page of `rows`, sorted by `key`, an ordered id of the entity that is selected."""
     if page.cursor is not None:
         rows = rows.where(key < page.cursor)
-    found: list[Any] = list((await session.scalars(rows.order_by(key.desc()).limit(page.limit + 1))).all())
-    items = found[: page.limit]
-    more = len(found) > page.limit
-    return Listing(items, getattr(items[-1], key.key) if more else None)
+    found = await read_rows(session, rows.order_by(key.desc()), key, page.limit)
+    return Listing(found.items, found.last if found.more else None)
+
+
+async def read_rows(session: AsyncSession, rows: Select[T], key: InstrumentedAttribute[Any], limit: int) -> Rows[T]:
+    """The first of `rows`, which are sorted: at most `limit`, and at most PAGE_BYTES unless the first alone has more. `key` is unique.
+    The database measures rows before they are read, so that no more than a page is ever in memory."""
+    size = _size(key.parent.class_)
+    if size is None:
+        found: list[Any] = list(await session.scalars(rows.limit(limit + 1)))
+        items = found[:limit]
+        return Rows(items, getattr(items[-1], key.key) if items else None, len(found) > limit)
+    keys: list[Any] = list(await session.scalars(rows.with_only_columns(key).limit(limit + 1)))
+    if not keys:
+        return Rows([], None, False)
+    count = await _count_fitting(session, key, size, keys[:limit])
+    items = list(await session.scalars(rows.where(key.in_(keys[:count]))))  # some may have been deleted since
+    return Rows(items, keys[count - 1], len(keys) > count)
+
+
+async def _count_fitting(
+    session: AsyncSession, key: InstrumentedAttribute[Any], size: ColumnElement[int], keys: Sequence[Any]
+) -> int:
+    """How many of these rows fit a page; at least one. To measure a row the database reads it, so only a few more are measured than fit."""
+    count, left, step = 0, PAGE_BYTES, _MEASURED_AT_ONCE
+    while count < len(keys):
+        some = keys[count : count + step]
+        measured = await session.execute(select(key, size).where(key.in_(some)))
+        sizes: dict[Any, int] = {row[0]: row[1] for row in measured}
+        for one in some:
+            left -= sizes.get(one, 0)
+            if left < 0:
+                return max(count, 1)
+            count += 1
+        step *= 4
+    return count
+
+
+def _size(entity: type[Base]) -> ColumnElement[int] | None:
+    """The bytes of a row's columns that have no bound of their own; None when it has no such columns."""
+    columns = [
+        func.length(column) if isinstance(column.type, LargeBinary) else JsonBytes(column)
+        for column in entity.__table__.columns
+        if isinstance(column.type, Text | JSON | LargeBinary)
+    ]
+    if not columns:
+        return None
+    total: ColumnElement[int] = sum((func.coalesce(one, 0) for one in columns[1:]), func.coalesce(columns[0], 0))
+    return total

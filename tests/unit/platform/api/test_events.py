@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -19,9 +20,11 @@ from fastapi import FastAPI
 from sandyard.kit.clock import SystemClock
 from sandyard.platform.api import events as module
 from sandyard.platform.api import login, problems
+from sandyard.platform.api.answers import Answers
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.domain.events import Feed
+from sandyard.platform.domain.events import feed as feeds
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
@@ -106,6 +109,7 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     assert admin is not None
     await feed.open()
     app = FastAPI()
+    app.add_middleware(Answers)
     problems.install(app)
     app.router.routes.extend([*module.router.routes, *login.router.routes])
     app.state.services = SimpleNamespace(settings=settings, clock=clock, database=database, events=feed, users=users)
@@ -199,6 +203,27 @@ async def test_who_may_come_in(yard: Yard) -> None:
     async with yard.http.stream("GET", "/events", params={"ticket": ticket}) as response:
         assert response.status_code == 200
     assert (await yard.http.get("/events", params={"ticket": ticket})).status_code == 401
+
+
+async def test_a_stream_goes_out_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is kept for its reader until they have taken it."""
+    monkeypatch.setattr(module, "AT_ONCE", 3)
+    monkeypatch.setattr(feeds, "CATCH_UP_PAGE", 5)
+    emitted = [await yard.emit() for _ in range(8)]
+    services = SimpleNamespace(settings=PlatformSettings(), clock=SystemClock(), database=yard.database)
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(services=services)))
+    behind = Feed(yard.database)
+    await behind.open()  # it has none of them in memory
+    seen: list[list[int]] = []
+    subscription = await behind.subscribe(yard.admin, after=emitted[0] - 1)
+    async for piece in module._frames(request, yard.admin, subscription):
+        if found := [int(number) for number in re.findall(rb"^id: ([0-9]+)$", piece, re.MULTILINE)]:
+            seen.append(found)
+            if found[-1] == emitted[-1]:
+                subscription.end()
+    await behind.close()
+    assert [len(one) for one in seen] == [3, 2, 3]
+    assert [number for one in seen for number in one] == emitted
 
 
 async def test_history_in_pages(yard: Yard) -> None:

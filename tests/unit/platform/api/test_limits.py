@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandyard.kit.clock import ManualClock
+from sandyard.platform.api import sessions
 from sandyard.platform.api.limits import _MANY, Limits, limited
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
+from sandyard.platform.db.models import Message
+from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 from tests.unit.platform.world import client, opened
 
@@ -70,3 +75,18 @@ async def test_each_person_has_their_own(tmp_path: Path) -> None:
             assert [(await web.post("/api/v1/login", json=wrong)).status_code for _ in range(3)] == [401, 401, 429]
         async with client(app, peer="127.0.0.9") as web:
             assert (await web.post("/api/v1/login", json={"token": maria.token})).status_code == 200
+
+
+async def test_messages_count_as_commands(tmp_path: Path) -> None:
+    class Kept:
+        async def add_message(self, caller: Principal, session_id: str, parts: list[Any]) -> Message:
+            now = datetime(2026, 1, 31, tzinfo=UTC)
+            return Message(id="msg_1", session_id=session_id, role="user", parts=parts, created_at=now)
+
+    async with opened(tmp_path, executes_per_minute=2) as world:
+        world.sessions = Kept()  # type: ignore[attr-defined]
+        async with client(world.app(sessions.router), await world.person("maria")) as web:
+            body = {"parts": [{"type": "text", "text": "hello"}]}
+            answers = [await web.post("/api/v1/sessions/ses_1/messages", json=body) for _ in range(3)]
+            assert [one.status_code for one in answers] == [201, 201, 429]
+            assert "send 2 messages a minute" in answers[-1].json()["detail"]

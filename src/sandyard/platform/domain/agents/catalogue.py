@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, or_, select, true
+from sqlalchemy import ColumnElement, func, or_, select, true
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -21,6 +23,10 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.users.model import NameTakenError, Principal
 
 MAX_NAME = 50
+MAX_OWN = 50
+"""Agents that one person may have. Those of administrators are everybody's, and are not counted."""
+MAX_DEFINITION = 128 << 10
+"""Bytes of a definition as JSON: all agents are listed at once."""
 _NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_NAME - 1}}}")
 
 
@@ -66,7 +72,7 @@ class Agents:
             return _listed(await _load(session, caller, name))
 
     async def create(self, caller: Principal, name: str, title: str | None, definition: Definition) -> ListedAgent:
-        """NameTakenError; names are the same for everybody."""
+        """NameTakenError; names are the same for everybody. ConflictError when the caller has MAX_OWN agents."""
         if not _NAME.fullmatch(name):
             raise InvalidInputError(
                 f"{name[:60]!r} is no name for an agent: it has small letters, digits and hyphens, begins with a letter, and is at "
@@ -74,18 +80,21 @@ class Agents:
             )
         if name in BUILT_IN:
             raise NameTakenError(f"An agent {name!r} comes with the platform. Choose another name.")
+        stored = _stored(definition)
         now = utc_now()
         row = Agent(
             id=ordered_id("agt_"),
             owner_id=None if caller.is_admin else caller.user_id,
             name=name,
             title=title or name,
-            definition=definition.stored(),
+            definition=stored,
             created_at=now,
             updated_at=now,
         )
         try:
             async with self._database.transaction() as tx:
+                if row.owner_id is not None:
+                    await _require_room(tx.session, row.owner_id)
                 tx.add(row)
                 await tx.session.flush()
                 _emit(tx, "agent.created", row)
@@ -95,9 +104,10 @@ class Agents:
 
     async def update(self, caller: Principal, name: str, title: str | None, definition: Definition) -> ListedAgent:
         """All of it is replaced. Processes that run go on as they were started."""
+        stored = _stored(definition)
         async with self._database.transaction() as tx:
             row = await _load_own(tx.session, caller, name)
-            row.title, row.definition, row.updated_at = title or name, definition.stored(), utc_now()
+            row.title, row.definition, row.updated_at = title or name, stored, utc_now()
             _emit(tx, "agent.updated", row)
         return _listed(row)
 
@@ -107,6 +117,23 @@ class Agents:
             row = await _load_own(tx.session, caller, name)
             await tx.session.delete(row)
             _emit(tx, "agent.deleted", row)
+
+
+def _stored(definition: Definition) -> dict[str, Any]:
+    stored = definition.stored()
+    size = len(json.dumps(stored, ensure_ascii=False).encode(errors="replace"))
+    if size > MAX_DEFINITION:
+        raise InvalidInputError(
+            f"The agent's definition has {size >> 10} KiB; at most {MAX_DEFINITION >> 10} KiB are allowed. Put long scripts into the "
+            "template, or download them in `install`."
+        )
+    return stored
+
+
+async def _require_room(session: AsyncSession, owner_id: str) -> None:
+    count = await session.scalar(select(func.count()).where(Agent.owner_id == owner_id))
+    if (count or 0) >= MAX_OWN:
+        raise ConflictError(f"You have {count} agents, and {MAX_OWN} is the most. Delete one that you no longer need.")
 
 
 async def _load_own(session: AsyncSession, caller: Principal, name: str) -> Agent:

@@ -17,7 +17,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Audit as Entry
-from sandyard.platform.domain.paging import Listing, PageRequest
+from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 
@@ -100,8 +100,8 @@ class Audit:
         if before is not None:
             rows = rows.where(Entry.seq < before)
         async with self._database.reading() as session:
-            found = list(await session.scalars(rows.order_by(Entry.seq.desc()).limit(limit + 1)))
-        return Listing(found[:limit], str(found[limit - 1].seq) if len(found) > limit else None)
+            found = await read_rows(session, rows.order_by(Entry.seq.desc()), Entry.seq, limit)
+        return Listing(found.items, str(found.last) if found.more else None)
 
     async def _write(self, written: asyncio.Future[None]) -> None:
         async with self._writing:

@@ -30,6 +30,8 @@ from sandyard.platform.domain.users.model import Principal
 log = get_logger(__name__)
 LOOK_SECONDS = 1.0
 PAGE = 500
+CATCH_UP_PAGE = 100
+"""Events that are read for one reader who is behind, and kept until they have taken them. One can have 20 kB."""
 TRIM_PAGE = 5000
 _TRIMMED = "events_trimmed"
 _EVERYTHING = EventFilter()
@@ -278,8 +280,8 @@ class Subscription:
         feed = self._feed
         if self.position < feed.floor:
             upto = feed.last
-            found = await feed.rows(self._principal, self._filters, self.position, upto, PAGE)
-            self.position = found[-1].seq if len(found) == PAGE else upto
+            found = await feed.rows(self._principal, self._filters, self.position, upto, CATCH_UP_PAGE)
+            self.position = found[-1].seq if len(found) == CATCH_UP_PAGE else upto
             return found
         sight = await self._sight()
         if self.position < feed.floor:  # the feed went on while we looked

@@ -23,7 +23,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Task
 from sandyard.platform.domain.agents.turns import allowed_words
-from sandyard.platform.domain.paging import Listing, PageRequest
+from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.tasks import moving
@@ -172,9 +172,8 @@ class Tasks:
         if q:
             query = query.where(*(has_word(word) for word in q.split()))
         async with self._database.reading() as session:
-            rows = list(await session.scalars(_after(query, page.cursor).limit(page.limit + 1)))
-        items = rows[: page.limit]
-        return Listing(items, _cursor(items[-1]) if len(rows) > page.limit else None)
+            found = await read_rows(session, _after(query, page.cursor), Task.id, page.limit)
+        return Listing(found.items, _cursor(found.items[-1]) if found.more and found.items else None)
 
     async def board(
         self,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from sqlalchemy import BindParameter, Select, and_, bindparam, case, func, or_, select
+from sqlalchemy import BindParameter, Select, and_, bindparam, case, func, inspect, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
+from sqlalchemy.orm.attributes import set_committed_value
 
 from sandyard.kit.clock import Clock
 from sandyard.platform.db.database import Database
@@ -68,13 +69,16 @@ class Cards:
         return (await self.of([task], steps=True))[0]
 
     async def of(self, tasks: Sequence[Task], *, steps: bool = False) -> list[Card]:
-        """In the same order, as they are now: a task and its attempts change together, and are read together. Who may see the
-        tasks was checked before."""
+        """In the same order, as they are now: a task and its attempts change together, and are read together. Descriptions are as they
+        were given. Who may see the tasks was checked before."""
         ids = [task.id for task in tasks]
         async with self._database.reading() as session:
             needs = await needs_of(session, ids)
             rows = (await session.execute(_tasks_and_attempts(), {"tasks": ids})).all()
             now = {task.id: task for task, _, _ in rows}
+            for task in tasks:
+                if task.id in now and "description" not in inspect(task).unloaded:
+                    set_committed_value(now[task.id], "description", task.description)
             positions = {task.id: position for task, _, position in rows}
             attempts = [attempt for _, attempt, _ in rows if attempt is not None]
             by_task, by_session = await _pull_requests(session, ids, attempts)
@@ -183,8 +187,9 @@ _SPENT = (
 
 @functools.cache
 def _tasks_and_attempts() -> Select[Task, Attempt, int]:
-    """With the place of each task in its column."""
+    """With the place of each task in its column. Long texts are left out: a task comes once for each of its attempts."""
     both = select(Task, Attempt, index_in_column()).outerjoin(Attempt, Attempt.task_id == Task.id)
+    both = both.options(defer(Task.description), defer(Attempt.work))
     return both.where(Task.id.in_(_TASK_IDS)).order_by(Attempt.task_id, Attempt.number)
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from sqlalchemy import ColumnElement, String, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
 
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Ask, Attempt, Project, PullRequest, Session, Task
@@ -26,6 +27,7 @@ _TELLING = (
     *(AttemptStatus.MERGED, AttemptStatus.FAILED, AttemptStatus.CANCELLED, AttemptStatus.ARCHIVED),
 )
 """Of several attempts, the one that says most about the task; the web application goes by the same order."""
+_WITHOUT_DESCRIPTION = select(Task).options(defer(Task.description))
 
 
 class Show(StrEnum):
@@ -128,7 +130,7 @@ async def read_board(
         }
         page = {column: found[offset : offset + limit] for column, found in shown.items()}
         ids = [one.id for found in page.values() for one in found]
-        rows = {row.id: row for row in await session.scalars(select(Task).where(Task.id.in_(ids)))}
+        rows = {row.id: row for row in await session.scalars(_WITHOUT_DESCRIPTION.where(Task.id.in_(ids)))}
     gathered = await cards.of([rows[one] for one in ids if one in rows])
     by_id = {card.task.id: card for card in gathered}
     blockers = {one for card in gathered for one in card.blocked_by} - by_id.keys()
@@ -203,9 +205,10 @@ async def _asked(session: AsyncSession, asks: ColumnElement[bool]) -> set[str]:
 
 
 async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, _Facts]:
+    of_board = Project.id.in_(select(Task.project_id).where(seen))
     defaults = {
         id_: ProjectSettings.model_validate(settings or {}).agent.default
-        for id_, settings in (await session.execute(select(Project.id, Project.settings)))
+        for id_, settings in (await session.execute(select(Project.id, Project.settings).where(of_board)))
     }
     query = select(Task.id, Task.project_id, Task.status, Task.agent, Task.attempts, Task.error).where(seen)
     found: dict[str, _Facts] = {}

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
+from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.agents.catalogue import Agents
 from sandyard.platform.domain.agents.model import LaunchWish, ModelApi, ModelEndpoint
 from sandyard.platform.domain.agents.profiles import BUILT_IN
@@ -52,6 +53,28 @@ async def test_people_see_the_platforms_everybodys_and_their_own(world: World) -
         await agents.get(bob, "anns")
     with pytest.raises(InvalidInputError, match=r"There are: .*demo, shared\."):
         await agents.profile(bob.user_id, "anns")
+
+
+async def test_what_one_person_adds_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All agents are listed in one answer."""
+    monkeypatch.setattr(catalogue, "MAX_OWN", 2)
+    agents = Agents(world.database)
+    root, ann, bob = [
+        (await world.person(name, role)).principal
+        for name, role in (("ada", "admin"), ("ann", "member"), ("bob", "member"))
+    ]
+    for name in ("one", "two"):
+        await agents.create(ann, name, None, PLAIN)
+    with pytest.raises(ConflictError, match="You have 2 agents, and 2 is the most"):
+        await agents.create(ann, "three", None, PLAIN)
+    await agents.create(bob, "bobs", None, PLAIN)
+    for name in ("first", "second", "third"):
+        await agents.create(root, name, None, PLAIN)
+    large = Definition(argv=["my-agent", *["x" * 4096] * 40])
+    with pytest.raises(InvalidInputError, match="at most 128 KiB"):
+        await agents.create(bob, "large", None, large)
+    with pytest.raises(InvalidInputError, match="at most 128 KiB"):
+        await agents.update(bob, "bobs", None, large)
 
 
 async def test_names_are_taken_once_and_changes_are_their_owners(world: World) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import inspect
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import DatabaseUnavailableError, Transaction
 from sandyard.platform.db.models import Project
+from sandyard.platform.domain import paging
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.tasks import placing, releasing
 from sandyard.platform.domain.tasks.columns import BoardFilter
@@ -102,6 +104,33 @@ async def test_lists_are_paged_by_column_and_place(desk_anywhere: Desk) -> None:
     assert [task.title for task in (await desk.tasks.list(desk.me, PageRequest(), q="E")).items] == ["e"]
     with pytest.raises(InvalidInputError):
         await desk.tasks.list(desk.me, PageRequest(2, "tsk_0000"))
+
+
+async def test_lists_of_long_descriptions_have_short_pages(
+    desk_anywhere: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = desk_anywhere
+    monkeypatch.setattr(paging, "PAGE_BYTES", 10_000)
+    for name in "abcde":
+        await desk.tasks.create(desk.me, desk.project.id, TaskFields(title=name, description=name * 4000))
+    titles, sizes, cursor = "", [], None
+    while True:
+        page = await desk.tasks.list(desk.me, PageRequest(200, cursor))
+        cards = await desk.tasks.cards.of(page.items)
+        assert [card.task.description for card in cards] == [card.task.title * 4000 for card in cards]
+        titles += "".join(card.task.title for card in cards)
+        sizes.append(len(cards))
+        if (cursor := page.next_cursor) is None:
+            break
+    assert titles == "abcde"
+    assert sizes == [2, 2, 1]
+
+
+async def test_the_board_does_not_read_descriptions(desk: Desk) -> None:
+    await desk.tasks.create(desk.me, desk.project.id, TaskFields(title="a", description="long"), start=True)
+    board = await desk.tasks.board(desk.me, BoardFilter(), limit=10)
+    (card,) = [card for column in board.columns for card in column.cards]
+    assert "description" in inspect(card.task).unloaded
 
 
 async def test_the_ways_of_a_card(desk: Desk) -> None:

@@ -1,0 +1,126 @@
+"""What one person's answers may cost while nobody reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from sandyard.platform.api import answers
+from sandyard.platform.api.answers import PIECE, SLOTS, AnswerSlots, large_answer
+from sandyard.platform.api.problems import TooManyRequestsError
+from sandyard.platform.api.routers import api_router
+from tests.unit.platform.world import Person, World, client
+
+BODY = bytes(range(256)) * (3 * PIECE // 256) + b"end"
+
+
+def app_of(world: World) -> FastAPI:
+    router = api_router("test")
+
+    @router.get("/large", name="test.large", dependencies=[large_answer()])
+    async def large() -> Response:
+        return Response(BODY)
+
+    return world.app(router)
+
+
+class Silent:
+    """A client that asks, reads one piece of the answer, and then nothing until `read` is set."""
+
+    def __init__(self, app: FastAPI, person: Person) -> None:
+        self.read = asyncio.Event()
+        self.stuck = asyncio.Event()
+        self.status = 0
+        self.pieces: list[int] = []
+        headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {person.token}".encode())]
+        scope = {
+            "type": "http", "method": "GET", "path": "/api/v1/large", "raw_path": b"/api/v1/large", "query_string": b"",
+            "headers": headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http",
+            "http_version": "1.1", "asgi": {"version": "3.0"}, "root_path": "",
+        }  # fmt: skip
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        self.pieces.append(len(message["body"]))
+        if self.status == 200:
+            self.stuck.set()
+            await self.read.wait()
+
+
+async def test_a_large_body_goes_out_in_pieces(world: World) -> None:
+    app, maria = app_of(world), await world.person("maria")
+    silent = Silent(app, maria)
+    await silent.stuck.wait()
+    assert silent.pieces == [PIECE]
+    silent.read.set()
+    await silent.task
+    assert silent.pieces == [PIECE, PIECE, PIECE, 3]
+    async with client(app, maria) as web:
+        assert (await web.get("/api/v1/large")).content == BODY
+
+
+async def test_one_person_has_so_many_unread_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, maria, otto = app_of(world), await world.person("maria"), await world.person("otto")
+    silent = [Silent(app, maria) for _ in range(SLOTS)]
+    for one in silent:
+        await one.stuck.wait()
+    monkeypatch.setattr(answers, "WAIT_SECONDS", 0)
+    async with client(app, maria) as web:
+        refused = await web.get("/api/v1/large")
+        assert refused.status_code == 429 and "not being read" in refused.json()["detail"]
+        assert (await web.get("/api/v1/me")).status_code == 200
+    async with client(app, otto) as web:
+        assert (await web.get("/api/v1/large")).status_code == 200
+    silent[0].read.set()
+    await silent[0].task
+    async with client(app, maria) as web:
+        assert (await web.get("/api/v1/large")).status_code == 200
+    for one in silent:
+        one.read.set()
+        await one.task
+
+
+async def test_who_comes_too_soon_waits_for_a_slot() -> None:
+    slots = AnswerSlots()
+    for _ in range(SLOTS):
+        await slots.take("maria")
+    waiting = asyncio.create_task(slots.take("maria"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    slots.release("maria")
+    await waiting
+
+
+async def test_nobody_is_remembered_who_has_no_answer_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "WAIT_SECONDS", 0)
+    slots = AnswerSlots()
+    for _ in range(SLOTS):
+        await slots.take("maria")
+    with pytest.raises(TooManyRequestsError):
+        await slots.take("maria")
+    for _ in range(SLOTS):
+        slots.release("maria")
+    assert not slots._people
+
+
+async def test_an_answer_that_fails_gives_its_slot_back(world: World) -> None:
+    router = api_router("test")
+
+    @router.get("/large", name="test.large", dependencies=[large_answer()])
+    async def large() -> Response:
+        raise RuntimeError("on purpose")
+
+    app, maria = world.app(router), await world.person("maria")
+    async with client(app, maria) as web:
+        for _ in range(SLOTS + 1):
+            assert (await web.get("/api/v1/large")).status_code == 500
