@@ -5,7 +5,8 @@ import gc
 import os
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -63,6 +64,7 @@ TOGETHER = "tests/integration/cli/"
 """The tests of this folder share one `sandyard up`, which takes longer to start than most of them run. So one worker gets them all,"""
 APART = "tests/integration/cli/up/"
 """but not these, which start their own."""
+LOG_LINES = 60
 
 
 class Scheduler(LoadFileScheduling):  # type: ignore[misc] # it has no types
@@ -108,6 +110,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the last lines that its engine and its platform have logged."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            for server in (value, getattr(value, "engine", None), getattr(value, "platform", None)):
+                if isinstance(log := getattr(server, "log", None), Path) and log.is_file():
+                    last = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+                    report.sections.append((f"log of {name}: {log.name}", "\n".join(last)))
+    return report
 
 
 @pytest.hookimpl(trylast=True)  # after fixtures have brought together the tests that share them

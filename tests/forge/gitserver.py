@@ -43,9 +43,13 @@ class Asked:
     method: str
     path: str
     what: On
-    status: int | None
-    """None: the connection was cut."""
     login: str | None
+    exchange: Exchange
+
+    @property
+    def status(self) -> int | None:
+        """None: it is not answered yet, or the connection was cut."""
+        return self.exchange.answered
 
 
 class GitServer:
@@ -98,11 +102,9 @@ class GitServer:
         first = next(pieces, b"")
         what = _what(exchange, service, first)
         token = self.tokens.of(exchange.headers.get("Authorization"))
-        try:
-            self._answer(exchange, slug, service, what, token, first, pieces)
-        finally:
-            login = token.login if token else None
-            self.requests.append(Asked(exchange.method, exchange.path, what, exchange.answered, login))
+        # before it is answered: whoever has the answer may look at once
+        self.requests.append(Asked(exchange.method, exchange.path, what, token.login if token else None, exchange))
+        self._answer(exchange, slug, service, what, token, first, pieces)
 
     def _answer(
         self,

@@ -62,7 +62,9 @@ class Plan:
     help="none: sandboxes are E2B Cloud's (E2B_API_KEY) or another endpoint's (E2B_API_URL).",
 )
 @click.option(
-    "--engine-port", type=click.IntRange(0, 65535), help="The engine's port, on loopback.  [default: the next one]"
+    "--engine-port",
+    type=click.IntRange(0, 65535),
+    help="The engine's port, on loopback.  [default: the next one, or any if that is taken]",
 )
 @click.option("--pool-size", type=click.IntRange(0), help="Sandboxes the engine keeps ready; 0 keeps none.")
 @click.option("--driver", type=click.Choice(["auto", "namespace", "fake"]), help="Where the engine runs sandboxes.")
@@ -225,15 +227,18 @@ def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:
 
 
 def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -> tuple[int, int]:
-    """The platform's, and the engine's, which is the one after it if nobody says another. With 0 for the first, any two that are free."""
+    """The platform's, and the engine's. If nobody says another, that is the one after it, or any that is free where that one is taken.
+    With 0 for the first, two in a row are looked for before."""
     for again in range(PAIRS, -1, -1):
         port = reserve(host, wanted, "--port")
         after = engine_port if engine_port is not None else port + 1 if port < 65535 else 0
         try:
             return port, reserve(LOOPBACK, after, "--engine-port") if embedded else after
         except CommandError:
-            if wanted != 0 or engine_port is not None or not again:
+            if engine_port is not None:
                 raise
+            if wanted != 0 or not again:
+                return port, reserve(LOOPBACK, 0, "--engine-port")
     raise AssertionError("the last try returns or raises")
 
 

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.engine import announce
+from sandyard.cli.errors import CommandError
 from sandyard.cli.main import cli
 from sandyard.cli.up import command, lifeline
 from sandyard.cli.up.command import Plan
@@ -233,3 +234,16 @@ def test_a_port_in_use(tmp_path: Path) -> None:
             assert result.exit_code == 1
             assert f"Port {port}" in result.stderr
             assert option in result.stderr
+
+
+def test_the_engine_gets_another_port_if_the_next_one_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reserve(host: str, port: int, option: str) -> int:
+        if port == 9001:
+            raise CommandError("taken")
+        return port or 9500
+
+    monkeypatch.setattr(command, "reserve", reserve)
+    assert command._ports("127.0.0.1", 9000, None, embedded=True) == (9000, 9500)
+    assert command._ports("127.0.0.1", 9002, None, embedded=True) == (9002, 9003)
+    with pytest.raises(CommandError, match="taken"):
+        command._ports("127.0.0.1", 9000, 9001, embedded=True)
