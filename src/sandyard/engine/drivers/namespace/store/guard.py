@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from sandyard.engine.drivers.namespace.store import btrfs
 from sandyard.engine.drivers.namespace.store import image as images
@@ -21,6 +23,7 @@ from sandyard.kit.errors import FullError
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
 _INTERVAL = 0.5
 _CHANGE = 64 << 20  # smaller changes of the limit are not worth a transaction
@@ -108,6 +111,7 @@ class Guard:
         self._task = asyncio.get_running_loop().create_task(self._run(threads))
 
     async def stop(self) -> None:
+        """Returns when nothing is changed any more."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -122,14 +126,13 @@ class Guard:
             raise FullError(f"The machine is full (disk): {self._room.where} has {free} MiB left beside its reserve.")
 
     async def _run(self, threads: Executor) -> None:
-        loop = asyncio.get_running_loop()
         failed = None
         while True:
             try:
-                if await loop.run_in_executor(threads, images.is_read_only, self._store):
+                if await _run_to_its_end(threads, images.is_read_only, self._store):
                     self.broken.set()
                 else:
-                    await loop.run_in_executor(threads, self._adjust)
+                    await _run_to_its_end(threads, self._adjust)
                     failed = None
             except OSError as error:  # the next round may see better; creates are still checked
                 if failed != str(error):
@@ -181,3 +184,14 @@ class Guard:
             self._grown_at = now  # what is in its last part fits nowhere else for now
             raise
         return True
+
+
+async def _run_to_its_end(threads: Executor, function: Callable[..., T], *arguments: object) -> T:
+    """Call it in a thread. A cancellation takes effect when it is done: a thread cannot be stopped."""
+    call = asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            await call
+        raise
