@@ -227,8 +227,8 @@ def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:
 
 
 def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -> tuple[int, int]:
-    """The platform's, and the engine's. If nobody says another, that is the one after it, or any that is free where that one is taken.
-    With 0 for the first, two in a row are looked for before."""
+    """Return the ports of the platform and of the engine. By default the engine gets the port after the platform's, or any free port if
+    that one is taken. With `wanted` 0, two free ports in a row are tried first."""
     for again in range(PAIRS, -1, -1):
         port = reserve(host, wanted, "--port")
         after = engine_port if engine_port is not None else port + 1 if port < 65535 else 0

@@ -39,8 +39,8 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class JsonBytes(FunctionElement[int]):
-    """How many bytes a column's text or JSON takes as JSON, about; NULL for NULL. SQLite keeps JSON in ASCII, so there it is what the
-    escapes take."""
+    """The approximate size in bytes of a text or JSON column when it is written as JSON; NULL for NULL. SQLite stores JSON in ASCII, so
+    there the size includes the escapes."""
 
     type = Integer()
     inherit_cache = True

@@ -39,8 +39,8 @@ PREFLIGHT_HEADERS = b"access-control-request-headers"
 MISSING_LANGUAGE = b"x-missing-language"
 """Response header: the code interpreter lacks a kernel that its template could have."""
 AddLanguage = Callable[[str | None, str], str | None]
-"""Called with the name of a sandbox's template and a language. Starts adding it if that is the code interpreter's template. Returns the
-message for the client, or None to keep the original."""
+"""Called with the name of a sandbox's template and a missing language. If the template is the code interpreter's, starts adding the
+language and returns the message for the client; None keeps the original response."""
 
 
 class Gateway:

@@ -82,7 +82,7 @@ class SearchResult:
 
 
 async def run_in_thread(function: Callable[..., T], *args: object) -> T:
-    """Call what compiles or searches in a thread that nothing else needs. RE2 releases the GIL while it searches."""
+    """Run a function that compiles or searches patterns in a thread pool of its own. RE2 releases the GIL while it searches."""
     return await asyncio.get_running_loop().run_in_executor(_threads, function, *args)
 
 
@@ -132,8 +132,8 @@ def check_patterns(patterns: Mapping[str, str]) -> None:
 
 
 def search(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
-    """Look for the patterns in the texts until one is found. The result is `unchecked` when a pattern cannot be used any more, because
-    other bounds held when it was stored, and when the search would take too long."""
+    """Search the texts for the patterns and stop at the first match. The result is `unchecked` if the search would take too long, or if
+    a pattern can no longer be used because it was stored before the current limits."""
     encoded = [text.encode(errors="replace") for text in texts]
     unchecked: Unchecked | None = None
     room, deadline = MAX_TOTAL, time.thread_time() + MAX_SEARCH_S

@@ -111,7 +111,7 @@ class Guard:
         self._task = asyncio.get_running_loop().create_task(self._run(threads))
 
     async def stop(self) -> None:
-        """Returns when nothing is changed any more."""
+        """Stop adjusting the store. Returns once an adjustment that is under way has finished."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -129,10 +129,10 @@ class Guard:
         failed = None
         while True:
             try:
-                if await _run_to_its_end(threads, images.is_read_only, self._store):
+                if await _call_in_thread(threads, images.is_read_only, self._store):
                     self.broken.set()
                 else:
-                    await _run_to_its_end(threads, self._adjust)
+                    await _call_in_thread(threads, self._adjust)
                     failed = None
             except OSError as error:  # the next round may see better; creates are still checked
                 if failed != str(error):
@@ -186,8 +186,8 @@ class Guard:
         return True
 
 
-async def _run_to_its_end(threads: Executor, function: Callable[..., T], *arguments: object) -> T:
-    """Call it in a thread. A cancellation takes effect when it is done: a thread cannot be stopped."""
+async def _call_in_thread(threads: Executor, function: Callable[..., T], *arguments: object) -> T:
+    """Call the function in a thread. Cancellation is delayed until it returns, because a thread can't be stopped."""
     call = asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
     try:
         return await asyncio.shield(call)
