@@ -34,9 +34,9 @@ async def take_over(
                 _adopt(host, lives, records[handle.id], life)
     kept = {handle.id for handle in keep}
     alive = {name: record for name, record in records.items() if name in kept and record.alive}
-    await host.sweep_processes({name: record.life.pid for name, record in alive.items() if record.life})
     for name in set(records) - kept:  # of an earlier `open`: ended by the sweep
-        del records[name]
+        records.pop(name).ending = "removed: the engine does not know it"
+    await host.sweep_processes({name: record.life.pid for name, record in alive.items() if record.life})
     _sweep_run(host.run, alive)
     await _open_network(host, alive)
     await host.store.sweep(kept, snapshots)
