@@ -87,7 +87,8 @@ class Watched:
         new.kill()
 
 
-@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["kill", "stop"])
 def test_a_copy_is_an_instance_of_its_own(original: Engine, copy: Engine, outside: Outside, end: str) -> None:
     watched = Watched(original, outside)
     asleep = Sandbox.create(timeout=600, **options(original))

@@ -31,6 +31,7 @@ def end(engine: Engine, sandbox_id: str) -> None:
         until(lambda: "killed from outside" in ok(client.get(f"/sandboxes/{sandbox_id}")).get("memoryLost", ""))
 
 
+@pytest.mark.slow  # the task that goes on has its files too
 def test_files_are_kept(engine: Engine, new_sandbox: Callable[..., Sandbox]) -> None:
     sandbox = new_sandbox(envs={"NAME": "value"}, timeout=120)
     sandbox.files.write("work.txt", "precious")

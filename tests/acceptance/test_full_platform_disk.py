@@ -61,6 +61,7 @@ def _refusal(project: Work) -> httpx.Response | None:
     return None if answer.is_success else answer
 
 
+@pytest.mark.slow
 def test_a_task_goes_on_when_the_disk_has_room_again(platform: Platform, github: GitHub, disk: Path) -> None:
     project, process = work(platform, github), platform.process
     card = add(project, "\n".join(WORDS))

@@ -188,6 +188,7 @@ def _quietly(client: httpx.Client, path: str) -> None:
         return
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_away_is_said_so_and_comes_back(engine: Engine, platform: Platform) -> None:
     client = platform.client
     sandbox = ok(client.post("/sandboxes", json={}), 201)["id"]

@@ -337,6 +337,7 @@ def test_it_wakes_for_people_and_for_nobody_else(platform: Platform) -> None:
     assert client.get(f"/sandboxes/{sandbox}/ports").status_code == 410
 
 
+@pytest.mark.slow  # it waits for a sandbox to fall asleep
 def test_asking_for_ports_keeps_nobody_awake(engine: Engine) -> None:
     with running(engine, IDLE_SECONDS="6", RECONCILE_EVERY_S="2", HEALTH_EVERY_S="2") as platform:
         sandbox = serve(platform)

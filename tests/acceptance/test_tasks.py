@@ -189,6 +189,7 @@ def test_failures_are_honest(platform: Platform, github: GitHub) -> None:
     ok(crashing.move("backlog"))
 
 
+@pytest.mark.slow  # tests/web/test_changes.py picks one of two
 def test_attempts_side_by_side(platform: Platform, github: GitHub) -> None:
     """Two from one snapshot; one is picked and becomes the only pull request."""
     project = work(platform, github)
@@ -210,6 +211,7 @@ def test_attempts_side_by_side(platform: Platform, github: GitHub) -> None:
     assert card.said(attempts[0]["sessionId"]), "what was said is kept"
 
 
+@pytest.mark.slow  # tests/integration/platform/domain/preparing has it
 def test_setup_runs_once(platform: Platform, github: GitHub) -> None:
     """For all tasks of a base commit; what it made is there for each."""
     files = {"README.md": "x\n", ".gitignore": "made\n", ".sandyard/setup.sh": "date +%s%N > made\nsleep 1\n"}

@@ -36,6 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_the_web_is_in_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name.removeprefix(STATIC) for name in archive.namelist() if name.startswith(STATIC)}

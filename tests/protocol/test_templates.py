@@ -218,6 +218,7 @@ def test_what_is_inherited(name: str, new_sandbox: NewSandbox) -> None:
     assert new_sandbox(name).files.read("/srv/derived/kept.txt") == "kept"
 
 
+@pytest.mark.slow
 def test_a_ready_command_that_only_sleeps_is_no_delay_for_sandboxes(name: str, new_sandbox: NewSandbox) -> None:
     template = (
         Template().from_base_image().set_start_cmd("sleep 1; exec python3 -m http.server 8000", wait_for_timeout(6_000))

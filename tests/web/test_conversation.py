@@ -163,6 +163,7 @@ def test_no_says_what_to_do_instead_and_a_message_continues_a_failed_task(page: 
     assert "create fence.txt" in _words(yard, done["sessionId"], "user")
 
 
+@pytest.mark.slow  # tests/integration/platform/domain/agents/test_asks.py has it without a browser
 def test_what_the_policy_refused_is_named_and_allowed(page: Page, yard: Yard, project: str) -> None:
     permissions = {"mode": "allow_all", "deny": ["burn"]}
     ok(yard.client.patch(f"/projects/{project}", json={"settings": {"agent": {"permissions": permissions}}}))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
+
 from tests.integration.cli.real import Yard, read
 
 
+@pytest.mark.slow
 def test_events_are_followed_across_a_restart(yard: Yard, box: str) -> None:
     last = read(yard, "events", "--limit", "1000")["items"][-1]["seq"]
     following = yard.begin("events", "--follow", "--after", str(last), "-o", "json")

@@ -42,6 +42,7 @@ def test_ctrl_c_kills_the_command(yard: Yard, box: str) -> None:
     assert yard.run("sandbox", "exec", box, "kill -0 $(cat pid)").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_command_is_shown_whole_across_a_restart_of_the_platform(yard: Yard, box: str) -> None:
     running = yard.begin("sandbox", "exec", box, "for i in $(seq 1 40); do echo line $i; sleep 0.25; done; exit 9")
     running.heard("line 5$")

@@ -58,6 +58,7 @@ input()
 """
 
 
+@pytest.mark.slow
 def test_it_ends_with_whoever_has_started_it() -> None:
     owner = subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert owner.stdout is not None and owner.stdin is not None

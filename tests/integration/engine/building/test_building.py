@@ -172,6 +172,7 @@ async def test_one_that_ends_while_it_waits_for_the_one_it_replaces(yard: Workya
         assert yard.built.tagged(third.template_id, "default") == newest
 
 
+@pytest.mark.slow
 async def test_a_build_has_a_time_limit(tmp_path: Path) -> None:
     yard = Workyard(tmp_path, build_timeout_s=8)
     await yard.start()

@@ -92,6 +92,7 @@ async def desk(yard: Yard, tmp_path: Path) -> AsyncIterator[Desk]:
         yield Desk(yard, web, origin, project, session["sandboxId"], session["id"])
 
 
+@pytest.mark.slow  # tests/acceptance/test_git.py goes from an address to a merge
 async def test_from_a_checkout_to_a_pushed_branch(desk: Desk) -> None:
     refused = await desk.web.get(f"/api/v1/git/{desk.sandbox}")
     assert (refused.status_code, refused.json()["code"]) == (409, "no_checkout")

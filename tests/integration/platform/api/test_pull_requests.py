@@ -141,6 +141,7 @@ async def test_what_cannot_be_opened(room: Room, body: dict[str, Any], field: st
     assert answer.status_code == 400 and answer.json()["errors"][0]["field"] == field, answer.text
 
 
+@pytest.mark.slow  # tests/web/test_changes.py merges it
 async def test_on_a_plain_remote_it_ends_at_the_pushed_branch(desk: Desk) -> None:
     async def open_() -> httpx.Response:
         return await desk.web.post("/api/v1/github/pull-requests", json={"sandboxId": desk.sandbox}, timeout=60)

@@ -214,6 +214,7 @@ async def test_an_agent_that_is_stuck(stage: Stage, when: str) -> None:
     assert turn.status == ("completed" if when == "wake" else "cancelled")
 
 
+@pytest.mark.slow  # it waits for six seconds
 async def test_one_that_goes_on_by_itself_asks_no_longer(stage: Stage) -> None:
     row = await asking(stage, {"stuck_minutes": 1, "when_stuck": "ask"})
     turn = await stage.prompt(row, "say 1", "sleep 6", "say 2", "hold")

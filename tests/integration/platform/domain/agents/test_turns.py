@@ -289,6 +289,7 @@ async def test_a_sandbox_that_is_destroyed_fails_the_turn(stage: Stage) -> None:
     assert [run.status for run in await stage.runs(row)] == ["lost"]
 
 
+@pytest.mark.slow  # it waits for ten seconds
 async def test_an_idle_agent_is_ended_and_comes_back(stage: Stage) -> None:
     row = await stage.session()
     await stage.play(row, "say 1")

@@ -300,6 +300,7 @@ async def test_paused_and_resumed_in_the_middle(engine: SandboxEngine, sandbox: 
     counted(await asyncio.wait_for(task, 60))
 
 
+@pytest.mark.slow  # it waits for seven seconds
 async def test_the_time_of_a_pause_does_not_count(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     seen = Seen()
     given = spec("echo begun; sleep 1; echo done", timeout_s=6)
