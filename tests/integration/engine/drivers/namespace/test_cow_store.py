@@ -50,7 +50,7 @@ def _upper(store: CowStore, sandbox: str) -> Path:
 async def test_an_image_has_all_its_blocks_and_begins_small(store: CowStore) -> None:
     file = store.path.parent / "store.img"
     assert image.SMALLEST <= file.stat().st_size <= image.SMALLEST + (11 << 30)
-    assert image.is_reserved(file)
+    assert not image.unreserved(file)
     assert store.limits == {"disk"}
 
 
@@ -63,10 +63,10 @@ async def test_an_image_grows_and_shrinks_with_all_its_blocks(store: CowStore) -
     before = file.stat().st_size
     image.grow(file, store.path, 1 << 30)
     assert _size(store.path) == file.stat().st_size == before + (1 << 30)
-    assert image.is_reserved(file)
+    assert not image.unreserved(file)
     image.shrink(file, store.path, image.SMALLEST)
     assert _size(store.path) == file.stat().st_size == image.SMALLEST
-    assert image.is_reserved(file)
+    assert not image.unreserved(file)
     assert (_upper(store, "one") / "file").read_text() == "kept"
 
 
@@ -77,7 +77,7 @@ async def test_what_is_deleted_stays_reserved(store: CowStore) -> None:
     await store.remove("one")
     await store.flush()
     subprocess.run(["fstrim", str(store.path)], check=False, capture_output=True)
-    assert image.is_reserved(store.path.parent / "store.img")
+    assert not image.unreserved(store.path.parent / "store.img")
 
 
 async def test_an_image_of_an_earlier_version_becomes_a_reserved_one(tmp_path: Path) -> None:
@@ -94,10 +94,27 @@ async def test_an_image_of_an_earlier_version_becomes_a_reserved_one(tmp_path: P
     second = await _open(tmp_path)
     try:
         assert _size(tmp_path / "store") == (tmp_path / "store.img").stat().st_size < 5 << 30
-        assert image.is_reserved(tmp_path / "store.img")
+        assert not image.unreserved(tmp_path / "store.img")
         assert (_upper(second, "one") / "file").read_text() == "kept"
     finally:
         await second.close(unmount=True)
+
+
+async def test_an_image_that_lacks_blocks_leaves_the_disk_its_reserve(
+    store: CowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = store.path.parent / "store.img"
+    assert store._guard is not None
+    await store._guard.stop()
+    before = guard.survey(store.path, file).free
+    os.truncate(file, file.stat().st_size + (1 << 30))
+    image.fit(file, store.path)
+    monkeypatch.setattr(image, "reserve", lambda _: 1 << 60)
+    with pytest.raises(OSError, match="No space left"):
+        image.reserve_all(file)
+    assert image.unreserved(file) > (1 << 30) - (1 << 20), "nothing was taken"
+    assert guard.survey(store.path, file).free < before + (1 << 20), "what has no blocks can't be counted on"
+    store._guard._adjust()
 
 
 @pytest.mark.slow  # it writes a gigabyte; a full disk is met in tests/acceptance/test_full_disk.py
@@ -109,7 +126,7 @@ async def test_a_store_grows_ahead_of_what_is_written(store: CowStore) -> None:
     async with asyncio.timeout(20):
         while _size(store.path) <= before:
             await asyncio.sleep(0.1)
-    assert image.is_reserved(store.path.parent / "store.img")
+    assert not image.unreserved(store.path.parent / "store.img")
 
 
 async def test_copies_are_independent(store: CowStore) -> None:

@@ -69,7 +69,7 @@ class CowStore:
     def _fit(self, image: Path) -> None:
         """Finish what a crash interrupted. An image of an earlier version is as large as the disk and has no blocks: it becomes one
         that has them all."""
-        if not images.is_reserved(image):
+        if images.unreserved(image):
             space = guard.survey(self.path, image)
             small = -(-(space.used + (2 << 30)) // (1 << 30)) << 30
             if images.SMALLEST <= small < images.size(image):

@@ -81,7 +81,7 @@ def survey(store: Path, image: Path) -> Space:
     inside, outside = os.statvfs(store), os.statvfs(image.parent)
     return Space(
         used=(inside.f_blocks - inside.f_bfree) * inside.f_frsize,
-        free=inside.f_bavail * inside.f_frsize,
+        free=max(inside.f_bavail * inside.f_frsize - images.unreserved(image), 0),
         pending=btrfs.pending(store),
         growth=outside.f_bavail * outside.f_frsize - images.reserve(image.parent),
     )
@@ -147,8 +147,10 @@ class Guard:
                 self._set_limit(btrfs.usage(self._store, self._group) + max(self._room.left, 0), self._room.left)
             return
         space = survey(self._store, self._image)
-        if not images.is_reserved(self._image):
-            images.reserve_all(self._image)
+        if images.unreserved(self._image):
+            with contextlib.suppress(OSError):  # what has no blocks is not counted as free
+                images.reserve_all(self._image)
+                space = survey(self._store, self._image)
         if self._resize(space, self._image):
             space = survey(self._store, self._image)
         self._room = _room(space, self._store, self._image)

@@ -134,13 +134,18 @@ def size(image: Path) -> int:
     return image.stat().st_size
 
 
-def is_reserved(image: Path) -> bool:
+def unreserved(image: Path) -> int:
+    """Bytes of the image for which the disk has reserved no blocks."""
     status = image.stat()
-    return status.st_blocks * 512 >= status.st_size
+    return max(status.st_size - status.st_blocks * 512, 0)
 
 
 def reserve_all(image: Path) -> None:
-    """Give it the blocks that it lacks, as one from an earlier version does. OSError says that there are too few."""
+    """Reserve the blocks that the image lacks, as one from an earlier version does. Raises OSError, and takes nothing, if the disk
+    would not keep its reserve."""
+    disk = os.statvfs(image.parent)
+    if unreserved(image) > disk.f_bavail * disk.f_frsize - reserve(image.parent):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(image))
     with _opened(image) as fd:
         _reserve(fd, 0, os.fstat(fd).st_size)
 
