@@ -2899,6 +2899,16 @@ export interface components {
              */
             step: string | null;
             /**
+             * Stepdetail
+             * @description During `setup`: what is being done, in words, such as “installing OpenCode (first time only)”.
+             */
+            stepDetail: string | null;
+            /**
+             * Stepoutput
+             * @description The last line that this has written, where there is one.
+             */
+            stepOutput: string | null;
+            /**
              * Round
              * @description The first is the task itself, each later one is a piece of feedback or another try.
              */

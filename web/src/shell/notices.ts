@@ -54,6 +54,7 @@ export function notice(event: PlatformEvent): Notice | null {
       if (data.to === "in_review") return made("finished", "Ready for review", "", { subject: data.title });
       return null;
     case "attempt.failed":
+      if (data.code === "cancelled") return null; // a person has stopped it
       return made("failed", "An attempt failed", data.error ?? "");
     case "attempt.ready":
       return made("finished", "An attempt is ready to be picked");

@@ -88,12 +88,17 @@ function Top({ title, description }: { title: ReactNode; description?: ReactNode
   );
 }
 
-/** Before what cannot be undone. It stays, busy, until `onConfirm` is through; a failure is for the caller to show. */
+/**
+ * Before what cannot be undone easily. It stays, busy, until `onConfirm` is through; a failure is for the caller to show. `look`: danger
+ * where something is lost.
+ */
 export function Confirm({
   trigger,
   title,
   children,
   action,
+  cancel = "Cancel",
+  look = "danger",
   onConfirm,
   open,
   onOpenChange,
@@ -102,6 +107,8 @@ export function Confirm({
   title: ReactNode;
   children: ReactNode;
   action: string;
+  cancel?: string;
+  look?: "primary" | "danger";
   onConfirm: () => Promise<unknown> | unknown;
   open?: boolean;
   onOpenChange?: (open: boolean) => void;
@@ -133,9 +140,9 @@ export function Confirm({
           </AlertDialog.Description>
           <div className="mt-4 flex justify-end gap-2">
             <AlertDialog.Cancel asChild>
-              <Button>Cancel</Button>
+              <Button>{cancel}</Button>
             </AlertDialog.Cancel>
-            <Button look="danger" busy={busy} onClick={confirm}>
+            <Button look={look} busy={busy} onClick={confirm}>
               {action}
             </Button>
           </div>

@@ -42,7 +42,7 @@ export function TabBar({
             <RadixTabs.Trigger
               key={tab.id}
               value={tab.id}
-              className="relative flex h-9 items-center gap-1.5 px-2.5 text-[13px] whitespace-nowrap text-soft after:absolute after:inset-x-2 after:bottom-0 after:h-0.5 hover:text-text data-[state=active]:font-medium data-[state=active]:text-text data-[state=active]:after:bg-accent"
+              className="relative flex h-9 items-center gap-1.5 rounded px-2.5 -outline-offset-2 text-[13px] whitespace-nowrap text-soft after:absolute after:inset-x-2 after:bottom-0 after:h-0.5 hover:text-text data-[state=active]:font-medium data-[state=active]:text-text data-[state=active]:after:bg-accent"
             >
               {tab.label}
               {tab.note !== undefined && tab.note !== null && (

@@ -60,6 +60,7 @@ class Watching:
         self.steps = StepLog(known.steps)
         self._screen = screen
         self._prefix = prefix
+        self._detail: str | None = None
         self.transcript = telling(
             client, attempt["sessionId"], screen, as_json=as_json, prefix=prefix, after=known.message
         )
@@ -80,6 +81,10 @@ class Watching:
                 self._screen.note(f"{self._prefix}{described(step, error=not fatal)}", fg=colour)  # the end says it
             elif not self._screen.terminal:
                 self._screen.note(f"{self._prefix}… {name_of(step)}")
+        detail = self.attempt.get("stepDetail")
+        if detail and detail != self._detail and not self._screen.terminal:
+            self._screen.note(f"{self._prefix}… {printable(detail)}")
+        self._detail = detail
 
     @property
     def doing(self) -> str:
@@ -90,6 +95,8 @@ class Watching:
             return f"waiting in the queue, as number {place}" if place else "waiting in the queue"
         step = attempt.get("step")
         words = DOING.get(str(step), str(step or "starting").replace("_", " "))
+        if detail := attempt.get("stepDetail"):
+            words = printable(detail)
         if step == "agent" and (doing := self.transcript.doing):
             words = f"{words}: {doing}"
         return words

@@ -14,7 +14,7 @@ from sandyard.platform.domain.projects.model import BudgetSettings
 from sandyard.platform.domain.tasks.cards import AttemptCard, Card
 from sandyard.platform.domain.tasks.columns import BoardPage
 from sandyard.platform.domain.tasks.fields import WantedAttempt
-from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column, StepName
 from sandyard.platform.domain.tasks.outcomes import Outcome, outcomes_of
 
 TASK, PROJECT = "tsk_0mh3k7a1x2abcdefghij", "prj_0mh3k7a1x2abcdefghij"
@@ -92,6 +92,10 @@ class AttemptView(Model):
     model: str | None
     status: AttemptStatus
     step: str | None = Field(description="What it does now.")
+    step_detail: str | None = Field(
+        description="During `setup`: what is being done, in words, such as “installing OpenCode (first time only)”."
+    )
+    step_output: str | None = Field(description="The last line that this has written, where there is one.")
     round: int = Field(
         description="The first is the task itself, each later one is a piece of feedback or another try."
     )
@@ -124,8 +128,12 @@ class AttemptView(Model):
         row, detail = card.attempt, card.attempt.detail or {}
         verified = detail.get("verified")
         verified = verified if isinstance(verified, dict) else None
+        doing = detail.get("doing") if row.step == StepName.SETUP else None
+        doing = doing if isinstance(doing, dict) and doing.get("round") == row.round else {}
         return cls(
             **{name: getattr(row, name) for name in _OF_ATTEMPT},
+            step_detail=doing.get("step"),
+            step_output=doing.get("output"),
             sandbox_id=card.sandbox_id,
             queue_position=card.queue_position,
             stopping=row.cancel_at is not None and not AttemptStatus(row.status).over,

@@ -23,6 +23,11 @@ def test_everything_once_whatever_the_line_does(story: Story) -> None:
     said = story.messages[SESSION]
     prompt = message(1, {"type": "text", "text": "Mend the login"}, "user")
 
+    def installing() -> None:
+        setup = step("setup", "running")
+        detail = "installing OpenCode (first time only)"
+        story.task = task("in_progress", attempt(step="setup", stepDetail=detail, steps=[setup]))
+
     def begun() -> None:
         story.task = task(
             "in_progress", attempt(step="agent", steps=[step("setup"), step("agent", "running", number=2)])
@@ -48,6 +53,7 @@ def test_everything_once_whatever_the_line_does(story: Story) -> None:
         diff = {"files": 1, "added": 1, "removed": 1}
         story.task = task("in_review", attempt("in_review", steps=steps, pullRequest=PULL, diff=diff), pullRequest=PULL)
 
+    story.scene(installing, "attempt.step", "attempt.progress")
     story.scene(begun, "attempt.step", "message.created")
     story.scene(grown, "message.delta", "message.created", broken=True)
     updated = {"messageId": "msg_0003", "part": call(3, "make test", "failed")["parts"][0] | {"cut": True}}
@@ -73,6 +79,8 @@ def test_everything_once_whatever_the_line_does(story: Story) -> None:
     ]
     assert result.stderr.splitlines() == [
         "attempt 1: demo (no model)",
+        "… setup",
+        "… installing OpenCode (first time only)",
         "✓ setup  2.5 s",
         "… agent",
         "✓ agent  2.5 s",
@@ -80,7 +88,7 @@ def test_everything_once_whatever_the_line_does(story: Story) -> None:
         "It is done, and waits for review: 1 file changed, +1 -1 lines.",
     ]
     heard = [request.headers.get("last-event-id") for request in story.server.asked if request.path.endswith("/events")]
-    assert heard[:5] == [None, "2", "4", "6", "6"]
+    assert heard[:5] == [None, "2", "4", "6", "8"]
 
 
 def test_a_restart_in_the_middle_of_a_look(story: Story) -> None:

@@ -10,7 +10,8 @@ import { type Move, useMove } from "./use-move";
 export interface Actions {
   /** Asks for feedback first where the move needs it. `keep`: the focus goes along. */
   move: (task: TaskCard, to: Column, at: number | null, keep?: boolean) => void;
-  stop: (task: TaskCard) => void;
+  /** Asks first. */
+  cancel: (task: TaskCard) => void;
   retry: (task: TaskCard) => void;
   /** In the backlog: whether it starts by itself as soon as it can. */
   startWhenReady: (task: TaskCard, on: boolean) => void;
@@ -36,7 +37,8 @@ export function useActions(): Actions {
 export type Asking =
   | { kind: "feedback"; move: Move }
   | { kind: "edit"; task: TaskCard }
-  | { kind: "delete"; task: TaskCard };
+  | { kind: "delete"; task: TaskCard }
+  | { kind: "cancel"; task: TaskCard; run: () => void };
 
 type Verb = "stop" | "retry";
 
@@ -61,7 +63,8 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
       );
     },
     onSettled: (_, __, { task, verb }) => underWay.current.delete(`${verb} ${task.id}`),
-    onError: (error, { task, verb }) => failed(`Could not ${verb} “${task.title}”`)(error),
+    onError: (error, { task, verb }) =>
+      failed(`Could not ${verb === "stop" ? "cancel" : "retry"} “${task.title}”`)(error),
   });
   const waiting = useMutation({
     mutationFn: ({ task, on }: { task: TaskCard; on: boolean }) =>
@@ -99,7 +102,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
           ask({ kind: "feedback", move: { task, to, at, keep } });
         else run({ task, to, at, keep });
       },
-      stop: (task) => once(task, "stop"),
+      cancel: (task) => ask({ kind: "cancel", task, run: () => once(task, "stop") }),
       retry: (task) => once(task, "retry"),
       startWhenReady: (task, on) => wait({ task, on }),
       edit: (task) => ask({ kind: "edit", task }),

@@ -5,6 +5,7 @@ import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
 import { task as taskQuery } from "@/api/queries";
 import type { TaskCard } from "@/api/types";
+import { CancelTask } from "@/features/tasks/cancel-task";
 import { leading } from "@/features/tasks/card-facts";
 import { whenStopped } from "@/features/tasks/deleting";
 import { EditTaskDialog } from "@/features/tasks/new-task";
@@ -39,6 +40,7 @@ export function Asked({
   }
   if (asking?.kind === "edit") return <EditTask card={asking.task} onClose={onClose} />;
   if (asking?.kind === "delete") return <DeleteTask task={asking.task} onClose={onClose} />;
+  if (asking?.kind === "cancel") return <CancelTask task={asking.task} open onClose={onClose} onCancel={asking.run} />;
   return null;
 }
 

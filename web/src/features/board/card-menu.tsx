@@ -1,5 +1,5 @@
 import { useNavigate } from "@tanstack/react-router";
-import { ArrowRight, Clock, Ellipsis, ExternalLink, Pencil, Play, RotateCw, Square, Trash2 } from "lucide-react";
+import { ArrowRight, Ban, Clock, Ellipsis, ExternalLink, Pencil, Play, RotateCw, Square, Trash2 } from "lucide-react";
 import { useRef } from "react";
 import type { TaskCard } from "@/api/types";
 import { hasFailed, running } from "@/features/tasks/card-facts";
@@ -91,8 +91,8 @@ function Items({ task }: { task: TaskCard }) {
         </MenuItem>
       )}
       {busy && (
-        <MenuItem onSelect={() => actions.stop(task)}>
-          <Square className={ICON} aria-hidden /> Stop
+        <MenuItem onSelect={() => actions.cancel(task)}>
+          <Ban className={ICON} aria-hidden /> Cancel task
         </MenuItem>
       )}
       {again && (

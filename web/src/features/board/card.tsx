@@ -16,7 +16,17 @@ import {
 } from "lucide-react";
 import { type MouseEvent, memo, type ReactNode, useEffect, useRef, useState } from "react";
 import type { Sandbox, TaskCard } from "@/api/types";
-import { clockOf, current, hasFailed, leading, modelOf, running, spentOn, wordFor } from "@/features/tasks/card-facts";
+import {
+  clockOf,
+  current,
+  hasFailed,
+  leading,
+  modelOf,
+  running,
+  spentOn,
+  wasStopped,
+  wordFor,
+} from "@/features/tasks/card-facts";
 import { Worked } from "@/features/tasks/worked";
 import { plainText } from "@/lib/fences";
 import { cost, plural } from "@/lib/format";
@@ -70,13 +80,14 @@ export const Card = memo(function Card({
     });
   }, [task.id]);
   const word = wordFor(task, place);
+  const failed = hasFailed(task) && !wasStopped(leading(task));
   return (
     <article
       ref={element}
       data-testid="card"
       className={clsx(
         "flex cursor-grab flex-col gap-1.5 rounded-md border bg-surface p-2.5 text-xs has-[[data-card]:focus-visible]:border-accent",
-        needsYou ? "border-warn" : hasFailed(task) && "border-bad",
+        needsYou ? "border-warn" : failed && "border-bad",
         dragging && "opacity-40",
       )}
     >
@@ -118,7 +129,7 @@ export const Card = memo(function Card({
           )}
         </div>
       )}
-      {task.error && <p className="line-clamp-6 break-words text-bad">{plainText(task.error)}</p>}
+      {failed && task.error && <p className="line-clamp-6 break-words text-bad">{plainText(task.error)}</p>}
       {blockers && (
         <p className={clsx(META, "text-soft")}>
           <Ban className={SMALL} aria-hidden />

@@ -91,7 +91,7 @@ export function GitBar({
           </span>
           <CopyButton text={checkout.branch} label="Copy the branch's name" />
           <span className="shrink-0 text-faint max-sm:hidden">from {checkout.baseBranch}</span>
-          {!ahead && <Badge tone="ok">pushed</Badge>}
+          {!ahead && checkout.pushed !== null && <Badge tone="ok">pushed</Badge>}
         </p>
         <IconButton size="sm" label="Read the changes again" busy={refreshing} onClick={onRefresh}>
           {!refreshing && <RefreshCw className="size-3.5" aria-hidden />}
@@ -132,7 +132,7 @@ export function GitBar({
           busy={push.isPending}
           disabled={busy || !ahead}
           onClick={() => push.mutate()}
-          title={ahead ? undefined : "Everything is pushed"}
+          title={ahead ? undefined : checkout.pushed === null ? "There are no commits to push" : "Everything is pushed"}
         >
           {!push.isPending && <ArrowUpFromLine className="size-3.5" aria-hidden />}
           Push

@@ -17,7 +17,8 @@ export const checkout = (sandboxId: string) =>
 
 /** Whether the branch has commits that were not pushed. `status` is of the sandbox now, if it is known. */
 export function isAhead(checkout: Checkout, status: GitStatus | undefined): boolean {
-  return checkout.pushed === null || (status?.head ?? checkout.head) !== checkout.pushed;
+  const head = status?.head ?? checkout.head;
+  return head !== (checkout.pushed ?? checkout.baseCommit);
 }
 
 export const status = (sandboxId: string) =>

@@ -13,7 +13,7 @@ import { failed } from "@/ui/toast";
 import { AllowButton } from "./allow";
 import { AskForm } from "./ask-form";
 import { Fold } from "./fold";
-import { list, record, toolCallOf, withoutRepeats, words } from "./parts";
+import { list, record, shownValue, toolCallOf, withoutRepeats, words } from "./parts";
 import { useName } from "./people";
 import { Refusal } from "./refusal";
 import { isRefusedByPolicy } from "./refused";
@@ -174,6 +174,7 @@ function Settled({ ask }: { ask: Ask }) {
   const Icon = yes ? CircleCheck : CircleX;
   const call = ask.detail.toolCall ? toolCallOf(record(ask.detail.toolCall)) : null;
   const reason = words(ask.detail.reason);
+  const given = givenOf(ask);
   const by =
     ask.decidedBy === "person" || ask.decidedBy === "overruled"
       ? name(ask.userId)
@@ -188,6 +189,11 @@ function Settled({ ask }: { ask: Ask }) {
           <Icon className={yes ? "size-3.5 shrink-0 text-ok" : "size-3.5 shrink-0 text-bad"} aria-hidden />
           <span className="shrink-0 font-medium">{text}</span>
           <span className="min-w-0 truncate text-soft">{ask.title}</span>
+          {given.length > 0 && (
+            <span className="min-w-0 shrink-[0.5] truncate font-medium">
+              {given.map(([, value]) => value).join(", ")}
+            </span>
+          )}
           {by && (
             <span className="ml-auto hidden shrink-0 text-xs text-faint sm:inline">by {by === "You" ? "you" : by}</span>
           )}
@@ -220,17 +226,23 @@ function Settled({ ask }: { ask: Ask }) {
   );
 }
 
+/** What was filled into the form of a question, by field. */
+function givenOf(ask: Ask): [field: string, value: string][] {
+  return Object.entries(record(ask.answer?.content)).map(([field, value]) => [
+    field,
+    Array.isArray(value) ? value.map(shownValue).join(", ") : shownValue(value),
+  ]);
+}
+
 function Given({ ask }: { ask: Ask }) {
-  const content = Object.entries(record(ask.answer?.content));
+  const content = givenOf(ask);
   if (!content.length) return null;
   return (
     <dl className="grid grid-cols-[auto_1fr] gap-x-3 gap-y-0.5">
       {content.map(([field, value]) => (
         <div key={field} className="contents">
           <dt className="text-soft">{field}</dt>
-          <dd className="min-w-0 break-words whitespace-pre-wrap">
-            {typeof value === "string" ? value : JSON.stringify(value)}
-          </dd>
+          <dd className="min-w-0 break-words whitespace-pre-wrap">{value}</dd>
         </div>
       ))}
     </dl>

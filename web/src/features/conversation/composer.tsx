@@ -275,7 +275,7 @@ function Stop({ turn }: { turn: Turn }) {
   });
   return (
     <Button size="sm" busy={stop.isPending || turn.cancelAt !== null} onClick={() => stop.mutate()}>
-      <Square className="size-3 fill-current" aria-hidden /> {turn.cancelAt ? "Stopping" : "Stop"}
+      <Square className="size-3 fill-current" aria-hidden /> {turn.cancelAt ? "Stopping" : "Stop the agent"}
     </Button>
   );
 }

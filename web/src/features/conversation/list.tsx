@@ -216,6 +216,7 @@ const OneRow = memo(function OneRow({ row, turn, live, last, ofTask, projectId, 
         retryable={last && !(ofTask && row.turn.origin !== "person")}
         projectId={projectId}
         agent={agent}
+        ofTask={ofTask}
       />
     );
   if (row.kind === "ask") return <AskRow ask={row.ask} />;
@@ -225,7 +226,7 @@ const OneRow = memo(function OneRow({ row, turn, live, last, ofTask, projectId, 
   const part = record(message.parts[0]);
   if (part.type === "text") return <TextRow text={words(part.text)} writing={writing} />;
   if (part.type === "thought") return <ThoughtRow id={message.id} text={words(part.text)} writing={writing} />;
-  if (part.type === "tool_call") return <ToolCallRow message={message} live={live} />;
+  if (part.type === "tool_call") return <ToolCallRow message={message} live={live} allowed={row.allowed} />;
   if (part.type === "plan") return <PlanRow message={message} live={live} />;
   if (part.type === "image") return <ImageRow part={part} />;
   return null;
@@ -243,7 +244,11 @@ function same(before: Shown, now: Shown): boolean {
   )
     return false;
   if (before.row.kind === "message" && now.row.kind === "message")
-    return before.row.message === now.row.message && before.row.writing === now.row.writing;
+    return (
+      before.row.message === now.row.message &&
+      before.row.writing === now.row.writing &&
+      before.row.allowed === now.row.allowed
+    );
   if (before.row.kind === "ask" && now.row.kind === "ask") return before.row.ask === now.row.ask;
   return before.row.kind === "turn" && now.row.kind === "turn" && before.row.turn === now.row.turn;
 }

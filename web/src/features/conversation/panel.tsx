@@ -3,6 +3,7 @@ import { MessagesSquare } from "lucide-react";
 import { useMemo, useState } from "react";
 import { session as sessionQuery } from "@/api/queries";
 import type { Ask, Attempt, Task, Turn } from "@/api/types";
+import { atWork } from "@/features/tasks/card-facts";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Composer } from "./composer";
 import { Listing } from "./list";
@@ -53,9 +54,13 @@ export function ConversationPanel({
           </div>
         ) : rows.length === 0 && !running ? (
           <div className="min-h-0 flex-1 overflow-y-auto">
-            <Empty title="Nothing was said yet" icon={<MessagesSquare className="size-6" aria-hidden />}>
-              {queued.length ? "The agent is about to begin." : "Write below what the agent is to do."}
-            </Empty>
+            {queued.length || (attempt && atWork(attempt)) ? (
+              <Empty title="The agent is about to begin" icon={<MessagesSquare className="size-6" aria-hidden />} />
+            ) : (
+              <Empty title="Nothing was said yet" icon={<MessagesSquare className="size-6" aria-hidden />}>
+                Write below what the agent is to do.
+              </Empty>
+            )}
           </div>
         ) : (
           <Listing

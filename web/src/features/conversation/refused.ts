@@ -1,5 +1,12 @@
-/** Permissions that the project's policy refused. Pure. */
+/** Permissions that the project's policy gave or refused. Pure. */
 import type { Ask } from "@/api/types";
+import { words } from "./parts";
+
+/** Nobody was asked: the project's policy allowed it. */
+export function isAllowedByPolicy(ask: Ask): boolean {
+  const answer = ask.answer ?? {};
+  return ask.decidedBy === "policy" && (words(answer.kind) || words(answer.decision)).startsWith("allow");
+}
 
 /** Whether a pattern of the project's denied it, which its owner can allow. */
 export const isRefusedByPolicy = (ask: Ask): boolean =>

@@ -69,6 +69,21 @@ describe("rows", () => {
     ]);
   });
 
+  it("tells what the policy allowed with its tool call", () => {
+    const call = message(2, "trn_1", "agent", { type: "tool_call", toolCallId: "c1" });
+    const allowed = {
+      ...ask(3, "trn_1"),
+      status: "answered",
+      decidedBy: "policy",
+      answer: { kind: "allow_once" },
+      detail: { toolCall: { toolCallId: "c1" } },
+    } as unknown as Ask;
+    const elsewhere = { ...allowed, id: "ask_4", detail: { toolCall: { toolCallId: "c2" } } } as Ask;
+    const rows = rowsOf([message(1, "trn_1", "user"), call], [], [allowed, elsewhere], false);
+    expect(keys(rows)).toEqual(["msg_01", "msg_02", "ask_4"]);
+    expect(rows[1]).toMatchObject({ allowed });
+  });
+
   it("puts what belongs to no turn where its time is", () => {
     const said = [message(3, "trn_1", "agent"), message(6, "trn_2", "agent")];
     expect(keys(rowsOf(said, [turn("trn_1", "completed")], [ask(9, null), ask(4, null)], false))).toEqual([

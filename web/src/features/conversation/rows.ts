@@ -1,9 +1,10 @@
 /** What a conversation shows, line by line: messages by their turn, what was asked, and how each turn ended. Pure. */
 import type { Ask, Message, Turn } from "@/api/types";
 import { record, words } from "./parts";
+import { isAllowedByPolicy } from "./refused";
 
 export type Row =
-  | { key: string; kind: "message"; message: Message; writing: boolean }
+  | { key: string; kind: "message"; message: Message; writing: boolean; allowed?: Ask | undefined }
   | { key: string; kind: "ask"; ask: Ask }
   | { key: string; kind: "turn"; turn: Turn };
 
@@ -12,7 +13,8 @@ export const isOpen = (turn: Turn): boolean => OPEN.has(turn.status);
 
 /**
  * Prompts that wait are not among them; one that was written while the agent was busy stands before the answer to it. `turns` and
- * `asks` in any order. A turn's end is shown behind the last of its messages, also of one that has none.
+ * `asks` in any order. A turn's end is shown behind the last of its messages, also of one that has none. What the project's policy has
+ * allowed is told with its tool call.
  */
 export function rowsOf(
   messages: readonly Message[],
@@ -23,7 +25,15 @@ export function rowsOf(
   const byId = new Map(turns.map((turn) => [turn.id, turn]));
   const rows: Row[] = [];
   const first = messages[0]?.createdAt;
+  const calls = new Set(messages.map(callOf).filter(Boolean));
+  const allowed = new Map<string, Ask>();
+  for (const ask of asks) {
+    const call = `${ask.turnId} ${words(record(ask.detail.toolCall).toolCallId)}`;
+    if (calls.has(call) && isAllowedByPolicy(ask)) allowed.set(call, ask);
+  }
+  const told = new Set(allowed.values());
   const pending = asks
+    .filter((ask) => !told.has(ask))
     .filter((ask) => !more || !first || ask.createdAt >= first) // others belong to what is not loaded
     .sort((one, other) => (one.id < other.id ? -1 : 1));
   const sorted = byTurn(messages.filter((one) => !waits(one, byId) && !isRepeated(one, byId)));
@@ -58,11 +68,18 @@ export function rowsOf(
       kind: "message",
       message,
       writing: last && message.role === "agent" && running?.id === message.turnId,
+      allowed: allowed.get(callOf(message) ?? ""),
     });
   });
   if (current) end(current);
   for (const ask of pending) rows.push({ key: ask.id, kind: "ask", ask });
   return rows;
+}
+
+/** The tool call that a message tells of, in its turn. */
+function callOf(message: Message): string | null {
+  const part = message.parts[0];
+  return part?.type === "tool_call" ? `${message.turnId} ${words(part.toolCallId)}` : null;
 }
 
 /** Ids of turns and messages grow with time. What belongs to no turn stays behind what it followed. */
@@ -134,7 +151,7 @@ const ADVICE: Record<string, string> = {
   agent_gave_up: "Tell it how to go on, or allow more in the project's settings.",
   agent_refused: "Say it in other words, or try another model.",
   agent_failed: "Try again, or try another model.",
-  over_budget: "Raise the budget of the task or the project, then try again.",
+  over_budget: "",
   checkout_failed: "Look at the project's repository and credentials, then try again.",
   no_agent: "Choose an agent for the session, or set the project's default.",
   no_model: "Add a key for a model provider, then try again.",
@@ -147,9 +164,8 @@ const ADVICE: Record<string, string> = {
   model_failed: "Try again, or use another model.",
 };
 
-/** What a person can do about a turn that failed. */
+/** What a person can do about a turn that failed; nothing where the error says it. */
 export function adviceFor(code: string | null): string {
-  return (
-    (code && ADVICE[code]) || "Try again. If it fails once more, the sandbox's output and the platform's log say more."
-  );
+  const known = code ? ADVICE[code] : undefined;
+  return known ?? "Try again. If it fails once more, the sandbox's output and the platform's log say more.";
 }

@@ -11,6 +11,8 @@ import { feedbackOf, list, record, words } from "./parts";
 import { useName } from "./people";
 
 const LINES = 14;
+/** The source of text that no person wrote. */
+const PLATFORM = "platform";
 const ORIGINS: Record<Turn["origin"], string | null> = {
   person: null,
   task: "The task",
@@ -21,12 +23,19 @@ const ORIGINS: Record<Turn["origin"], string | null> = {
 /** What somebody asked of the agent: as it was written, in full when wanted. */
 export function PromptRow({ message, origin }: { message: Message; origin: Turn["origin"] | undefined }) {
   const name = useName();
-  const [first, ...others] = message.parts.filter((part) => part.type === "text").map((part) => words(part.text));
-  const who = (origin && ORIGINS[origin]) ?? name(message.authorId);
+  const texts = message.parts.filter((part) => part.type === "text");
+  const written = texts.filter((part) => part.source !== PLATFORM);
+  const shown = written.length ? written : texts.slice(0, 1);
+  const others = texts.filter((part) => !shown.includes(part));
+  // a retry begins with the platform's words, and the person's follow
+  const own = written.length > 0 && texts[0] !== written[0];
+  // its turn is not known yet: it says who asked in a moment
+  const unknown = message.turnId !== null && origin === undefined;
+  const who = unknown ? "" : (!own && origin && ORIGINS[origin]) || name(message.authorId);
   return (
-    <article className="rounded-lg border bg-accent-soft/60 px-3 py-2" aria-label={`Prompt: ${who}`}>
+    <article className="rounded-lg border bg-accent-soft/60 px-3 py-2" aria-label={who ? `Prompt: ${who}` : "Prompt"}>
       <Who icon={<User className="size-3.5" aria-hidden />} who={who} at={message.createdAt} />
-      <Prompt id={`${message.id}:all`} text={first ?? ""} />
+      <Prompt id={`${message.id}:all`} text={shown.map((part) => words(part.text)).join("\n\n")} />
       {others.length > 0 && (
         <Fold
           id={`${message.id}:more`}
@@ -34,7 +43,7 @@ export function PromptRow({ message, origin }: { message: Message; origin: Turn[
           head={<span className="text-xs text-soft">What it was told besides</span>}
           more={() => (
             <div className="px-6 pb-1 text-xs text-soft">
-              <Written text={others.join("\n\n")} />
+              <Written text={others.map((part) => words(part.text)).join("\n\n")} />
             </div>
           )}
         />

@@ -16,13 +16,13 @@ import {
   Trash2,
   Wrench,
 } from "lucide-react";
-import type { Message } from "@/api/types";
+import type { Ask, Message } from "@/api/types";
 import { Code } from "@/ui/code";
 import { Markdown } from "@/ui/markdown";
 import { Output } from "./ansi";
 import { Change } from "./change";
 import { Fold } from "./fold";
-import { commandOf, record, shortPath, shownValue, type ToolCall, toolCallOf } from "./parts";
+import { commandOf, record, shortPath, shownValue, type ToolCall, toolCallOf, words } from "./parts";
 
 const ICONS: Record<string, LucideIcon> = {
   read: FileText,
@@ -36,12 +36,21 @@ const ICONS: Record<string, LucideIcon> = {
   switch_mode: Shuffle,
 };
 
-/** One line; behind it all that is known of the call. `writing`: its turn is not over. */
-export function ToolCallRow({ message, live }: { message: Message; live: boolean }) {
+/** One line; behind it all that is known of the call. `live`: its turn is not over. `allowed`: by the project's policy. */
+export function ToolCallRow({
+  message,
+  live,
+  allowed,
+}: {
+  message: Message;
+  live: boolean;
+  allowed?: Ask | undefined;
+}) {
   const call = toolCallOf(record(message.parts[0]));
   const Icon = ICONS[call.kind] ?? Wrench;
   const place = call.locations[0];
   const title = call.title || call.kind;
+  const reason = words(allowed?.detail.reason);
   return (
     <Fold
       id={message.id}
@@ -65,6 +74,7 @@ export function ToolCallRow({ message, live }: { message: Message; live: boolean
       more={() => (
         <div className="ml-5 flex flex-col gap-2 border-l py-1.5 pl-3">
           <CallDetails call={call} />
+          {allowed && <p className="text-xs text-soft">Allowed by the project's policy{reason && `: ${reason}`}</p>}
         </div>
       )}
     />

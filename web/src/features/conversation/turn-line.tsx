@@ -3,6 +3,7 @@ import { CircleAlert, RotateCw } from "lucide-react";
 import { api, got } from "@/api/client";
 import type { Turn } from "@/api/types";
 import { ProviderHelp } from "@/features/models/provider-help";
+import { BudgetLink } from "@/features/tasks/raise-budget";
 import { cost, count, duration } from "@/lib/format";
 import { TURNS } from "@/lib/status";
 import { Button } from "@/ui/button";
@@ -18,9 +19,12 @@ export function TurnLine({
   retryable,
   agent,
   projectId,
+  ofTask,
 }: {
   turn: Turn;
   retryable: boolean;
+  /** What can be done about a task's failure is offered above, with the task. */
+  ofTask: boolean;
   agent: string | undefined;
   projectId: string | undefined;
 }) {
@@ -33,6 +37,7 @@ export function TurnLine({
     tokens ? `${count(tokens)} tokens` : null,
     costUsd !== null ? cost(costUsd) : null,
   ].filter(Boolean);
+  const advice = adviceFor(turn.errorCode);
   const wrong = turn.status === "failed" || turn.status === "over_budget";
   return (
     <div className="flex flex-col gap-2 py-1">
@@ -51,9 +56,10 @@ export function TurnLine({
           <CircleAlert className="mt-0.5 size-4 shrink-0 text-bad" aria-hidden />
           <div className="min-w-0 flex-1">
             <Written text={turn.error} />
-            <p className="mt-1 text-soft">{adviceFor(turn.errorCode)}</p>
+            {advice && <p className="mt-1 text-soft">{advice}</p>}
             <div className="mt-1.5 flex flex-wrap items-center gap-2">
               {retryable && <Retry turn={turn} />}
+              {turn.errorCode === "over_budget" && !ofTask && projectId && <BudgetLink projectId={projectId} />}
               <ProviderHelp code={turn.errorCode} agent={agent} projectId={projectId} />
               {turn.errorCode && <code className="font-mono text-2xs text-soft">{turn.errorCode}</code>}
             </div>

@@ -1,5 +1,5 @@
 /** What a pull request says beside its state, read out of its loose `detail`; and which kind of forge a project is on. Pure. */
-import type { Attempt, Project, PullRequest } from "@/api/types";
+import type { Attempt, Project, PullRequest, PullSummary } from "@/api/types";
 import type { Word } from "@/lib/status";
 
 export interface Run {
@@ -118,6 +118,12 @@ export function mergeBar(pull: PullRequest): string | null {
   if (pull.draft) return "It is a draft. Mark it as ready first.";
   if (pull.mergeable === false) return "It conflicts with its base. Update the branch under Changes, then push.";
   return null;
+}
+
+/** Whether a task's pull request, or its pushed branch, can be merged as it is. */
+export function canMerge(pull: PullSummary | null): pull is PullSummary {
+  if (!pull) return false;
+  return pull.state === "pushed" || (pull.state === "open" && !pull.draft && pull.mergeable !== false);
 }
 
 /** What a person can do about a refusal of the forge, by its code. */

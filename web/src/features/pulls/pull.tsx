@@ -205,6 +205,7 @@ export function Pull({
                 }
                 title={`Merge #${pull.number}?`}
                 action="Merge"
+                look="primary"
                 onConfirm={() => shown(verb.mutateAsync({ verb: "merge", method }))}
               >
                 {METHODS[method]}, into <span className="font-mono text-xs">{pull.baseBranch}</span>.

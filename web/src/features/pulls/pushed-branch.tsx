@@ -106,6 +106,7 @@ export function PushedBranch({ pull, sandboxId }: { pull: PullRequest; sandboxId
                 }
                 title={`Merge ${headBranch}?`}
                 action="Merge"
+                look="primary"
                 // a refusal is shown above, where the dialog would hide it
                 onConfirm={() => merge.mutateAsync().catch(() => undefined)}
               >

@@ -1,22 +1,27 @@
 import { useNavigate } from "@tanstack/react-router";
-import { ArrowRight, Check, Ellipsis, Pencil, Play, RotateCw, Square, Trash2, Undo2 } from "lucide-react";
+import { ArrowRight, Ban, Check, Ellipsis, Pencil, Play, RotateCw, Square, Trash2, Undo2 } from "lucide-react";
 import { useState } from "react";
 import type { Task } from "@/api/types";
 import { FeedbackDialog } from "@/features/board/feedback";
 import { WAYS } from "@/features/board/order";
+import { canMerge } from "@/features/pulls/forge";
 import { COLUMNS } from "@/lib/status";
 import { Button, Hint, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
+import { CancelTask } from "./cancel-task";
 import { hasFailed, leading, running, toPick } from "./card-facts";
+import { MergeButton } from "./merge-button";
 import { EditTaskDialog } from "./new-task";
 import { useRetryLabel, useTaskVerbs } from "./use-task";
 
 const ICON = "size-3.5";
+/** Failures that another try meets again, until somebody has done what the page offers beside them. */
+const NEEDS_HELP = new Set(["over_budget", "no_model", "model_key_refused"]);
 
 /** What can be done with the task as it is now: the next thing as a button, the rest in a menu. */
 export function TaskActions({ task }: { task: Task }) {
-  const [asking, ask] = useState<"feedback" | "edit" | "delete" | "done" | null>(null);
+  const [asking, ask] = useState<"feedback" | "edit" | "delete" | "done" | "cancel" | null>(null);
   const navigate = useNavigate();
   const { move, stop, retry, change, remove } = useTaskVerbs(task);
   const retryLabel = useRetryLabel(task);
@@ -24,22 +29,25 @@ export function TaskActions({ task }: { task: Task }) {
   const over = task.status === "done" || task.status === "cancelled";
   const again = !busy && (hasFailed(task) || (over && task.attempts.length > 0));
   const stopping = task.attempts.some((one) => one.stopping);
+  const help = NEEDS_HELP.has(leading(task)?.errorCode ?? "");
+  const pull = task.status === "in_review" && toPick(task) <= 1 && canMerge(task.pullRequest) ? task.pullRequest : null;
   const close = () => ask(null);
   const go = (status: Task["status"]) => {
     if (task.status === "in_review" && status === "in_progress") ask("feedback");
     else if (task.status === "in_review" && status === "done") ask("done");
+    else if (busy && status === "cancelled") ask("cancel");
     else move.mutate({ status });
   };
   return (
     <div className="flex shrink-0 items-center gap-1.5">
       {task.status === "backlog" && <StartButton task={task} />}
       {busy && (
-        <Button size="sm" busy={stop.isPending || stopping} onClick={() => stop.mutate()}>
-          <Square className="size-3 fill-current" aria-hidden /> {stopping ? "Stopping" : "Stop"}
+        <Button size="sm" busy={stop.isPending || stopping} onClick={() => ask("cancel")}>
+          <Ban className={ICON} aria-hidden /> {stopping ? "Stopping" : "Cancel task"}
         </Button>
       )}
       {again && task.status !== "done" && (
-        <Button size="sm" look="primary" busy={retry.isPending} onClick={() => retry.mutate()}>
+        <Button size="sm" look={help ? "plain" : "primary"} busy={retry.isPending} onClick={() => retry.mutate()}>
           <RotateCw className={ICON} aria-hidden /> {retryLabel}
         </Button>
       )}
@@ -60,9 +68,13 @@ export function TaskActions({ task }: { task: Task }) {
               <Undo2 className={ICON} aria-hidden /> Send back
             </Button>
           )}
-          <Button size="sm" busy={move.isPending} onClick={() => ask("done")}>
-            <Check className={ICON} aria-hidden /> Done
-          </Button>
+          {pull ? (
+            <MergeButton task={task} pull={pull} />
+          ) : (
+            <Button size="sm" busy={move.isPending} onClick={() => ask("done")}>
+              <Check className={ICON} aria-hidden /> Done
+            </Button>
+          )}
         </>
       )}
       <Menu
@@ -117,11 +129,13 @@ export function TaskActions({ task }: { task: Task }) {
         />
       )}
       {asking === "edit" && <EditTaskDialog open task={task} onOpenChange={(open) => !open && close()} />}
+      <CancelTask task={task} open={asking === "cancel"} onClose={close} onCancel={() => stop.mutateAsync()} />
       <Confirm
         open={asking === "done"}
         onOpenChange={(open) => !open && close()}
         title="Call this task done?"
         action="Done"
+        look="primary"
         onConfirm={() => move.mutateAsync({ status: "done" })}
       >
         {task.pullRequest && task.pullRequest.state === "open" ? "Its pull request is open and stays so. " : ""}

@@ -5,13 +5,12 @@ import { api, got } from "@/api/client";
 import type { Attempt, Task } from "@/api/types";
 import { Output } from "@/features/conversation/ansi";
 import { cost, count, plural } from "@/lib/format";
-import { ATTEMPTS, STEPS } from "@/lib/status";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Status } from "@/ui/status";
 import { failed } from "@/ui/toast";
 import { Written } from "@/ui/written";
-import { atWork } from "./card-facts";
+import { attemptWord, atWork, doingNow } from "./card-facts";
 import { PullBadge } from "./header";
 import { Worked } from "./worked";
 
@@ -62,7 +61,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
       <div className="flex items-center gap-2">
         <h3 className="font-semibold">Attempt {attempt.number}</h3>
         <span className="ml-auto" aria-live="polite">
-          <Status word={ATTEMPTS[attempt.status]} />
+          <Status word={attemptWord(attempt)} />
         </span>
       </div>
       <dl className="grid grid-cols-[auto_1fr] gap-x-3 gap-y-1 text-[13px]">
@@ -70,7 +69,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           {attempt.agent}
           {attempt.model && <span className="text-soft"> · {attempt.model}</span>}
         </Fact>
-        {attempt.status === "running" && attempt.step && <Fact name="Now">{STEPS[attempt.step] ?? attempt.step}</Fact>}
+        {attempt.status === "running" && attempt.step && <Fact name="Now">{doingNow(attempt)}</Fact>}
         <Fact name="Verified">
           <Verified attempt={attempt} />
         </Fact>

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Attempt, Task } from "@/api/types";
-import { clockOf, hasFailed, leading, needsPerson, spentOn, toPick, wordFor } from "./card-facts";
+import { clockOf, hasFailed, leading, needsPerson, roundOf, spentOn, toPick, wordFor } from "./card-facts";
 
 const spent = {
   calls: 0,
@@ -36,6 +36,13 @@ function task(status: Task["status"], attempts: Attempt[] = [], rest: Partial<Ta
   } as Task;
 }
 
+it("counts the rounds in which the agent has worked", () => {
+  const step = (round: number, name: string) => ({ round, name });
+  const steps = [step(1, "setup"), step(2, "agent"), step(3, "agent")] as NonNullable<Attempt["steps"]>;
+  expect(roundOf(attempt("running", { round: 3, steps }))).toBe(2);
+  expect(roundOf(attempt("running", { round: 2, steps: steps.slice(0, 1) }))).toBe(1);
+});
+
 it("is led by what works, then by what came of it, and the newest of equals", () => {
   expect(leading(task("in_progress", [attempt("failed"), attempt("running"), attempt("ready")]))?.status).toBe(
     "running",
@@ -55,6 +62,12 @@ describe("words", () => {
     ["the next in the queue", task("in_progress", [attempt("queued")], { queuePosition: 1 }), "In the queue, next"],
     ["an end on its way", task("cancelled", [attempt("running", { stopping: true })]), "Stopping"],
     ["a failure", task("in_progress", [attempt("failed")]), "Failed"],
+    ["a stop by a person", task("in_progress", [attempt("failed", { errorCode: "cancelled" })]), "Stopped"],
+    [
+      "what a long setup does",
+      task("in_progress", [attempt("running", { step: "setup", stepDetail: "installing OpenCode (first time only)" })]),
+      "Installing OpenCode (first time only)",
+    ],
     ["a choice", task("in_review", [attempt("ready"), attempt("ready"), attempt("failed")]), "Pick one of 2"],
     ["nothing while it is reviewed", task("in_review", [attempt("in_review")]), null],
     ["what it waits for", task("backlog", [], { blockedBy: ["tsk_1"] }), "Blocked"],

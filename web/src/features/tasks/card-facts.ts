@@ -31,6 +31,10 @@ export const atWork = (attempt: Attempt): boolean => attempt.status === "running
 export const running = (task: TaskCard): boolean => task.attempts.some(atWork);
 export const hasFailed = (task: TaskCard): boolean =>
   Boolean(task.error) || (!running(task) && task.status === "in_progress" && leading(task)?.status === "failed");
+/** A person has stopped its agent: nothing went wrong. */
+export const wasStopped = (attempt: Attempt | undefined): boolean =>
+  attempt?.status === "failed" && attempt.errorCode === "cancelled";
+export const attemptWord = (attempt: Attempt): Word => ATTEMPTS[wasStopped(attempt) ? "cancelled" : attempt.status];
 
 /** Several are ready and somebody has to choose one. */
 export function toPick(task: TaskCard): number {
@@ -47,7 +51,7 @@ export function needsPerson(task: TaskCard, asked: ReadonlySet<string>): boolean
 export function wordFor(task: TaskCard, place = task.queuePosition): Word | null {
   const attempt = leading(task);
   if (attempt && atWork(attempt)) return workWord(attempt, place);
-  if (hasFailed(task)) return { text: "Failed", tone: "bad" };
+  if (hasFailed(task)) return ATTEMPTS[wasStopped(attempt) ? "cancelled" : "failed"];
   if (task.status === "backlog") {
     if (task.blockedBy.length) return { text: task.startWhenReady ? "Starts when unblocked" : "Blocked", tone: "warn" };
     return task.startWhenReady ? { text: "Starts when there is room", tone: "info" } : null;
@@ -63,7 +67,21 @@ function workWord(attempt: Attempt, place: number | null): Word {
   if (attempt.status === "queued") {
     return { text: place ? `In the queue, ${place === 1 ? "next" : `place ${place}`}` : "Queued", tone: "idle" };
   }
-  return { text: (attempt.step && STEPS[attempt.step]) || "Running", tone: "info", busy: true };
+  return { text: doingNow(attempt), tone: "info", busy: true };
+}
+
+/** What an attempt at work does, such as “Installing OpenCode (first time only)”. */
+export function doingNow(attempt: Attempt): string {
+  const detail = attempt.stepDetail;
+  if (detail) return detail.charAt(0).toUpperCase() + detail.slice(1);
+  return (attempt.step && STEPS[attempt.step]) || "Running";
+}
+
+/** Which round of the agent's work this is: those that ended before the agent had begun do not count. */
+export function roundOf(attempt: Attempt): number {
+  if (!attempt.steps) return attempt.round;
+  const worked = new Set(attempt.steps.filter((one) => one.name === "agent").map((one) => one.round));
+  return worked.add(attempt.round).size;
 }
 
 /** The agent that works or would work on it; null: not known yet. */

@@ -1,6 +1,6 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
-import { CircleAlert, GitPullRequest, Pencil } from "lucide-react";
+import { CircleAlert, GitPullRequest, Pencil, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
 import { pendingAsks, projects } from "@/api/queries";
 import type { Attempt, PullSummary, Task } from "@/api/types";
@@ -8,15 +8,26 @@ import { AllowRefused } from "@/features/conversation/allow";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { cost } from "@/lib/format";
 import { safeHref } from "@/lib/links";
-import { ATTEMPTS, CHECKS, COLUMNS, PULLS, TURNS } from "@/lib/status";
+import { CHECKS, COLUMNS, PULLS, TURNS } from "@/lib/status";
 import { Badge } from "@/ui/badge";
 import { IconButton } from "@/ui/button";
 import { Input, Select } from "@/ui/field";
 import { Status } from "@/ui/status";
 import { Written } from "@/ui/written";
 import { TaskActions } from "./actions";
-import { clockOf, needsPerson, running, spentOn, wordFor } from "./card-facts";
+import {
+  attemptWord,
+  clockOf,
+  hasFailed,
+  needsPerson,
+  roundOf,
+  running,
+  spentOn,
+  wasStopped,
+  wordFor,
+} from "./card-facts";
 import { NextSteps } from "./next-steps";
+import { RaiseBudget } from "./raise-budget";
 import { StepLine } from "./steps";
 import { useTaskVerbs } from "./use-task";
 import { Worked } from "./worked";
@@ -37,6 +48,8 @@ export function TaskHeader({
   const spent = spentOn(task);
   const clock = clockOf(task);
   const failure = task.error ?? (attempt?.status === "failed" ? attempt.error : null);
+  const stopped = wasStopped(attempt);
+  const round = attempt ? roundOf(attempt) : 1;
   return (
     <header className="shrink-0 border-b bg-surface px-3 py-2 sm:px-4">
       <div className="flex flex-wrap items-center gap-x-2 gap-y-1">
@@ -45,7 +58,7 @@ export function TaskHeader({
       </div>
       <div className="mt-1 flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft">
         <span className="flex items-center gap-1.5" aria-live="polite">
-          <Status word={COLUMNS[task.status]} />
+          {!(word && hasFailed(task)) && <Status word={COLUMNS[task.status]} />}
           {word && <Status word={word} />}
         </span>
         <ProjectName id={task.projectId} />
@@ -54,11 +67,11 @@ export function TaskHeader({
           <span className="truncate">
             {attempt.agent}
             {attempt.model && ` · ${attempt.model}`}
-            {attempt.round > 1 && ` · round ${attempt.round}`}
+            {round > 1 && ` · round ${round}`}
           </span>
         )}
         {clock && (
-          <span className="tabular-nums" title="Time of work">
+          <span className="min-w-[6ch] tabular-nums" title="Time of work">
             <Worked attempt={clock} />
           </span>
         )}
@@ -72,13 +85,15 @@ export function TaskHeader({
           </span>
         )}
         {task.pullRequest && <PullBadge pull={task.pullRequest} />}
-        {attempt?.steps && attempt.steps.length > 0 && (
-          <div className="min-w-0 max-w-full lg:ml-auto">
-            <StepLine attempt={attempt} />
-          </div>
-        )}
       </div>
-      {failure && task.status !== "done" && (
+      {attempt?.steps && attempt.steps.length > 0 && <StepLine attempt={attempt} />}
+      {failure && stopped && task.status !== "done" && (
+        <p className="mt-1.5 flex items-start gap-2 rounded-md bg-idle-soft px-2.5 py-1.5 text-[13px]">
+          <Square className="mt-1 size-3 shrink-0 fill-current text-faint" aria-hidden />
+          The agent was stopped, and its work is kept. Tell it how to continue, or retry.
+        </p>
+      )}
+      {failure && !stopped && task.status !== "done" && (
         <div
           role="alert"
           className="mt-1.5 flex flex-wrap items-start gap-2 rounded-md bg-bad-soft px-2.5 py-1.5 text-[13px]"
@@ -105,6 +120,7 @@ export function TaskHeader({
               Permissions
             </Link>
           )}
+          {attempt?.errorCode === "over_budget" && <RaiseBudget task={task} sentence={failure} />}
           <ProviderHelp
             code={attempt?.errorCode}
             agent={attempt?.agent}
@@ -145,7 +161,7 @@ function AttemptPicker({
       choices={task.attempts.map((one) => ({
         value: String(one.number),
         label: `Attempt ${one.number}`,
-        detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${ATTEMPTS[one.status].text}`,
+        detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${attemptWord(one).text}`,
       }))}
     />
   );

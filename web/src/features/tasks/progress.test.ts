@@ -76,6 +76,11 @@ it("says where it failed", () => {
   expect(progressOf(last)[4]).toMatchObject({ status: "failed", error: "Still fails." });
 });
 
+it("does not call a step failed that a person has stopped", () => {
+  const made = { ...attempt("failed", 1, [step(1, 1, "agent", "failed")]), errorCode: "cancelled" };
+  expect(progressOf(made)[3]?.status).toBe("stopped");
+});
+
 it("does not call a step running that was cut off by the end of its attempt", () => {
   expect(progressOf(attempt("cancelled", 1, [step(1, 1, "setup", "running")]))[0]?.status).toBe("failed");
 });

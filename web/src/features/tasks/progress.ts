@@ -1,11 +1,11 @@
 /** How far an attempt is: its steps in their order, from setup to pull request. Pure. */
 import type { Attempt } from "@/api/types";
-import { atWork } from "./card-facts";
+import { atWork, wasStopped } from "./card-facts";
 
 export interface Progress {
   name: string;
   label: string;
-  status: "done" | "running" | "failed" | "fixed" | "skipped" | "not_applicable" | "ahead";
+  status: "done" | "running" | "failed" | "stopped" | "fixed" | "skipped" | "not_applicable" | "ahead";
   /** All of this round's tries together; null: it has none. */
   seconds: number | null;
   /** Since when it runs. */
@@ -53,7 +53,9 @@ export function progressOf(attempt: Attempt): Progress[] {
           : running
             ? "running"
             : last === stuck || last.outcome === "running"
-              ? "failed"
+              ? wasStopped(attempt)
+                ? "stopped"
+                : "failed"
               : last.outcome !== "succeeded"
                 ? last.outcome
                 : shown.some((one) => one.outcome === "fixed")

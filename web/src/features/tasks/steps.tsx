@@ -1,15 +1,17 @@
 import clsx from "clsx";
-import { Check, Circle, LoaderCircle, Minus, Wrench, X } from "lucide-react";
+import { Check, Circle, LoaderCircle, Minus, Square, Wrench, X } from "lucide-react";
 import type { Attempt } from "@/api/types";
 import { duration } from "@/lib/format";
 import { Hint } from "@/ui/button";
 import { Elapsed } from "@/ui/time";
+import { doingNow } from "./card-facts";
 import { type Progress, progressOf } from "./progress";
 
 const WORDS = {
   done: "done",
   running: "under way",
   failed: "failed",
+  stopped: "stopped",
   fixed: "failed, then fixed by the agent",
   skipped: "skipped",
   not_applicable: "not applicable",
@@ -22,13 +24,12 @@ const REASONS: Record<string, string> = {
 };
 const QUIET = ["ahead", "skipped", "not_applicable"];
 
-/** From setup to pull request: a line with the time that each step took; on a phone, as many lines as it needs. */
+/** From setup to pull request, with the time that each step took: in as many lines as it needs. */
 export function StepLine({ attempt }: { attempt: Attempt }) {
   const steps = progressOf(attempt);
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: on a small screen it scrolls, so the keyboard must reach it
-    <section aria-label="Steps" tabIndex={0} className="max-w-full overflow-x-auto rounded">
-      <ol className="flex flex-wrap items-center gap-x-2 gap-y-0.5 py-0.5 text-2xs sm:w-max sm:gap-x-1 sm:flex-nowrap">
+    <section aria-label="Steps">
+      <ol className="flex flex-wrap items-center gap-x-2 gap-y-0.5 py-0.5 text-2xs sm:gap-x-1">
         {steps.map((step, index) => (
           <li
             key={step.name}
@@ -44,7 +45,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
                 aria-hidden
               />
             )}
-            <Hint text={told(step)}>
+            <Hint text={told(step, attempt.stepDetail && doingNow(attempt))}>
               <span
                 className={clsx(
                   "flex items-center gap-1",
@@ -53,14 +54,14 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
               >
                 <Mark status={step.status} />
                 <span
-                  className={clsx((step.status === "running" || step.status === "failed") && "font-medium text-text")}
+                  className={clsx(["running", "failed", "stopped"].includes(step.status) && "font-medium text-text")}
                 >
                   {step.label}
                 </span>
                 <span className="sr-only">{WORDS[step.status]}</span>
                 {step.times > 1 && <span className="text-faint">×{step.times}</span>}
                 {step.status === "running" && step.since ? (
-                  <Elapsed from={step.since} className="text-info tabular-nums" />
+                  <Elapsed from={step.since} className="min-w-[5ch] text-info tabular-nums" />
                 ) : (
                   step.seconds !== null &&
                   !QUIET.includes(step.status) && (
@@ -76,16 +77,17 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
   );
 }
 
-function told(step: Progress): string {
+function told(step: Progress, detail: string | null): string {
   const time = step.seconds ? `, ${duration(step.seconds)}` : "";
   const times = step.times > 1 ? `, ${step.times} times` : "";
-  const why = step.error ?? REASONS[step.status];
+  const why = step.status === "running" ? detail : (step.error ?? REASONS[step.status]);
   return `${step.label}: ${WORDS[step.status]}${time}${times}${why ? `. ${why}` : ""}`;
 }
 
 function Mark({ status }: { status: Progress["status"] }) {
   if (status === "done") return <Check className="size-3 text-ok" aria-hidden />;
   if (status === "running") return <LoaderCircle className="size-3 animate-spin text-info" aria-hidden />;
+  if (status === "stopped") return <Square className="size-2.5 fill-current text-faint" aria-hidden />;
   if (status === "failed") return <X className="size-3 text-bad" aria-hidden />;
   if (status === "fixed") return <Wrench className="size-3 text-ok" aria-hidden />;
   if (status === "skipped" || status === "not_applicable") return <Minus className="size-3 text-faint" aria-hidden />;

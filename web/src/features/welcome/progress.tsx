@@ -4,10 +4,10 @@ import { CircleCheck, GitPullRequest } from "lucide-react";
 import { task as taskQuery } from "@/api/queries";
 import type { Task } from "@/api/types";
 import { ProviderHelp } from "@/features/models/provider-help";
+import { attemptWord, doingNow } from "@/features/tasks/card-facts";
 import { useTaskVerbs } from "@/features/tasks/use-task";
 import { Worked } from "@/features/tasks/worked";
 import { safeHref } from "@/lib/links";
-import { ATTEMPTS, STEPS } from "@/lib/status";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
@@ -32,7 +32,7 @@ function Course({ task, again }: { task: Task; again: () => void }) {
     <div className="flex flex-col gap-3" aria-live="polite">
       <div className="flex flex-wrap items-center gap-2">
         <h2 className="mr-auto font-semibold">{task.title}</h2>
-        {attempt && <Status word={ATTEMPTS[attempt.status]} />}
+        {attempt && <Status word={attemptWord(attempt)} />}
         {attempt?.seconds != null && <Worked attempt={attempt} className="text-xs text-faint tabular-nums" />}
       </div>
       {pull ? (
@@ -45,7 +45,7 @@ function Course({ task, again }: { task: Task; again: () => void }) {
       ) : over ? (
         <p className="text-bad">{attempt.error ?? task.error ?? "It was stopped."}</p>
       ) : (
-        <p className="text-soft">{attempt?.step ? (STEPS[attempt.step] ?? attempt.step) : "Waiting for its turn"}…</p>
+        <p className="text-soft">{attempt?.step ? doingNow(attempt) : "Waiting for its turn"}…</p>
       )}
       <div className="flex flex-wrap gap-2">
         <Link

@@ -1,4 +1,5 @@
 import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
 import { Columns2, Hourglass } from "lucide-react";
 import { useEffect } from "react";
 import { ApiError } from "@/api/client";
@@ -6,6 +7,8 @@ import { session as sessionQuery } from "@/api/queries";
 import type { Attempt, Session, Task } from "@/api/types";
 import { checkout, diff } from "@/features/changes/queries";
 import { useShownPreview } from "@/features/previews/shown";
+import { doingNow } from "@/features/tasks/card-facts";
+import { strip } from "@/lib/ansi";
 import { useStored } from "@/lib/stored";
 import type { WorkSearch } from "@/routes";
 import { IconButton } from "@/ui/button";
@@ -27,11 +30,12 @@ export function Workspace({ sessionId, task, attempt, search, onSearch }: Worksp
   const query = useQuery(sessionQuery(sessionId));
   if (query.data) return <Tabs work={{ session: query.data, task, attempt }} search={search} onSearch={onSearch} />;
   if (query.isPending && !query.error) return <Loading lines={6} />;
-  if (query.error instanceof ApiError && query.error.status === 404 && attempt) return <NotYet attempt={attempt} />;
+  if (query.error instanceof ApiError && query.error.status === 404 && attempt)
+    return <NotYet attempt={attempt} projectId={task?.projectId} />;
   return <ErrorState error={query.error} retry={() => query.refetch()} />;
 }
 
-function NotYet({ attempt }: { attempt: Attempt }) {
+function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | undefined }) {
   const over = attempt.status !== "queued" && attempt.status !== "running";
   if (over) {
     return (
@@ -42,9 +46,27 @@ function NotYet({ attempt }: { attempt: Attempt }) {
   }
   return (
     <Empty
-      title={attempt.status === "queued" ? "Waiting for its turn" : "Being prepared"}
+      title={attempt.status === "queued" ? "Waiting for its turn" : doingNow(attempt)}
       icon={<Hourglass className="size-6" aria-hidden />}
+      action={
+        attempt.stepDetail &&
+        projectId && (
+          <Link
+            to="/projects/$projectId"
+            params={{ projectId }}
+            search={{ tab: "setup" }}
+            className="text-[13px] text-accent underline underline-offset-2"
+          >
+            Preparations of the project
+          </Link>
+        )
+      }
     >
+      {attempt.stepOutput && (
+        <span className="mb-2 block rounded bg-sunken px-2 py-1 text-left font-mono text-xs break-all">
+          {strip(attempt.stepOutput)}
+        </span>
+      )}
       {attempt.queuePosition ? `It is number ${attempt.queuePosition} in the queue. ` : ""}
       The conversation begins as soon as its sandbox is there.
     </Empty>

@@ -314,6 +314,7 @@ class _Batch:
             say(self.tx, self.run, wire.answer(request.key, {"action": "cancel"}))
         else:
             await self.write()
+            self.transcript.end_text()  # what comes after the question stands behind it
             await asking.open_question(self._scene(self.turn), request)
 
     async def _withdrawn(self, params: dict[str, Any]) -> None:

@@ -108,6 +108,10 @@ class Transcript:
         entry = self._calls.get(key[:300]) if isinstance(key, str) else None
         return {} if entry is None else entry.part
 
+    def end_text(self) -> None:
+        """What is said from now on is a message of its own."""
+        self._open = None
+
     def close_calls(self, status: str) -> None:
         """Give tool calls that are not over this status. Whoever ends the turn writes that down."""
         for entry in self._calls.values():

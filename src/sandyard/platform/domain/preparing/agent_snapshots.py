@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from weakref import WeakValueDictionary
 
 from sqlalchemy import select, update
@@ -34,6 +37,14 @@ INSTALLER = "sandyard/agent-snapshots"
 """The agent id of sandboxes in which an agent is being installed."""
 
 
+@dataclass(slots=True)
+class Making:
+    """A snapshot that is being made. `output`: the last line that the installation has written."""
+
+    task: asyncio.Task[str]
+    output: str = ""
+
+
 class AgentSnapshots:
     """A snapshot depends on the template's build, the agent and its install script. Snapshots of custom agents are not shared between
     users."""
@@ -44,7 +55,7 @@ class AgentSnapshots:
         self._settings = settings
         self._install = install
         self._tasks = TaskSet("agent snapshots")
-        self._making: dict[str, asyncio.Task[str]] = {}
+        self._making: dict[str, Making] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         lifecycle.ended.append(self._distrust)
 
@@ -52,20 +63,28 @@ class AgentSnapshots:
         """Cancel what is being made; `recover` in the next process removes its sandbox."""
         await self._tasks.cancel()
 
-    async def ensure(self, owner_id: str, profile: Profile, template: str) -> str:
+    async def ensure(
+        self,
+        owner_id: str,
+        profile: Profile,
+        template: str,
+        waiting: Callable[[Making], Awaitable[None]] | None = None,
+    ) -> str:
         """Return the snapshot to use in the template's place, made now if there is none; the template for an agent that installs
-        nothing. One is made for all who ask at once; who is cancelled only no longer waits. Raises AgentInstallError, what the
-        engine raises, and StoppingError when the platform stops first."""
+        nothing. One is made for all who ask at once; who is cancelled only no longer waits, and `waiting` is called before that.
+        Raises AgentInstallError, what the engine raises, and StoppingError when the platform stops first."""
         if profile.install is None:
             return template
         found = await self._find_or_make(owner_id, profile, template)
         if isinstance(found, str):
             return found
+        if waiting is not None:
+            await waiting(found)
         try:
-            return await asyncio.shield(found)
+            return await asyncio.shield(found.task)
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if found.cancelled() and not (current and current.cancelling()):
+            if found.task.cancelled() and not (current and current.cancelling()):
                 raise StoppingError(
                     "The platform is stopping. The agent is installed when it is asked for again."
                 ) from None
@@ -82,7 +101,7 @@ class AgentSnapshots:
             return template
         return found if isinstance(found, str) else template
 
-    async def _find_or_make(self, owner_id: str, profile: Profile, template: str) -> str | asyncio.Task[str]:
+    async def _find_or_make(self, owner_id: str, profile: Profile, template: str) -> str | Making:
         key = await self._key(owner_id, profile, template)
         lock = self._locks.get(key)
         if lock is None:
@@ -96,9 +115,9 @@ class AgentSnapshots:
                 await self._set(row.id, used_at=utc_now())
                 return row.snapshot
             task = self._tasks.spawn(self._make(owner_id, profile, template, key, row))
-            self._making[key] = task
+            made = self._making[key] = Making(task)
             task.add_done_callback(lambda done: self._made(key, profile, done))
-            return task
+            return made
 
     def _made(self, key: str, profile: Profile, task: asyncio.Task[str]) -> None:
         del self._making[key]
@@ -136,7 +155,9 @@ class AgentSnapshots:
         try:
             sandbox = await self._lifecycle.provisioned(sandbox.id)
             async with self._lifecycle.using(sandbox) as engine_id:
-                await self._install(self._lifecycle.engine, engine_id, profile, self._settings, lambda _: None)
+                await self._install(
+                    self._lifecycle.engine, engine_id, profile, self._settings, partial(self._heard, key, profile)
+                )
                 snapshot = await self._lifecycle.engine.snapshot(engine_id)
             await self._set(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
             log.info("agent_snapshot_ready", agent=profile.name, template=template)
@@ -145,6 +166,11 @@ class AgentSnapshots:
             raise
         self._tasks.spawn(self._clear(row.id, sandbox.id, snapshot))
         return snapshot
+
+    def _heard(self, key: str, profile: Profile, line: str) -> None:
+        making = self._making.get(key)
+        if making is not None and line != f"Installing {profile.title}":  # that is said without it
+            making.output = line
 
     async def _clear(self, row_id: str, sandbox_id: str, snapshot: str | None) -> None:
         """Remove the sandbox in which it was made. What is left after a failure is removed by `tidy`."""

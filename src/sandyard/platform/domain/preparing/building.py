@@ -60,7 +60,6 @@ class Builder:
         )
         await tell("checked out", shallow=list(put.shallow), lacks=list(put.warnings))
         if wished.profile.install is not None:
-            await tell(f"installing {wished.profile.title}")
             async with self.lifecycle.using(sandbox) as engine_id:
                 await self.install(self.lifecycle.engine, engine_id, wished.profile, self.settings, lambda _: None)
         if not wished.profile.apis:  # else its files depend on the session's model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from sandyard.kit.errors import SandyardError
@@ -13,6 +14,14 @@ class PreparationStatus(StrEnum):
     PREPARING = "preparing"
     READY = "ready"
     FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is being done for a preparation, in words, and the last line of its output where there is one."""
+
+    step: str
+    output: str | None
 
 
 class PreparationFailedError(SandyardError):

@@ -28,10 +28,16 @@ from sandyard.platform.domain.git.model import no_progress
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.preparing import recipe as recipes
-from sandyard.platform.domain.preparing.agent_snapshots import AgentSnapshots
+from sandyard.platform.domain.preparing.agent_snapshots import AgentSnapshots, Making
 from sandyard.platform.domain.preparing.building import Builder, Install
 from sandyard.platform.domain.preparing.clearing import BUILDER, Clearing
-from sandyard.platform.domain.preparing.model import PreparationFailedError, PreparationStatus, about, failure_of
+from sandyard.platform.domain.preparing.model import (
+    PreparationFailedError,
+    PreparationStatus,
+    Progress,
+    about,
+    failure_of,
+)
 from sandyard.platform.domain.preparing.recipe import Recipe, Wish
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
@@ -48,11 +54,13 @@ AGAIN_AFTER = timedelta(minutes=1)
 """A setup that has failed does not fail again so soon, unless a person asks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
     row: Preparation
     sandbox: Sandbox
     task: asyncio.Task[Preparation]
+    step: str = ""
+    installing: Making | None = None
 
 
 class Preparing:
@@ -137,6 +145,14 @@ class Preparing:
                 ) from None
             raise
 
+    def progress(self, preparation_id: str) -> Progress | None:
+        """What is being done for it; None when it is not being made."""
+        flight = self._flights.get(preparation_id)
+        if flight is None or not flight.step:
+            return None
+        output = flight.installing.output if flight.installing is not None else ""
+        return Progress(flight.step, output or None)
+
     async def _start(self, caller: Principal, project: Project, wished: Wish, known: Preparation | None) -> Preparation:
         recipe, now = await recipes.recipe(self._git, wished), utc_now()
         left = known.sandbox_id if known is not None else None
@@ -182,13 +198,16 @@ class Preparing:
         async def tell(what: str, **facts: Any) -> None:
             await self._while_away(lambda: self._tell(row.id, what, facts))
 
+        async def installing(making: Making) -> None:
+            self._flights[row.id].installing = making
+            await tell(f"installing {wished.profile.title} (first time only)")
+
         begun = time.monotonic()
         try:
             if left is not None:
                 await self._clearing.clear(row.id, left)
-            if wished.profile.install is not None:
-                await tell(f"installing {wished.profile.title}")
-            made_of = await self.agent_snapshots.ensure(caller.user_id, wished.profile, wished.template)
+            made_of = await self.agent_snapshots.ensure(caller.user_id, wished.profile, wished.template, installing)
+            self._flights[row.id].installing = None
             await self._while_away(lambda: self._lifecycle.rows.note(sandbox.id, template=made_of))
             self._lifecycle.provision(sandbox.id)
             snapshot = await self._builder.build(caller, project, sandbox, wished=wished, recipe=recipe, tell=tell)
@@ -225,6 +244,8 @@ class Preparing:
                 raise _none(preparation_id)
             row.detail = storable_json({**row.detail, **facts, "step": what})
             tx.emit("preparation.progress", **about(row), what=what[:200])
+        if (flight := self._flights.get(preparation_id)) is not None:
+            flight.step = what
 
     async def _ready(self, preparation_id: str, snapshot: str, seconds: float) -> Preparation:
         async with self._database.transaction() as tx:

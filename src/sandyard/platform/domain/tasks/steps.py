@@ -15,13 +15,14 @@ from sqlalchemy import select
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
+from sandyard.kit.text import storable_json
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentRun, Ask, Attempt, Command, Preparation, Project, Step, Task, Turn
 from sandyard.platform.domain.agents import asking
 from sandyard.platform.domain.agents.catalogue import Agents
 from sandyard.platform.domain.agents.errors import PermissionRefusedError, SandboxRestartedError
-from sandyard.platform.domain.agents.model import Origin, TurnStatus
+from sandyard.platform.domain.agents.model import Origin, Profile, TurnStatus
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git import messages
@@ -31,6 +32,7 @@ from sandyard.platform.domain.git.operations import OPEN
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.preparing.model import PreparationStatus, Progress
 from sandyard.platform.domain.preparing.service import Preparing
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import Commands
@@ -41,6 +43,7 @@ from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
 from sandyard.platform.domain.tasks import prompts
 from sandyard.platform.domain.tasks.model import AttemptStatus, RoundKind
+from sandyard.platform.domain.tasks.rows import emit
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -60,7 +63,7 @@ KILL_S = 15.0
 LOOK_S = 1.0
 """How soon a long step sees that it is to end."""
 _FAILED_TURNS = {
-    TurnStatus.CANCELLED: ("cancelled", "It was stopped."),
+    TurnStatus.CANCELLED: ("cancelled", "The agent was stopped."),
     TurnStatus.OVER_BUDGET: ("over_budget", "Its budget is spent."),
 }
 
@@ -118,13 +121,33 @@ class Steps:
         await self._models.require(work.project.id, profile, work.attempt.model)  # sooner than after minutes of setup
         prepared = await self._unless_cancelled(
             work.attempt.id,
-            self._patiently(
-                lambda: self._preparing.prepare(
-                    work.caller, work.project, base_branch=work.task.base_branch, profile=profile
-                )
-            ),
+            self._patiently(lambda: self._prepare(work, profile)),
         )
         return {"preparation": prepared.id, "shown": {"preparationId": prepared.id}}
+
+    async def _prepare(self, work: Work, profile: Profile) -> Preparation:
+        """Prepare the project, and let people see what is being done meanwhile."""
+        row = await self._preparing.begin(work.caller, work.project, base_branch=work.task.base_branch, profile=profile)
+        if row.status == PreparationStatus.READY:
+            return row
+        task, told = asyncio.ensure_future(self._preparing.wait(row.id)), None
+        try:
+            while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
+                progress = self._preparing.progress(row.id)
+                if progress is not None and progress != told:
+                    told = progress
+                    await self._tell_progress(work.attempt, progress)
+            return task.result()
+        finally:
+            await end_tasks(task)
+
+    async def _tell_progress(self, attempt: Attempt, progress: Progress) -> None:
+        doing = storable_json({"round": attempt.round, "step": progress.step, "output": progress.output})
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Attempt, attempt.id, with_for_update=True)
+            if row is not None:
+                row.detail = {**row.detail, "doing": doing}
+                emit(tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200])
 
     async def provision(self, work: Work, place: Place, before: Result, *, preparation: str | None) -> Result:
         """A session with a sandbox that can be used: a new one, or the one it has, or one in the place of what was lost."""

@@ -1,0 +1,131 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import { CircleDollarSign } from "lucide-react";
+import { type FormEvent, useId, useState } from "react";
+import { api, got } from "@/api/client";
+import { projects } from "@/api/queries";
+import type { Task } from "@/api/types";
+import { cost, count } from "@/lib/format";
+import { Button } from "@/ui/button";
+import { Dialog } from "@/ui/dialog";
+import { Field, Input } from "@/ui/field";
+import { words } from "@/ui/states";
+import { spentOn } from "./card-facts";
+import { useTaskVerbs } from "./use-task";
+
+/** For a task that has spent its budget: raises it and goes on. Where the project's month is spent, leads to that budget. */
+export function RaiseBudget({ task, sentence }: { task: Task; sentence: string }) {
+  const [open, setOpen] = useState(false);
+  if (sentence.startsWith("The project")) return <BudgetLink projectId={task.projectId} />;
+  return (
+    <>
+      <Button size="sm" look="primary" onClick={() => setOpen(true)}>
+        <CircleDollarSign className="size-3.5" aria-hidden /> Raise the budget
+      </Button>
+      {open && <BudgetDialog task={task} onClose={() => setOpen(false)} />}
+    </>
+  );
+}
+
+export function BudgetLink({ projectId }: { projectId: string }) {
+  return (
+    <Link
+      to="/projects/$projectId"
+      params={{ projectId }}
+      search={{ tab: "board" }}
+      className="inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover"
+    >
+      <CircleDollarSign className="size-3.5" aria-hidden /> Raise the project's budget
+    </Link>
+  );
+}
+
+function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
+  const form = useId();
+  const client = useQueryClient();
+  const { retry } = useTaskVerbs(task);
+  const usual = useQuery(projects).data?.find((one) => one.id === task.projectId)?.settings.tasks?.budget;
+  const now = task.budget.usd || task.budget.tokens ? task.budget : usual;
+  const spent = spentOn(task);
+  const tokens = task.attempts.reduce((sum, { spent }) => sum + spent.inputTokens + spent.outputTokens, 0);
+  const [draft, setDraft] = useState<{ usd?: string; tokens?: string }>({});
+  const usd = draft.usd ?? String(now?.usd ?? "");
+  const most = draft.tokens ?? String(now?.tokens ?? "");
+  const faults = {
+    usd:
+      now?.usd && !(Number(usd) > (spent?.usd ?? 0)) ? `More than the ${cost(spent?.usd)} that are spent.` : undefined,
+    tokens: now?.tokens && !(Number(most) > tokens) ? `More than the ${count(tokens)} that are used.` : undefined,
+  };
+  const [tried, setTried] = useState(false);
+  const save = useMutation({
+    mutationFn: async () => {
+      const body = { budget: { usd: Number(usd) || null, tokens: Number(most) || null } };
+      const card = await got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } }, body }));
+      client.setQueryData(["task", task.id], card);
+      await retry.mutateAsync();
+    },
+    onSuccess: onClose,
+  });
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    setTried(true);
+    if (!faults.usd && !faults.tokens) save.mutate();
+  };
+  return (
+    <Dialog
+      open
+      onOpenChange={(open) => !open && onClose()}
+      title="Raise the budget of this task"
+      description="The task then continues. Other tasks keep the project's budget."
+      footer={
+        <>
+          <Button onClick={onClose}>Cancel</Button>
+          <Button look="primary" type="submit" form={form} busy={save.isPending}>
+            Save and retry
+          </Button>
+        </>
+      }
+    >
+      <form id={form} noValidate onSubmit={submit} className="flex flex-col gap-3">
+        {save.error && (
+          <p role="alert" className="rounded-md bg-bad-soft px-2.5 py-1.5 text-[13px] text-bad">
+            {words(save.error)}
+          </p>
+        )}
+        {(now?.usd || !now?.tokens) && (
+          <Field
+            label="Budget in dollars"
+            hint={spent ? `Spent so far: ${cost(spent.usd)}` : undefined}
+            error={tried ? faults.usd : undefined}
+          >
+            {(wear) => (
+              <Input
+                {...wear}
+                autoFocus
+                inputMode="decimal"
+                value={usd}
+                onChange={(event) => setDraft({ ...draft, usd: event.target.value })}
+              />
+            )}
+          </Field>
+        )}
+        {now?.tokens && (
+          <Field
+            label="Budget in tokens"
+            hint={`Used so far: ${count(tokens)}`}
+            error={tried ? faults.tokens : undefined}
+          >
+            {(wear) => (
+              <Input
+                {...wear}
+                inputMode="numeric"
+                value={most}
+                onChange={(event) => setDraft({ ...draft, tokens: event.target.value })}
+              />
+            )}
+          </Field>
+        )}
+      </form>
+    </Dialog>
+  );
+}
