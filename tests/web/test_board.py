@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Response, expect
+from playwright.sync_api import Page, Response, Route, expect
 
 from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.workshop import work
@@ -351,6 +351,49 @@ def test_a_card_says_that_it_needs_a_person(page: Page, board: Board) -> None:
     expect(page.get_by_role("tab", name="Changes")).to_have_attribute("aria-selected", "true")
 
 
+def test_a_card_says_that_its_agent_is_being_installed(page: Page, new_board: NewBoard) -> None:
+    board = new_board()
+    install = {"script": "echo fetching it; sleep 5; echo no such package; exit 1", "check": "false"}
+    board.yard.post("/agents", name="new-here", title="New Here", definition={"argv": ["true"], "install": install})
+    board.open(page)
+    board.task("With a new agent", start=True, agent="new-here")
+    shown = card(page, "With a new agent")
+    expect(shown).to_contain_text("Installing New Here (first time only)", timeout=SLOW_MS)
+    shown.get_by_role("link").first.click()
+    expect(page.get_by_text("fetching it")).to_be_visible()
+    expect(page.locator("header").get_by_text("Installing New Here (first time only)")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("no such package", timeout=SLOW_MS)
+
+
+def test_a_spent_budget_is_raised_where_it_is_told(page: Page, new_board: NewBoard) -> None:
+    board = new_board()
+    task = board.task("Costs too much", "fail: no", start=True, budget={"usd": 0.1})
+    until(lambda: board.get(task)["error"])
+
+    def spent(route: Route) -> None:
+        if route.request.method != "GET":
+            route.continue_()
+            return
+        told = board.get(task)
+        if told["attempts"][0]["status"] == "failed":
+            told["attempts"][0] |= {"error": "The task may spend 0.10 US dollars.", "errorCode": "over_budget"}
+        route.fulfill(json=told)
+
+    page.route(f"**/api/v1/tasks/{task}", spent)
+    page.goto(f"/tasks/{task}")
+    page.get_by_role("button", name="Raise the budget").click()
+    dialog = page.get_by_role("dialog", name="Raise the budget of this task")
+    dialog.get_by_label("Budget in dollars").fill("0")
+    dialog.get_by_role("button", name="Save and retry").click()
+    expect(dialog.get_by_label("Budget in dollars")).to_have_attribute("aria-invalid", "true")
+    dialog.get_by_label("Budget in dollars").fill("2.5")
+    accessible(page)
+    dialog.get_by_role("button", name="Save and retry").click()
+    expect(dialog).to_have_count(0)
+    now = board.get(task)
+    assert (now["budget"]["usd"], now["attempts"][0]["round"]) == (2.5, 2)
+
+
 def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board: NewBoard) -> None:
     board = new_board(parallel=1)
     first = board.task("First", LONG, start=True)
@@ -369,7 +412,10 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     accessible(page)
     page.keyboard.press("Escape")
 
-    act(page, "First", "Stop")
+    act(page, "First", "Cancel task")
+    asked = page.get_by_role("alertdialog", name="Cancel this task?")
+    expect(asked).to_contain_text("Retry continues from them")
+    asked.get_by_role("button", name="Cancel task").click()
     expect(page.get_by_role("button", name="Unfold Cancelled 1")).to_be_visible()
     failed = card(column(page, "In progress"), "Second")
     expect(failed).to_contain_text("Failed", timeout=SLOW_MS)
@@ -478,11 +524,11 @@ def test_everybody_can_read_it(page: Page, board: Board) -> None:
     expect(card(page, "At work")).to_contain_text("Agent at work", timeout=SLOW_MS)
     accessible(page)
     page.get_by_role("button", name="Actions for At work").click()
-    expect(page.get_by_role("menuitem", name="Stop")).to_be_visible()
+    expect(page.get_by_role("menuitem", name="Cancel task")).to_be_visible()
     accessible(page)
     page.keyboard.press("Escape")
     darken(page)
     accessible(page, colours=True)
     page.get_by_role("button", name="Actions for At work").click()
-    expect(page.get_by_role("menuitem", name="Stop")).to_be_visible()
+    expect(page.get_by_role("menuitem", name="Cancel task")).to_be_visible()
     accessible(page, colours=True)

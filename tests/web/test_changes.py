@@ -348,7 +348,7 @@ def test_a_plain_remote_is_merged_here_and_its_steps_say_what_came_of_them(
     expect(panel.get_by_text("Pushed", exact=True)).to_be_visible(timeout=SLOW_MS)
     link = panel.get_by_role("note").get_by_role("link", name="Git and forge settings")
     expect(link).to_have_attribute("href", f"/projects/{project}?tab=forge")
-    panel.get_by_role("button", name="Merge", exact=True).click()
+    page.locator("header").first.get_by_role("button", name="Merge", exact=True).click()
     _dialog(page).get_by_role("button", name="Merge").click()
     expect(panel.get_by_text("Merged").first).to_be_visible(timeout=SLOW_MS)
     until(lambda: yard.get(f"/tasks/{task}")["status"] == "done", 60)

@@ -145,20 +145,27 @@ def test_a_permission_is_given_in_place(page: Page, yard: Yard, talk: str) -> No
     assert "burnt-it" not in _words(yard, talk, "agent")
 
 
-def test_no_says_what_to_do_instead_and_a_message_continues_a_failed_task(page: Page, yard: Yard, project: str) -> None:
+def test_no_says_what_to_do_instead_and_a_message_continues_a_stopped_task(
+    page: Page, yard: Yard, project: str
+) -> None:
     task = yard.task("Renew the fence", "permit: burn the fence", project=project)
     page.goto(f"/tasks/{task}")
     ask = page.get_by_test_id("ask")
-    ask.get_by_role("button", name="Reject", exact=True).click(timeout=SLOW_MS)
-    ask.get_by_role("button", name="Refuse without a message").click()
-    failed = yard.rests(task, "failed")
+    expect(ask).to_be_visible(timeout=SLOW_MS)
+    page.get_by_role("button", name="Stop the agent").click()
+    stopped = yard.rests(task, "failed")
+    header = page.locator("header")
+    expect(header.get_by_text("Stopped", exact=True)).to_be_visible()
+    expect(header.get_by_text(re.compile("In progress|Failed"))).to_have_count(0)  # one state, and no failure
+    expect(page.get_by_role("alert")).to_have_count(0)
     _box(page).fill("permit: saw the fence")
     page.get_by_role("button", name="Send and retry").click()
+    expect(_said(page).get_by_role("article", name="Prompt: You")).to_contain_text("permit: saw the fence")
     ask.get_by_role("button", name="Reject", exact=True).click(timeout=SLOW_MS)
     ask.get_by_label("What should the agent do instead?").fill("create fence.txt: green\ncommit: feat: paint the fence")
     ask.get_by_role("button", name="Refuse and send").click()
     done = yard.rests(task, "in_review")
-    assert (done["id"], done["round"]) == (failed["id"], 2)
+    assert (done["id"], done["round"]) == (stopped["id"], 2)
     expect(page.locator("header").get_by_text("In review").first).to_be_visible()
     assert "create fence.txt" in _words(yard, done["sessionId"], "user")
 
@@ -195,7 +202,7 @@ def test_a_question_is_answered_in_place(page: Page, yard: Yard, talk: str) -> N
     ask.get_by_role("textbox").fill("green")
     ask.get_by_role("button", name="Answer").click()
     expect(_told(page, "it shall be green")).to_be_visible()
-    answered = _said(page).get_by_role("button", name=re.compile("^Answered"))
+    answered = _said(page).get_by_role("button", name=re.compile("^Answered Which colour. green"))
     answered.click()
     expect(_said(page).get_by_role("definition")).to_have_text("green")
     _over(yard, talk)
@@ -223,7 +230,7 @@ def test_a_prompt_waits_for_its_turn_and_can_be_taken_back(page: Page, yard: Yar
     expect(waiting.first).to_contain_text("the-first-that-waited")
     waiting.filter(has_text="the-first").get_by_role("button", name="Take this prompt back").click()
     expect(waiting).to_have_count(1)
-    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop the agent").click()
     expect(_said(page).get_by_text("Stopped").first).to_be_visible()
     expect(_told(page, "the-second-that-waited")).to_be_visible(timeout=SLOW_MS)
     expect(waiting).to_have_count(0)

@@ -4,6 +4,7 @@ import { ChevronsLeftRight, ChevronsRightLeft } from "lucide-react";
 import { memo, useCallback, useEffect, useRef, useState } from "react";
 import type { Count } from "@/api/board-data";
 import type { Column as Name, TaskCard } from "@/api/types";
+import { hasFailed, leading, wasStopped } from "@/features/tasks/card-facts";
 import { COLUMNS } from "@/lib/status";
 import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
@@ -106,6 +107,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
   }, [near, shown.length, read]);
 
   const held = count.total - count.failed;
+  const stopped = shown.filter((task) => hasFailed(task) && wasStopped(leading(task))).length; // counted as failed
   const over = limit !== undefined && held > limit;
   const end = list.measurementsCache.at(-1);
   return (
@@ -130,11 +132,12 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
         <span className="text-xs text-faint tabular-nums">
           {count.matching === count.total ? held : `${count.matching} of ${count.total}`}
         </span>
-        {count.failed > 0 && (
+        {count.failed > stopped && (
           <Badge tone="bad" className="tabular-nums">
-            {count.failed} failed
+            {count.failed - stopped} failed
           </Badge>
         )}
+        {stopped > 0 && <Badge className="tabular-nums">{stopped} stopped</Badge>}
         {limit !== undefined && (
           <Badge tone={over ? "bad" : held === limit ? "warn" : "idle"} className="tabular-nums">
             {over ? `over its limit of ${limit}` : held === limit ? `full, limit ${limit}` : `limit ${limit}`}

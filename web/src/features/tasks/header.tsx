@@ -1,5 +1,6 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
+import clsx from "clsx";
 import { CircleAlert, GitPullRequest, Pencil, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
 import { pendingAsks, projects } from "@/api/queries";
@@ -71,7 +72,7 @@ export function TaskHeader({
           </span>
         )}
         {clock && (
-          <span className="min-w-[6ch] tabular-nums" title="Time of work">
+          <span className={clsx("tabular-nums", clock.workingSince && "min-w-[6ch]")} title="Time of work">
             <Worked attempt={clock} />
           </span>
         )}

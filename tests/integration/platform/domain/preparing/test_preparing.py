@@ -15,7 +15,7 @@ from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Preparation, Sandbox
 from sandyard.platform.domain.agents.model import Install
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.preparing.agent_snapshots import INSTALLER
+from sandyard.platform.domain.preparing.agent_snapshots import INSTALLER, Making
 from sandyard.platform.domain.preparing.model import PreparationFailedError
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import NewCommand, Status
@@ -178,10 +178,18 @@ async def test_an_agent_is_installed_once_for_a_template(garden: Garden) -> None
 async def test_nobody_enters_the_sandbox_in_which_an_agent_is_installed(garden: Garden) -> None:
     """What is made in it is used by everybody: who asked for it first must not be able to change it."""
     member, services = await garden.yard.person("member"), garden.yard.services
-    wait = "until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
+    wait = "echo fetching; until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
     tool = replace(TOOL, install=Install("1", ("test", "-e", "/home/user/.tool"), wait))
-    making = asyncio.create_task(services.preparing.agent_snapshots.ensure(member.user_id, tool, "base"))
+    told: list[Making] = []
+
+    async def waiting(made: Making) -> None:
+        told.append(made)
+
+    making = asyncio.create_task(services.preparing.agent_snapshots.ensure(member.user_id, tool, "base", waiting))
     query = select(Sandbox).where(Sandbox.agent_id == INSTALLER, Sandbox.status == Status.RUNNING)
+
+    async def heard() -> bool:
+        return told[0].output == "fetching"
 
     async def installing() -> Sandbox | None:
         async with services.database.reading() as session:
@@ -190,6 +198,7 @@ async def test_nobody_enters_the_sandbox_in_which_an_agent_is_installed(garden: 
     await until(installing, "it is being installed")
     row = await installing()
     assert row is not None and row.owner_id == member.user_id
+    await until(heard, "who waits sees what it says")
     for everybody in (True, False):
         page = await services.lifecycle.rows.page(member, PageRequest(), everybody=everybody)
         assert row.id not in [one.id for one in page.items]
