@@ -3280,7 +3280,7 @@ export interface components {
             sandboxId: string;
             /**
              * Projectid
-             * @description The sandbox's own project if left out.
+             * @description Must be the sandbox's own project, which is taken if left out.
              */
             projectId?: string | null;
             /**
@@ -4933,6 +4933,11 @@ export interface components {
              * @description A template or snapshot of the engine.
              */
             template?: string | null;
+            /**
+             * Projectid
+             * @description Whose settings apply, and whose repository may be cloned into it; null: of no project.
+             */
+            projectId?: string | null;
             /** Agentid */
             agentId?: string | null;
             /** Taskid */

@@ -30,12 +30,12 @@ HOW = {
 
 @click.command()
 @workplace_argument
-@click.option("--project", shell_complete=project_ids, help="Whose repository.  [default: the session's project]")
+@click.option("--project", shell_complete=project_ids, help="Fail unless the sandbox belongs to this project.")
 @click.option("--base", help="The branch to start from.  [default: the project's]")
 @click.option("--branch", help="The branch to work on.  [default: a new one]")
 @output_option
 def clone(workplace: str, project: str | None, base: str | None, branch: str | None, output: str | None) -> None:
-    """Check out a project's repository in a sandbox. Sessions of a project have their checkout already."""
+    """Check out the repository of a sandbox's project in it. Sessions of a project have their checkout already."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         done = carry_out(client, "clone", workplace, given(projectId=project_id, baseBranch=base, branch=branch))

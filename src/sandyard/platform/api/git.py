@@ -46,7 +46,7 @@ class InSandbox(Input):
 class Clone(InSandbox):
     model_config = example(sandboxId=SANDBOX, projectId="prj_0mh3k7a1x2abcdefghij", baseBranch="main")
 
-    project_id: Id | None = Field(None, description="The sandbox's own project if left out.")
+    project_id: Id | None = Field(None, description="Must be the sandbox's own project, which is taken if left out.")
     base_branch: Branch | None = Field(None, description="The project's if left out.")
     branch: Branch | None = Field(None, description="To work on; a free name is chosen if left out.")
 

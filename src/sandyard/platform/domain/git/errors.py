@@ -112,6 +112,13 @@ class NoCheckoutError(ConflictError):
     code = "no_checkout"
 
 
+class NotInProjectError(ConflictError):
+    """This sandbox does not belong to the project. A project's repository is checked out only in the project's own sandboxes, where its
+    settings apply: start a session in the project, or create a sandbox with its projectId."""
+
+    code = "not_in_project"
+
+
 class UnsafeBundleError(SandyardError):
     """What came out of the sandbox is not a sound set of commits, and was not taken."""
 

@@ -149,6 +149,7 @@ class McpGateway:
         headers = [
             *((name, value) for name, value in asking.headers if _is_forwarded(name) and name not in own),
             ("accept-encoding", "identity"),
+            *([("content-length", str(len(asking.body)))] if asking.body else []),
             *((name, value.reveal()) for name, value in secrets.items()),
         ]
         request = client.build_request(
@@ -157,9 +158,11 @@ class McpGateway:
             headers=[
                 (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers
             ],
-            content=asking.body or None,
+            content=asking.stream_body() if asking.body else None,
         )
-        return await client.send(request, stream=True)
+        response = await client.send(request, stream=True)
+        asking.drop_body()
+        return response
 
     def _note(self, place: Place, row: McpServer, sentence: str) -> None:
         turn_id = place.turn()

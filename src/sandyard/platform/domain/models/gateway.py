@@ -68,6 +68,8 @@ class _Call:
     asked: Asked
     asking: Asking
     model: str | None = None
+    size: int = 0
+    """Of the body that is sent, which is dropped then."""
 
     @property
     def label(self) -> str:
@@ -212,7 +214,8 @@ class Gateway:
                 f"This project does not let agents use what the provider does itself: {', '.join(refused)}. The project's owner can allow "
                 f"it in its settings (agent.hostedTools).",
             )
-        return replace(call, model=model, asking=replace(call.asking, body=body))
+        call.asking.body = body
+        return replace(call, model=model, size=len(body))
 
     async def _allowed(self, session: Session) -> Sequence[str]:
         async with self._database.reading() as reading:
@@ -389,17 +392,21 @@ class Gateway:
             self._tasks.spawn(self._refused(call.turn_id, fault))
 
     async def _sent(self, call: _Call, key: Secret | None) -> httpx.Response:
-        client = self.client_for(call.provider.base_url)
+        client, asking = self.client_for(call.provider.base_url), call.asking
+        headers = apis.upward(call.kind, asking.headers, key)
+        if asking.body:
+            headers.append(("content-length", str(len(asking.body))))
         request = client.build_request(
-            call.asking.method,
+            asking.method,
             apis.address(call.provider.base_url, call.asked),
             headers=[
-                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-                for name, value in apis.upward(call.kind, call.asking.headers, key)
+                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers
             ],
-            content=call.asking.body,
+            content=asking.stream_body() if asking.body else b"",
         )
-        return await client.send(request, stream=True)
+        response = await client.send(request, stream=True)
+        asking.drop_body()  # also of one who answers before all of it was sent
+        return response
 
     async def _key(self, call: _Call, outcome: _Outcome) -> Secret | None:
         try:
@@ -481,5 +488,5 @@ def _cost(call: _Call, tokens: Tokens) -> int | None:
 
 def _at_least(tokens: Tokens, call: _Call, output: int) -> Tokens:
     """What an answer took that was broken off, or did not say it. An estimate: nothing would let anybody spend without end."""
-    taken = tokens.input if tokens.input is not None else len(call.asking.body) // BYTES_OF_A_TOKEN
+    taken = tokens.input if tokens.input is not None else call.size // BYTES_OF_A_TOKEN
     return replace(tokens, input=taken, output=max(tokens.output or 0, output))

@@ -156,7 +156,8 @@ class Models:
         keeper = self._keepers.get(sandbox.id)
         if keeper is None or keeper.over:
             place = Place(sandbox.id, session.id, functools.partial(self._turn_of, sandbox.id))
-            keeper = Keeper(self._lifecycle, sandbox.id, functools.partial(self._serve, place), self._room)
+            serve = functools.partial(self._serve, place)
+            keeper = Keeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room)
             self._keepers[sandbox.id] = keeper
             keeper.start()
         try:

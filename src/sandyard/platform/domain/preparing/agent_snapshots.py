@@ -24,6 +24,7 @@ from sandyard.platform.domain.preparing.clearing import SUPERSEDED_AFTER, end_sa
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, about, utc_now
+from sandyard.platform.domain.sandboxes.service import is_work_snapshot
 from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
 from sandyard.platform.settings import PlatformSettings
 
@@ -54,7 +55,8 @@ class AgentSnapshots:
 
     async def ensure(self, owner_id: str, profile: Profile, template: str) -> str:
         """Return the snapshot to use in the template's place, made now if there is none; the template for an agent that installs
-        nothing. One is made for all who ask at once; who is cancelled only no longer waits. Raises AgentInstallError, what the
+        nothing, and when the template is a snapshot of somebody's work: the sandbox in which agents are installed has no project's
+        settings. One is made for all who ask at once; who is cancelled only no longer waits. Raises AgentInstallError, what the
         engine raises, and StoppingError when the platform stops first."""
         if profile.install is None:
             return template
@@ -83,6 +85,8 @@ class AgentSnapshots:
         return found if isinstance(found, str) else template
 
     async def _find_or_make(self, owner_id: str, profile: Profile, template: str) -> str | asyncio.Task[str]:
+        if await is_work_snapshot(self._database, template):
+            return template
         key = await self._key(owner_id, profile, template)
         lock = self._locks.get(key)
         if lock is None:
