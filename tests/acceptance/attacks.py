@@ -316,9 +316,9 @@ def filter_of_a_group_of_sockets():
 
 def use_filter(option):
     code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0xFFFF), 8)
-    set_option(
-        socket.AF_INET, socket.SOCK_DGRAM, socket.SOL_SOCKET, option, struct.pack("HxxxxxxQ", 1, ctypes.addressof(code))
-    )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("HxxxxxxQ", 1, ctypes.addressof(code)))
 
 
 def multicast_from_a_source():
@@ -364,7 +364,7 @@ def long_access_list():
     """Of a file in memory: the kernel keeps it as it is, and counts it nowhere."""
     path = f"/dev/shm/list-{os.getpid()}"
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    others = [(2, 7, os.getuid())] * 1000
+    others = [(2, 7, os.getuid())] * 200
     entries = [(1, 7, 0xFFFF_FFFF), *others, (4, 5, 0xFFFF_FFFF), (0x10, 7, 0xFFFF_FFFF), (0x20, 5, 0xFFFF_FFFF)]
     try:
         os.setxattr(
@@ -375,7 +375,7 @@ def long_access_list():
 
 
 def many_files_in_memory():
-    return fill("/dev/shm", 5000)
+    return fill("/dev/shm", 20000)
 
 
 def many_device_files():

@@ -145,6 +145,8 @@ class KernelMemory:
                 amount=excess.amount,
                 machine_kernel_memory=kernel_memory,
             )
+        if not found:
+            log.info("kernel_memory_checked", sandboxes=len(sandboxes), machine_kernel_memory=kernel_memory)
         await asyncio.gather(*(self._end_processes(excess.sandbox, sandboxes[excess.sandbox]) for excess in found))
         return bool(found)
 

@@ -160,8 +160,9 @@ OPTIONS: dict[int, dict[str, int]] = {
     },
     6: {"TCP_MD5SIG": 14, "TCP_MD5SIG_EXT": 32, "TCP_AO_ADD_KEY": 38},  # IPPROTO_TCP: keys of routers
 }
-LARGEST_ATTRIBUTE = 4096
-"""Bytes of an extended attribute, as on ext4. The kernel keeps an access list in memory, three times as large and counted nowhere."""
+LARGEST_ATTRIBUTE = 1024
+"""Bytes of an extended attribute: what Linux allows (65,536) is memory as well, and counted nowhere, where it is an access list. The kernel
+keeps up to two of them for each file it knows, of which some 3 KiB are counted."""
 
 # All that a process may do which only reads and writes descriptors it has, and files below a directory (`files_program`).
 FILES: dict[str, Numbers] = {

@@ -57,6 +57,15 @@ class Cgroups:
                 io.weigh(hierarchy.root, limits.weight)
                 self._io[hierarchy.name] = list(io.files(hierarchy.version, limits, disk))
 
+    def limit_processes(self, sysctl: Path = Path("/proc/sys/kernel")) -> None:
+        """Of all sandboxes together, so that the machine always has process ids and threads left for everything else."""
+        hierarchy = self._serving("pids")
+        if hierarchy is None:
+            return
+        most = min(int((sysctl / name).read_text()) for name in ("pid_max", "threads-max"))
+        with contextlib.suppress(OSError):  # without root the engine's own group may belong to somebody else
+            _write(hierarchy.root / "pids.max", str(most * 3 // 4))
+
     def _named(self, name: str) -> Hierarchy | None:
         return next((h for h in self.hierarchies if h.name == name), None)
 

@@ -22,8 +22,8 @@ ROOT = b"/root"
 FIRST_LAYER_FD, MOST_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
 _TTY_GROUP = 5
 _MOST_TERMINALS = 64  # of one sandbox: the machine has 4096 for all, less 1024 that are kept for itself
-# Files in /dev/shm: no cgroup counts their access lists, 16 KiB each with the largest that seccomp lets through.
-_MOST_SHARED = 4096
+# Files in /dev/shm: no cgroup counts their access lists, 4 KiB with the largest that seccomp lets through.
+_MOST_SHARED = 16_384
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
