@@ -9,6 +9,7 @@ import httpx
 
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.models import McpServer
@@ -133,6 +134,7 @@ class McpGateway:
         await answer.head(response.status_code, apis.downward(kept, decoded="content-encoding" in response.headers))
         try:
             async for chunk in response.aiter_bytes():
+                await take_turn()
                 await answer.data(redactor.feed(chunk))
             await answer.data(redactor.rest())
         except httpx.ReadTimeout:

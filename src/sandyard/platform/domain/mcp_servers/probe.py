@@ -14,6 +14,7 @@ import httpx
 
 from sandyard import __version__
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
 from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answer, refusal_of_error
@@ -154,6 +155,7 @@ async def _read_answer(response: httpx.Response, number: int) -> dict[str, Any] 
     streamed = response.headers.get("content-type", "").partition(";")[0].strip() == "text/event-stream"
     held, searched, data, size = bytearray(), 0, list[bytes](), 0
     async for chunk in response.aiter_bytes():
+        await take_turn()
         size += len(chunk)
         if size > _MOST:
             return None

@@ -15,6 +15,7 @@ import httpx
 from sandyard.kit.encodings import COMPRESSIONS
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.shared_http import open_shared_client
 from sandyard.kit.tasks import TaskSet
@@ -358,6 +359,7 @@ class Gateway:
                 response.status_code, apis.downward(headers, decoded="content-encoding" in response.headers)
             )
             async for chunk in chunks:
+                await take_turn()
                 counter.feed(chunk)
                 clean = redactor.feed(chunk)
                 if said is not None:
@@ -426,6 +428,7 @@ async def _read_some(chunks: AsyncIterator[bytes]) -> bytes:
     """An error, or as much of it as is looked at."""
     read = b""
     async for chunk in chunks:
+        await take_turn()
         read += chunk
         if len(read) >= _ERROR:
             break

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
 from sandyard.platform.db.models import ModelProvider
@@ -96,6 +97,7 @@ def _request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] |
 async def _beginning(response: httpx.Response) -> bytes:
     said = b""
     async for chunk in response.aiter_bytes():
+        await take_turn()
         said += chunk
         if len(said) >= _MOST:
             break
