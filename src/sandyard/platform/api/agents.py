@@ -184,7 +184,7 @@ async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentN
     return await _view(caller, models, await agents.get(caller, agent_name))
 
 
-@router.put("/agents/{agent_name}", name="agent.update")
+@router.put("/agents/{agent_name}", name="agent.update", dependencies=[limited("execute")])
 async def update(
     caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: ChangedAgent
 ) -> AgentView:

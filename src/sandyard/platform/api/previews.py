@@ -8,6 +8,7 @@ from fastapi import Path, Request
 from pydantic import Field
 
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
@@ -65,7 +66,9 @@ async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> Po
     return PortList.model_validate(await previews.ports(caller, sandbox_id))
 
 
-@router.post("/sandboxes/{sandbox_id}/previews", name="preview.create", status_code=201)
+@router.post(
+    "/sandboxes/{sandbox_id}/previews", name="preview.create", status_code=201, dependencies=[limited("execute")]
+)
 async def create(
     request: Request, caller: Caller, previews: Previews, sandbox_id: SandboxId, body: NewPreview
 ) -> PreviewView:

@@ -200,7 +200,7 @@ async def get_project(caller: Caller, project_id: ProjectId, projects: Projects,
     return await view(models, await projects.get(caller, project_id))
 
 
-@router.patch("/projects/{project_id}", name="project.update")
+@router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute")])
 async def update_project(
     caller: Caller, project_id: ProjectId, body: ProjectChange, request: Request, projects: Projects, models: Models
 ) -> ProjectView:

@@ -125,7 +125,7 @@ async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> 
     return await _view(schedules, await schedules.get(caller, schedule_id))
 
 
-@router.patch("/schedules/{schedule_id}", name="schedule.update")
+@router.patch("/schedules/{schedule_id}", name="schedule.update", dependencies=[limited("execute")])
 async def update(
     request: Request, caller: Caller, schedules: Schedules, schedule_id: ScheduleId, body: ScheduleChange
 ) -> ScheduleView:

@@ -209,7 +209,7 @@ async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     return TaskView.of(await tasks.cards.one(await tasks.get(caller, task_id)))
 
 
-@router.patch("/tasks/{task_id}", name="task.update")
+@router.patch("/tasks/{task_id}", name="task.update", dependencies=[limited("execute")])
 async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: TaskChange) -> TaskView:
     given: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
     note(request, changed=sorted(given))

@@ -235,7 +235,7 @@ async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
     return AskView.of(await service.get(caller, ask_id))
 
 
-@router.post("/asks/{ask_id}/answer", name="ask.answer")
+@router.post("/asks/{ask_id}/answer", name="ask.answer", dependencies=[limited("execute")])
 async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId, body: Answer) -> AskView:
     """With one of optionId, decision or content. The agent goes on, and is woken for that."""
     ask = await service.answer(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandyard.platform.domain.git import merging, pushing
-from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, READ_TIMEOUT_S, Bare, listed
+from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, READ_TIMEOUT_S, Bare, list_remote, listed
 from sandyard.platform.domain.git.bundles import Bundles
 from sandyard.platform.domain.git.errors import RemoteMissingError, TooMuchError
 from sandyard.platform.domain.git.faults import TOO_LARGE
@@ -144,10 +144,8 @@ class Mirror(Bare):
         self, remote: Remote, credential: Credential | None, *patterns: str
     ) -> tuple[str | None, dict[str, str]]:
         """See `_advertised`."""
-        done = await self.git.run(
-            "ls-remote", "--symref", "--", remote.url, *patterns, cwd=None, remote=remote, credential=credential
-        )
-        return _advertised(done.stdout)
+        listing = await list_remote(self.git, remote, credential, *patterns, symref=True)
+        return await asyncio.to_thread(_advertised, listing)
 
     async def remote_branch(self, remote: Remote, credential: Credential | None, branch: str) -> str | None:
         return await Line(self, remote, credential).at(HEADS + branch)

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from sandyard.kit import bounded_json
 from sandyard.kit.encodings import COMPRESSIONS
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
@@ -34,7 +35,7 @@ from sandyard.platform.domain.models.model import OverBudgetError, Price, Tokens
 from sandyard.platform.domain.models.presets import price_at
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
-from sandyard.platform.domain.models.tunnel import Answering, Asking
+from sandyard.platform.domain.models.tunnel import BODY_LIMIT, Answering, Asking
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import owner_is_in_project
 
@@ -43,7 +44,9 @@ log = get_logger(__name__)
 CONNECT_S, WRITE_S = 15.0, 120.0
 NOTE_S = 10.0
 """How often it is written down what an answer that goes on has taken: that much is counted should we die meanwhile."""
-_APART = 256 << 10
+MOST_VALUES = 200_000
+"""JSON values of a request. Long contexts and images are long strings, of which there may be as much as a body can have."""
+_APART = 32 << 10
 """A larger body is read in a thread."""
 _ERROR = 64 << 10
 """Of a longer error only the beginning is looked at."""
@@ -196,8 +199,18 @@ class Gateway:
         """With its model, and with what makes a stream say what it took; and with nothing that the provider is to do besides, unless
         the project allows it."""
         body = call.asking.body
-        reading = asyncio.to_thread(_parsed, body, call.asked, call.kind) if len(body) > _APART else None
-        parsed = await reading if reading is not None else _parsed(body, call.asked, call.kind)
+        try:
+            if len(body) > _APART:
+                parsed = await asyncio.to_thread(_parsed, body, call.asked, call.kind)
+            else:
+                parsed = _parsed(body, call.asked, call.kind)
+        except bounded_json.TooManyValuesError:
+            raise _Refused(
+                call.kind,
+                413,
+                "too_large",
+                f"The body of the request has more than {MOST_VALUES:,} JSON values. Begin a new session, or give the agent fewer tools.",
+            ) from None
         if parsed is None:
             raise _Refused(
                 call.kind,
@@ -457,10 +470,12 @@ class _Beginning:
 
 
 def _parsed(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
-    """The model, the body to send, and what the provider is to do besides; None when it is not a JSON object."""
+    """The model, the body to send, and what the provider is to do besides; None when it is not a JSON object. TooManyValuesError."""
     try:
-        told: Any = json.loads(body, object_pairs_hook=_once)
-    except (ValueError, RecursionError):
+        told: Any = bounded_json.parse(body, largest=BODY_LIMIT, values=MOST_VALUES, object_pairs_hook=_once)
+    except bounded_json.TooManyValuesError:
+        raise
+    except ValueError:
         return None
     if not isinstance(told, dict):
         return None

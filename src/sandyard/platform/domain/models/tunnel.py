@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
@@ -43,6 +44,8 @@ WINDOW = 256 << 10
 _CHUNK = 48 << 10
 _HEADERS, _HEAD_LIMIT = 200, 96 << 10
 _NUMBER = 1 << 53
+_LINE, _LINE_VALUES = 1 << 20, 10 * _HEADERS
+"""Of JSON in one line: the head of a request has the most."""
 
 
 class TunnelError(SandyardError):
@@ -187,8 +190,8 @@ class Tunnel:
         try:
             async for line in self._stream.lines():
                 try:
-                    self._hear(json.loads(line))
-                except (ValueError, KeyError, TypeError, RecursionError):
+                    self._hear(bounded_json.parse(line, largest=_LINE, values=_LINE_VALUES))
+                except (ValueError, KeyError, TypeError):
                     raise TunnelError(
                         "The tunnel's program in the sandbox says what the platform does not understand."
                     ) from None
