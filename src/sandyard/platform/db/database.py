@@ -172,14 +172,22 @@ class Database:
         """With a reason, nothing is read or written any more: every verb raises it, until this is called with None."""
         self._withheld = reason
 
-    async def retry_while_away(self, work: Callable[[], Awaitable[T]], what: str, **ids: str) -> T:
-        """Do `work`; while the database is away or busy, wait and do it again. Whether a commit that was cut off has happened is
-        not known, so `work` must be harmless to do twice, as after a crash. `what` and `ids` are for the log."""
+    async def retry_while_away(
+        self,
+        work: Callable[[], Awaitable[T]],
+        what: str,
+        *,
+        awaited: tuple[type[SandyardError], ...] = AWAY,
+        **ids: str,
+    ) -> T:
+        """Do `work`; while the database is away, busy or full (or only what is `awaited`), wait and do it again. Whether a commit that
+        was cut off has happened is not known, so `work` must be harmless to do twice, as after a crash. `what` and `ids` are for the
+        log."""
         waited = False
         while True:
             try:
                 return await work()
-            except AWAY as error:
+            except awaited as error:
                 if not waited:
                     log.warning("database_awaited", work=what, reason=error.message, **ids)
                 waited = True

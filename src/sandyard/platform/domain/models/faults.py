@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -48,6 +48,10 @@ class Fault:
     cause: Cause
     sentence: str
     final: bool = False
+    at: float = field(default=0.0, compare=False)
+    """When it was noted (`time.monotonic`)."""
+    alone: bool = field(default=False, compare=False)
+    """No other request of the turn was answered while this one was under way."""
 
     @property
     def code(self) -> str:

@@ -121,10 +121,11 @@ class Gateway:
         *,
         timeout_s: float,
         over_budget: Callable[[str, str], Coroutine[Any, Any, None]],
-        note_fault: Callable[[str, Fault | None], None],
+        note_fault: Callable[[str, Fault | None, float], None],
         refused: Callable[[str, Fault], Coroutine[Any, Any, None]],
     ) -> None:
-        """`note_fault` hears how each request of a turn went, before the agent does; `refused` that all others would be refused too."""
+        """`note_fault` hears how each request of a turn went, before the agent does, and when it began; of one that is answered it hears
+        when the answer begins and when it is complete. `refused` hears that all others would be refused too."""
         self._database = database
         self._providers = providers
         self._capabilities = capabilities
@@ -327,7 +328,8 @@ class Gateway:
                 outcome.sent, outcome.tokens = False, Tokens()
             outcome.error = redactor.text(f"The provider could not be asked: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
-            self._note(call, fault_of_error(call.label, call.provider.base_url, error, late=late), redactor)
+            fault = fault_of_error(call.label, call.provider.base_url, error, late=late)
+            self._note(call, fault, outcome.began, redactor)
             raise _Refused(
                 call.kind,
                 504 if late else 502,
@@ -349,14 +351,14 @@ class Gateway:
         """Whether all of it has come."""
         outcome.status = response.status_code
         counter = Counter(call.kind, response.headers.get("content-type", ""))
-        said = _Beginning() if response.status_code >= 400 else None
+        said = None if response.is_success else _Beginning()
         complete, outcome.sent = False, response.is_success
         noted = time.monotonic()
         headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
         chunks = response.aiter_bytes()
         try:
             if said is None:
-                self._note(call, None, redactor)
+                self._note(call, None, outcome.began, redactor)
             else:  # before the agent hears of it, and gives up
                 first = await _read_some(chunks)
                 fault = fault_of_answer(
@@ -366,7 +368,7 @@ class Gateway:
                     model=call.model,
                     keyed=call.provider.key is not None,
                 )
-                self._note(call, fault, redactor)
+                self._note(call, fault, outcome.began, redactor)
                 chunks = _continue_with(first, chunks)
             await answer.head(
                 response.status_code, apis.downward(headers, decoded="content-encoding" in response.headers)
@@ -383,6 +385,8 @@ class Gateway:
                     await outcome.note(_at_least(Tokens(), call, counter.at_least))
             await answer.data(redactor.rest())
             complete = True
+            if said is None:
+                self._note(call, None, outcome.began, redactor)
         except httpx.HTTPError as error:
             outcome.error = redactor.text(f"The provider's answer broke off: {type(error).__name__}: {error}")
             log.warning("model_answer_broken", provider=call.provider.id, reason=type(error).__name__)
@@ -396,13 +400,13 @@ class Gateway:
             outcome.error = outcome.error or said.text
         return complete
 
-    def _note(self, call: _Call, fault: Fault | None, redactor: Redactor) -> None:
+    def _note(self, call: _Call, fault: Fault | None, began: float, redactor: Redactor) -> None:
         """What costs nothing, as a count of tokens, says nothing: some providers lack it."""
         if call.turn_id is None or not call.asked.counted:
             return
         if fault is not None:
             fault = replace(fault, sentence=redactor.text(fault.sentence))
-        self._note_fault(call.turn_id, fault)
+        self._note_fault(call.turn_id, fault, began)
         if fault is not None and fault.final:
             self._tasks.spawn(self._refused(call.turn_id, fault))
 
