@@ -176,7 +176,7 @@ async def list_(
     return Page(items=[TaskView.of(card) for card in cards], next_cursor=found.next_cursor)
 
 
-@router.get("/tasks/counts", name="task.counts")
+@router.get("/tasks/counts", name="task.counts", dependencies=[large_answer()])
 async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     """How many cards there are, by project and column."""
     found = await tasks.counts(caller)
@@ -206,7 +206,7 @@ async def show_board(
     return BoardView.of(page)
 
 
-@router.get("/tasks/{task_id}", name="task.get")
+@router.get("/tasks/{task_id}", name="task.get", dependencies=[large_answer()])
 async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     return TaskView.of(await tasks.cards.one(await tasks.get(caller, task_id)))
 
@@ -253,7 +253,7 @@ async def retry(
     return TaskView.of(await tasks.cards.one(row))
 
 
-@router.get("/tasks/{task_id}/attempts", name="task.attempts")
+@router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_answer()])
 async def attempts_of(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
     """Side by side: what they changed, whether it was verified, what it cost and how long it took."""
     return AttemptList.of(await tasks.cards.one(await tasks.get(caller, task_id)))
@@ -270,7 +270,7 @@ async def pick(
     return TaskView.of(await tasks.cards.one(task))
 
 
-@router.get("/queue", name="task.queue")
+@router.get("/queue", name="task.queue", dependencies=[large_answer()])
 async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
     """Attempts that wait, in order, with what they wait for. Places count those of others, too."""
     waiting = await attempts.queue(caller)
