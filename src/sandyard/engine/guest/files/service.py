@@ -105,19 +105,21 @@ class FilesystemService:
         """The answer, encoded as it grows: entries as objects would take ten times the memory. A page has `limit` entries, or fewer that
         have PAGE_BYTES."""
         self._sandbox.accounts.refresh()
-        passed, found, encoded = 0, 0, bytearray()
+        passed, encoded = 0, bytearray()
+        stop = MOST_ENTRIES if limit is None else min(first + limit, MOST_ENTRIES)
+        most = MOST_BYTES if limit is None else PAGE_BYTES
         above: list[Iterator[tuple[str, os.stat_result]]] = []  # directories that are left to go on with
         current = self._scan(path.rstrip("/"))
         while True:
             for child, status in current:
-                if limit is not None and (found == limit or len(encoded) >= PAGE_BYTES):
+                if passed == stop or len(encoded) > most:
+                    if limit is None or not encoded:
+                        raise RpcError("failed_precondition", TOO_MANY_ENTRIES.format(path=path))
                     return b'{"next":%d,"entries":[' % passed + encoded + b"]}"
-                if passed == MOST_ENTRIES or len(encoded) > MOST_BYTES:
-                    raise RpcError("failed_precondition", TOO_MANY_ENTRIES.format(path=path))
                 if passed >= first:
-                    encoded += b"," if found else b""
+                    if encoded:
+                        encoded += b","
                     encoded += protojson.render(entries.describe_status(self._sandbox, child, status))
-                    found += 1
                 passed += 1
                 if passed % _FAIR_SHARE == 0:
                     await asyncio.sleep(0)
