@@ -917,7 +917,8 @@ export interface paths {
         };
         /**
          * File.List
-         * @description List a folder, in the order of names. A folder with more than 100,000 entries can't be listed: use a command.
+         * @description List a folder, in the order of names. A page has fewer entries than asked for if their names are very long. Behind the first
+         *     100,000 entries nothing can be listed: use a command.
          */
         get: operations["file_list"];
         put?: never;
@@ -16405,7 +16406,7 @@ export interface operations {
             query?: {
                 projectId?: string | null;
                 status?: components["schemas"]["Column"] | null;
-                /** @description In the title or the description. */
+                /** @description Each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the id. The first 8 different words count. */
                 q?: string | null;
                 /** @description How many at most. */
                 limit?: number;
@@ -16690,7 +16691,7 @@ export interface operations {
                 offset?: number;
                 /** @description Cards of each column at most. */
                 limit?: number;
-                /** @description Each word in the title, description, branch or pull request's number; or the id. */
+                /** @description Each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the id. The first 8 different words count. */
                 q?: string | null;
                 /** @description Works, has worked or would work on it. */
                 agent?: string | null;

@@ -101,7 +101,8 @@ def update(workplace: str, how: str | None, source: str | None, output: str | No
 
 def updated(how: str, detail: dict[str, Any]) -> str:
     source, behind = detail.get("source") or "the base", detail.get("behind")
-    files = counted(len(detail.get("conflicts") or []), "file")
+    shown, number = len(detail.get("conflicts") or []), detail.get("conflictCount")
+    files = counted(number if isinstance(number, int) else shown, "file")
     if how == "give_up":
         return "Everything is as it was before." if detail.get("ended") else "There was no merge or rebase under way."
     if behind == 0:

@@ -18,7 +18,7 @@ from sandyard.platform.domain.git.bundles import Bundles
 from sandyard.platform.domain.git.errors import RemoteMissingError, TooMuchError
 from sandyard.platform.domain.git.faults import TOO_LARGE
 from sandyard.platform.domain.git.host import MEMORY, Git
-from sandyard.platform.domain.git.model import Bundle, Conflict, Credential, Progress, no_progress
+from sandyard.platform.domain.git.model import Bundle, Conflicts, Credential, Progress, no_progress
 from sandyard.platform.domain.git.pushing import Line, Patience
 from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.git.taking import take
@@ -218,7 +218,7 @@ class Mirror(Bare):
             found.append(_LFS)
         return found
 
-    async def conflicts(self, ours: str, theirs: str) -> list[Conflict]:
+    async def conflicts(self, ours: str, theirs: str) -> Conflicts:
         """What a merge of the two would stumble over. Changes nothing."""
         return await merging.conflicts(self, ours, theirs)
 

@@ -207,11 +207,11 @@ class Sandboxes:
         """Entries in the order of their paths; the cursor is how many come before the page."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         first = int(page.cursor or 0)
-        entries, more = await self._lifecycle.call(
+        found = await self._lifecycle.call(
             row,
             lambda engine_id: self._lifecycle.engine.list_files(engine_id, path, depth, first=first, limit=page.limit),
         )
-        return Listing(entries, str(first + len(entries)) if more else None)
+        return Listing(found.entries, None if found.next is None else str(found.next))
 
     async def file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)

@@ -28,7 +28,7 @@ from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.tasks import moving
 from sandyard.platform.domain.tasks.cards import Cards
-from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, has_word, read_board
+from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, has_words, read_board
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.moving import Agents, Attempts, held
@@ -163,15 +163,15 @@ class Tasks:
         status: Column | None = None,
         q: str | None = None,
     ) -> Listing[Task]:
-        """Column by column, in each as on the board. `q`: each of its words in the title, the description or the pull request."""
+        """Column by column, in each as on the board. `q`: see `has_words`."""
         query = select(Task).where(tasks_visible_to(caller))
         if project_id is not None:
             query = query.where(Task.project_id == project_id)
         if status is not None:
             query = query.where(Task.status == status)
         if q:
-            query = query.where(*(has_word(word) for word in q.split()))
-        async with self._database.reading() as session:
+            query = query.where(*has_words(q))
+        async with self._database.searching(caller.user_id) if q else self._database.reading() as session:
             found = await read_rows(session, _after(query, page.cursor), Task.id, page.limit)
         return Listing(found.items, _cursor(found.items[-1]) if found.more and found.items else None)
 
@@ -190,7 +190,17 @@ class Tasks:
         if project_id is not None:
             seen = and_(seen, Task.project_id == project_id)
         asks = sessions_visible_to(caller)
-        return await read_board(self._database, self.cards, seen, asks, wanted, only=only, offset=offset, limit=limit)
+        return await read_board(
+            self._database,
+            self.cards,
+            seen,
+            asks,
+            wanted,
+            who=caller.user_id,
+            only=only,
+            offset=offset,
+            limit=limit,
+        )
 
     async def counts(self, caller: Principal) -> dict[str, tuple[dict[Column, int], int]]:
         """By project, how many cards its columns have, and how many of those in progress have failed."""
