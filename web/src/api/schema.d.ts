@@ -7482,7 +7482,7 @@ export interface components {
             requestId: string | null;
             /**
              * Errors
-             * @description Of a request that is not valid: each fault's place.
+             * @description Of a request that is not valid: the places of the first 20 faults.
              * @default null
              */
             errors: components["schemas"]["FieldError"][] | null;
