@@ -300,6 +300,100 @@ def network_admin():
         fcntl.ioctl(probe, 0x8914, b"lo".ljust(16, b"\0") + b"\0" * 24)
 
 
+def set_option(family, kind, level, option, value):
+    with socket.socket(family, kind) as sock:
+        sock.setsockopt(level, option, value)
+
+
+def socket_filter():
+    """What it is compiled to, and its original, no cgroup counts: nor what the following options allocate for each socket."""
+    return use_filter(26)
+
+
+def filter_of_a_group_of_sockets():
+    return use_filter(51)
+
+
+def use_filter(option):
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0xFFFF), 8)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("HxxxxxxQ", 1, ctypes.addressof(code)))
+
+
+def multicast_from_a_source():
+    set_option(
+        socket.AF_INET,
+        socket.SOCK_DGRAM,
+        socket.IPPROTO_IP,
+        39,
+        socket.inet_aton("225.0.0.1") + socket.inet_aton("127.0.0.1") + socket.inet_aton("10.0.0.1"),
+    )
+
+
+def multicast_on_ipv6():
+    group = socket.inet_pton(socket.AF_INET6, "ff01::1234") + struct.pack("I", socket.if_nametoindex("lo"))
+    set_option(socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_IPV6, 20, group)
+
+
+def multicast_group_with_sources():
+    """As a group_req with the address of an IPv6 group."""
+    address = struct.pack("HHI16sI", socket.AF_INET6, 0, 0, socket.inet_pton(socket.AF_INET6, "ff01::1234"), 0)
+    request = struct.pack("I4x", socket.if_nametoindex("lo")) + address.ljust(128, b"\0")
+    set_option(socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_IPV6, 42, request)
+
+
+def packet_options():
+    """Sixty kilobytes of them."""
+    option = struct.pack("QiiI4x", 20, socket.IPPROTO_IPV6, 67, 0)  # IPV6_TCLASS
+    set_option(socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_IPV6, 6, option * 2500)
+
+
+def routing_header():
+    header = bytes([0, 2, 4, 0, 0, 0, 0, 0]) + socket.inet_pton(socket.AF_INET6, "2001:db8::1")
+    set_option(socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_IPV6, 57, header)
+
+
+def signature_key():
+    address = struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton("10.0.0.1")).ljust(128, b"\0")
+    key = address + struct.pack("BBHi80s", 0, 0, 80, 0, b"x" * 80)
+    set_option(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, 14, key)
+
+
+def long_access_list():
+    """Of a file in memory: the kernel keeps it as it is, and counts it nowhere."""
+    path = f"/dev/shm/list-{os.getpid()}"
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    others = [(2, 7, os.getuid())] * 200
+    entries = [(1, 7, 0xFFFF_FFFF), *others, (4, 5, 0xFFFF_FFFF), (0x10, 7, 0xFFFF_FFFF), (0x20, 5, 0xFFFF_FFFF)]
+    try:
+        os.setxattr(
+            path, "system.posix_acl_access", struct.pack("I", 2) + b"".join(struct.pack("HHI", *e) for e in entries)
+        )
+    finally:
+        os.unlink(path)
+
+
+def many_files_in_memory():
+    return fill("/dev/shm", 20000)
+
+
+def many_device_files():
+    return fill("/dev", 100)
+
+
+def fill(folder, count):
+    made = []
+    try:
+        for number in range(count):
+            path = f"{folder}/fill-{os.getpid()}-{number}"
+            os.mkdir(path)
+            made.append(path)
+    finally:
+        for path in made:
+            os.rmdir(path)
+
+
 def type_into_terminal():
     """TIOCSTI into the terminal of whoever shares it."""
     master, _slave = os.openpty()
@@ -440,6 +534,62 @@ def hold_netlink(megabytes):
                 held[-1].send(request * 200)
         except OSError:
             continue
+    time.sleep(60)
+    return len(held)
+
+
+def hold_unsent(count):
+    """Datagrams that are begun and not sent. Held for a minute, as the others below: no cgroup is charged for any of it."""
+    held = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(int(count))]
+    for sock in held:
+        sock.connect(("127.0.0.1", 9))
+        sock.send(bytes(64000), socket.MSG_MORE)
+    time.sleep(60)
+    return len(held)
+
+
+def hold_unaccepted(count):
+    """Connections that nobody accepts, with what was sent to them."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    held = []
+    for _ in range(int(count)):
+        held.append(socket.create_connection(server.getsockname()))
+        held[-1].setblocking(False)
+        try:
+            while True:
+                held[-1].send(bytes(1 << 16))
+        except OSError:
+            continue
+    time.sleep(60)
+    return len(held)
+
+
+def hold_errors(count):
+    """Of datagrams to a port that is closed."""
+    held = []
+    for _ in range(int(count)):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.setsockopt(socket.IPPROTO_IP, 11, 1)  # IP_RECVERR
+        sock.connect(("127.0.0.1", 9))
+        for _ in range(500):
+            try:
+                sock.send(bytes(500))
+            except OSError:
+                continue
+        held.append(sock)
+    time.sleep(60)
+    return len(held)
+
+
+def hold_echoes(count):
+    """Answers to pings that nobody reads."""
+    held = []
+    for _ in range(int(count)):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+        sock.connect(("127.0.0.1", 0))
+        for _ in range(4):
+            sock.send(b"\x08" + bytes(50000))
+        held.append(sock)
     time.sleep(60)
     return len(held)
 

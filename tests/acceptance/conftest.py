@@ -59,6 +59,7 @@ def shared_engine() -> Iterator[Engine]:
         "IO_WRITE_MBPS": IO_MBPS,
         "KERNEL_MEMORY_GROWTH_MB": 16,  # so that little of the machine's memory is taken for a test
         "NETLINK_BUFFERS_MB": 16,
+        "SOCKET_BUFFERS_MB": 16,
         "FILE_LOCKS": 20_000,
     }
     with started(POOL_SIZE="2", DOMAIN=DOMAIN, **{name: str(value) for name, value in limits.items()}) as engine:

@@ -264,7 +264,16 @@ def test_what_the_kernel_counts_for_a_user_is_taken_from_nobody_else(new_sandbox
 
 
 @pytest.mark.parametrize(
-    "way", ["hold_netlink:240", "hold_locks:300000:/dev/shm/locks", "hold_locks:300000:/tmp/locks"]
+    "way",
+    [
+        "hold_netlink:240",
+        "hold_locks:300000:/dev/shm/locks",
+        "hold_locks:300000:/tmp/locks",
+        "hold_unsent:900",
+        "hold_unaccepted:800",
+        "hold_errors:400",
+        "hold_echoes:600",
+    ],
 )
 def test_kernel_memory_that_no_cgroup_counts_is_given_back(new_sandbox: NewSandbox, engine: Engine, way: str) -> None:
     """Whoever holds too much of it is ended while it still takes more, or a moment later; the sandbox itself lives on."""

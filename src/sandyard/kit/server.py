@@ -10,10 +10,14 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from sandyard.kit import connections
+from sandyard.kit.pacing import Inflow
 
+SLICE_BYTES = 4096
+"""How much of what a client sent is parsed at once, at most: several hundred chunks of one byte."""
 SILENT_LIMIT = 64 * 1024
 """How many bytes a client may send without completing a head or a piece of a body."""
 HEADERS_LIMIT = 256
@@ -56,13 +60,28 @@ def local_url(host: str, port: int) -> str:
     return f"http://{name}:{port}"
 
 
+class _Flow(FlowControl):
+    """Reads on only when all that was read is parsed."""
+
+    def __init__(self, transport: asyncio.Transport, inflow: Inflow) -> None:
+        super().__init__(transport)
+        self._inflow = inflow
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self._inflow.go_on()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's own, with bounds: a client whose head, trailer or chunk extension grows without end, or never comes to an
     end, is sent away before it costs anything; so is one whose body arrives more slowly than anybody's line is, one that reads
-    nothing of its answers, and one too many (`connections`)."""
+    nothing of its answers, and one too many (`connections`). A client that sends many tiny chunks has to wait for others (`pacing`)."""
 
     authenticated = False
     _unread: connections.UnreadWatch
+    _inflow: Inflow
+    _parts = 0  # chunks, headers and requests so far
     _running: RequestResponseCycle | None = None  # the one that is answered; `cycle` is the one that arrives
     _waiting_bytes = 0  # of pipelined requests
     _silent = 0
@@ -77,6 +96,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self._inflow = Inflow(
+            transport, self._parse, slice_bytes=SLICE_BYTES, may_read=lambda: not self.flow.read_paused
+        )
+        self.flow = _Flow(transport, self._inflow)
         self._unread = connections.UnreadWatch(transport, self.loop)
         self._waiting: deque[int] = deque()  # bytes of each request in `pipeline`, oldest first
         self.timeout_keep_alive = min(STRANGER_SECONDS, self.config.timeout_keep_alive)
@@ -87,6 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
+        self._inflow.drop()
         self._head_is_there()
         self._body_is_there()
         self._disconnect()
@@ -161,7 +185,8 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             enough = self._body_bytes >= BODY_BYTES_PER_SECOND * seconds
             late = f"The request's body arrives too slowly: send at least {BODY_BYTES_PER_SECOND} bytes a second."
-        if enough or answering or self._body_held_up or cycle.waiting_for_100_continue:
+        held_up = self._body_held_up or self._inflow.busy
+        if enough or answering or held_up or cycle.waiting_for_100_continue:
             self._expect_body()
             return
         self._body_timer = None
@@ -177,11 +202,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._body_timer = None
 
     def data_received(self, data: bytes) -> None:
+        self._inflow.receive(data)
+
+    def _parse(self, data: bytes) -> int:
+        """The next piece of what the client sent. Returns how many parts were in it."""
+        before = self._parts
         self._progress = False
         super().data_received(data)
         self._silent = 0 if self._progress else self._silent + len(data)
-        if self.transport.is_closing():
-            return
+        if not self.transport.is_closing():
+            self._check_silence()
+        return self._parts - before
+
+    def _check_silence(self) -> None:
         if self._silent > SILENT_LIMIT:
             self.refuse(431, "The request's headers are too large: send less than 64 KiB.")
         elif self._in_body and self._body_timer is None:
@@ -194,6 +227,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._body_is_there()
+        self._inflow.drop()
         super().handle_websocket_upgrade()
         # the connection counts until it is lost, which its next protocol is told
         handed: asyncio.BaseProtocol = self.transport.get_protocol()
@@ -208,12 +242,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._pipeline_is_full():
             raise ValueError("too many pipelined requests")
+        self._parts += 1
         super().on_message_begin()
         self.scope["extensions"] = {} if self.authenticated else {AUTHENTICATED: {"mark": self._mark_authenticated}}
         self._in_head = True
         self._expect_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._parts += 1
         if not self._in_head:
             return  # a trailer: nobody here asks for one
         if len(self.headers) >= HEADERS_LIMIT:
@@ -256,6 +292,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
+        self._parts += 1
         self._body_bytes += len(body)
         super().on_body(body)
         if self.cycle is not self._running and self._waiting:
@@ -278,6 +315,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer what is no request, and hang up. Within another answer there is nothing to say."""
         running = self._running
         answering = running is not None and running.response_started and not running.response_complete
+        self._inflow.drop()
         self._disconnect()
         if answering:
             self.close()

@@ -25,6 +25,7 @@ from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.server import BoundedProtocol, Server, local_url
 from sandyard.kit.tasks import end_tasks
+from sandyard.kit.websockets import BoundedWebSocket
 from sandyard.platform.api import agents as agents_api
 from sandyard.platform.api import commands as commands_api
 from sandyard.platform.api import credentials as credentials_api
@@ -46,7 +47,6 @@ from sandyard.platform.api import terminal as terminal_api
 from sandyard.platform.api import turns as turns_api
 from sandyard.platform.api import webhooks as webhooks_api
 from sandyard.platform.api.app import build
-from sandyard.platform.api.previewing.sockets import MESSAGE_LIMIT
 from sandyard.platform.api.standby import Entrance
 from sandyard.platform.db.database import parse_url
 from sandyard.platform.db.ownership import LOOK_S
@@ -82,6 +82,8 @@ ROUTERS = (
 KEEP_ALIVE_SECONDS = 75
 SWITCH_SECONDS = 0.0005
 """SQLite works in threads of its own; what one of them has found should not wait for ten times as long as it took."""
+MESSAGE_LIMIT = 16 << 20
+"""Bytes of a message on a WebSocket of the API."""
 FAREWELL_SECONDS = 5
 """How long requests under way may still take when the platform stops."""
 
@@ -249,7 +251,7 @@ def _server(app: Entrance) -> Server:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            ws="websockets-sansio",
+            ws=BoundedWebSocket,
             ws_max_size=MESSAGE_LIMIT,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=FAREWELL_SECONDS,

@@ -917,7 +917,8 @@ export interface paths {
         };
         /**
          * File.List
-         * @description List a folder, in the order of names. A folder with more than 100,000 entries can't be listed: use a command.
+         * @description List a folder, in the order of names. A page has fewer entries than asked for if their names are very long. Behind the first
+         *     100,000 entries nothing can be listed: use a command.
          */
         get: operations["file_list"];
         put?: never;
@@ -3290,7 +3291,7 @@ export interface components {
             sandboxId: string;
             /**
              * Projectid
-             * @description The sandbox's own project if left out.
+             * @description Must be the sandbox's own project, which is taken if left out.
              */
             projectId?: string | null;
             /**
@@ -4943,6 +4944,11 @@ export interface components {
              * @description A template or snapshot of the engine.
              */
             template?: string | null;
+            /**
+             * Projectid
+             * @description Whose settings apply, and whose repository may be cloned into it; null: of no project.
+             */
+            projectId?: string | null;
             /** Agentid */
             agentId?: string | null;
             /** Taskid */
@@ -7486,7 +7492,7 @@ export interface components {
             requestId: string | null;
             /**
              * Errors
-             * @description Of a request that is not valid: each fault's place.
+             * @description Of a request that is not valid: the places of the first 20 faults.
              * @default null
              */
             errors: components["schemas"]["FieldError"][] | null;
@@ -16410,7 +16416,7 @@ export interface operations {
             query?: {
                 projectId?: string | null;
                 status?: components["schemas"]["Column"] | null;
-                /** @description In the title or the description. */
+                /** @description Each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the id. The first 8 different words count. */
                 q?: string | null;
                 /** @description How many at most. */
                 limit?: number;
@@ -16695,7 +16701,7 @@ export interface operations {
                 offset?: number;
                 /** @description Cards of each column at most. */
                 limit?: number;
-                /** @description Each word in the title, description, branch or pull request's number; or the id. */
+                /** @description Each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the id. The first 8 different words count. */
                 q?: string | null;
                 /** @description Works, has worked or would work on it. */
                 agent?: string | null;

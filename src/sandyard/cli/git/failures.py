@@ -16,7 +16,8 @@ REMEDIES = {
     "branch_moved": "Bring its commits in, then push again: sandyard git update {name} --source branch",
     "branch_gone": "Begin a new one here: sandyard git branch {name} NAME; or from the base: --start main",
     "rebase_refused": "Merge: sandyard git update {name} --merge",
-    "no_checkout": "Make one: sandyard git clone {name} --project PROJECT",
+    "no_checkout": "Make one, in a sandbox of a project: sandyard git clone {name}",
+    "not_in_project": "Start in the project: sandyard session create --project PROJECT; or: sandyard sandbox create --project PROJECT",
     "remote_refused": "See what is wrong: sandyard project test PROJECT; a new token: sandyard project token PROJECT",
     "remote_missing": "See what is wrong: sandyard project test PROJECT",
     "nothing_to_commit": "See what there is: sandyard git status {name}",
@@ -51,8 +52,6 @@ def explain(error: ApiError, workplace: str, verb: str, asked: Mapping[str, obje
         if verb == "update":
             yield "What can be done:"
             yield from _columns(_choices(name, error.details.get("choices"), str(asked.get("how") or "rebase")))
-    elif verb == "clone" and error.http_status == 400 and "projectId" not in asked:
-        yield f"Name the project: sandyard git clone {name} --project PROJECT"
     elif (remedy := REMEDIES.get(error.problem_code or "")) and verb != "restore":
         yield remedy.format(name=name)
 

@@ -30,12 +30,12 @@ HOW = {
 
 @click.command()
 @workplace_argument
-@click.option("--project", shell_complete=project_ids, help="Whose repository.  [default: the session's project]")
+@click.option("--project", shell_complete=project_ids, help="Fail unless the sandbox belongs to this project.")
 @click.option("--base", help="The branch to start from.  [default: the project's]")
 @click.option("--branch", help="The branch to work on.  [default: a new one]")
 @output_option
 def clone(workplace: str, project: str | None, base: str | None, branch: str | None, output: str | None) -> None:
-    """Check out a project's repository in a sandbox. Sessions of a project have their checkout already."""
+    """Check out the repository of a sandbox's project in it. Sessions of a project have their checkout already."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         done = carry_out(client, "clone", workplace, given(projectId=project_id, baseBranch=base, branch=branch))
@@ -101,7 +101,8 @@ def update(workplace: str, how: str | None, source: str | None, output: str | No
 
 def updated(how: str, detail: dict[str, Any]) -> str:
     source, behind = detail.get("source") or "the base", detail.get("behind")
-    files = counted(len(detail.get("conflicts") or []), "file")
+    shown, number = len(detail.get("conflicts") or []), detail.get("conflictCount")
+    files = counted(number if isinstance(number, int) else shown, "file")
     if how == "give_up":
         return "Everything is as it was before." if detail.get("ended") else "There was no merge or rebase under way."
     if behind == 0:

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from sandyard.cli.completion import sandbox_ids
-from sandyard.cli.connection import connect, sandbox_of, segment
+from sandyard.cli.completion import project_ids, sandbox_ids
+from sandyard.cli.connection import connect, project_of, sandbox_of, segment
 from sandyard.cli.options import env_option, given, limit_option
 from sandyard.cli.output import as_json, echo, output_option, show_list, show_one
 from sandyard.cli.sandboxes.copy import cp
@@ -54,7 +54,10 @@ def sandbox() -> None:
 
 
 @sandbox.command()
-@click.option("--template", help="The root file system it starts from.")
+@click.option("--template", help="The root file system it starts from.  [default: the project's]")
+@click.option(
+    "--project", shell_complete=project_ids, help="Whose settings apply, and whose repository can be cloned into it."
+)
 @env_option
 @click.option("--idle-seconds", type=click.IntRange(5), help="Unused this long, it is paused.  [default: 300]")
 @click.option("--agent", "agent_id", help="Who it is for.")
@@ -63,6 +66,7 @@ def sandbox() -> None:
 def create(
     *,
     template: str | None,
+    project: str | None,
     envs: dict[str, str],
     idle_seconds: int | None,
     agent_id: str | None,
@@ -70,8 +74,15 @@ def create(
     output: str | None,
 ) -> None:
     """Make a sandbox, and return when it runs."""
-    body = given(template=template, envs=envs, idleSeconds=idle_seconds, agentId=agent_id, taskId=task_id)
     with connect() as client:
+        body = given(
+            template=template,
+            projectId=project_of(client, project) if project else None,
+            envs=envs,
+            idleSeconds=idle_seconds,
+            agentId=agent_id,
+            taskId=task_id,
+        )
         made = client.post("/sandboxes", body)
         if made["status"] == "provisioning":
             made = until_settled(client, made["id"])

@@ -57,7 +57,10 @@ def _namespace(
             network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
             io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),
             kernel_memory=Bounds(
-                settings.kernel_memory_growth_mb << 20, settings.netlink_buffers_mb << 20, settings.file_locks
+                growth=settings.kernel_memory_growth_mb << 20,
+                netlink=settings.netlink_buffers_mb << 20,
+                locks=settings.file_locks,
+                sockets=settings.socket_buffers_mb << 20,
             ),
         )
     )

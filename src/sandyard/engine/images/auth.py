@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from sandyard.engine.images.web import Web
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedError
 from sandyard.kit.secret import Secret
 
-_LARGEST = 1 << 20
+_LARGEST, _VALUES = 1 << 20, 1000
 _LONGEST_HEADER = 8192
 _PARAMETER = re.compile(r'\s*+,?\s*+([A-Za-z_-]+)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]+))')
 
@@ -97,9 +97,9 @@ class Authority:
             who = "these credentials" if login else "requests without credentials"
             raise ForbiddenError(f"The token server {realm.hostname} refuses {who} for {self._repository}.")
         try:
-            document = json.loads(answer.body)
+            document = bounded_json.parse(answer.body, largest=_LARGEST, values=_VALUES)
             token = document.get("token") or document.get("access_token")
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, AttributeError):
             token = None
         if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
             raise InvalidInputError(

@@ -22,10 +22,11 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from sandyard.engine.images.auth import Login
 from sandyard.engine.images.model import AwsAuth, GcpAuth, PasswordAuth, RegistryAuth
 from sandyard.engine.images.web import Answer, Web
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, SandyardError
 from sandyard.kit.secret import Secret
 
-_LARGEST = 1 << 20
+_LARGEST, _VALUES = 1 << 20, 1000
 _TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
 _JSON = "application/x-amz-json-1.1"
 
@@ -123,10 +124,10 @@ async def _google(auth: GcpAuth, web: Web, server: str) -> Login:
 def _claim(auth: GcpAuth, server: str) -> str:
     """A JWT in which the service account asks for the right to read."""
     try:
-        account = json.loads(auth.service_account_json.reveal())
+        account = bounded_json.parse(auth.service_account_json.reveal(), largest=_LARGEST, values=_VALUES)
         email, pem, key_id = account["client_email"], account["private_key"], account.get("private_key_id", "")
         key = serialization.load_pem_private_key(pem.encode(), password=None)
-    except (ValueError, LookupError, TypeError, AttributeError, UnsupportedAlgorithm, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, rsa.RSAPrivateKey):
         raise InvalidInputError(
@@ -149,7 +150,7 @@ def _encoded(raw: bytes) -> str:
 
 def _document(answer: Answer) -> dict[str, object]:
     try:
-        document = json.loads(answer.body)
-    except (ValueError, RecursionError):
+        document = bounded_json.parse(answer.body, largest=_LARGEST, values=_VALUES)
+    except ValueError:
         return {}
     return document if isinstance(document, dict) else {}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sandyard.engine.images.reference import DIGEST
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import InvalidInputError, NotFoundError, UnsupportedError
 
-LARGEST = 8 << 20
-"""Bytes of one document."""
+LARGEST, MOST_VALUES = 8 << 20, 50_000
+"""Bytes and JSON values of one document."""
 MOST_LAYERS = 100
 """A sandbox stands on at most 119 directories, and whoever builds on an image wants some for itself."""
 ACCEPTED = (
@@ -63,8 +63,8 @@ def digest_of(content: bytes) -> str:
 
 def parse_json(content: bytes, what: str) -> dict[str, Any]:
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
+        document = bounded_json.parse(content, largest=LARGEST, values=MOST_VALUES)
+    except ValueError:
         document = None
     if not isinstance(document, dict):
         raise InvalidInputError(f"{what} is not a JSON object.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import posixpath
 import stat
@@ -21,6 +20,7 @@ from sandyard.engine.images import child, documents
 from sandyard.engine.images.beneath import open_beneath, open_plainly
 from sandyard.engine.images.reference import DIGEST, Local, parse
 from sandyard.engine.images.source import Blob, Content, Found
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnsupportedError
 
 _GZIP = b"\x1f\x8b"
@@ -142,9 +142,9 @@ class Archive:
 
     def _find_saved(self, read: Any, reference: Local) -> Found:
         try:
-            entries = json.loads(read("manifest.json"))
+            entries = bounded_json.parse(read("manifest.json"), largest=documents.LARGEST, values=documents.MOST_VALUES)
             images = [(list(one.get("RepoTags") or ()), one["Config"], list(one["Layers"])) for one in entries]
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             raise InvalidInputError(
                 f"{reference.path} is not what `docker save` writes: its manifest.json makes no sense."
             ) from None

@@ -20,6 +20,7 @@ from sandyard.engine.images.reference import Remote
 from sandyard.engine.images.source import Blob, Content, Found
 from sandyard.engine.images.web import WeatherError, Web
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NoSpaceError, NotFoundError, UnreachableError
+from sandyard.kit.pacing import take_turn
 
 _WRITE_AT_ONCE = 1 << 20
 
@@ -156,11 +157,12 @@ class Registry:
 
         size = 0
         async for chunk in response.aiter_raw():
+            await take_turn()
             size += len(chunk)
             if size > blob.size:
                 break
             held.append(chunk)
-            if sum(map(len, held)) >= _WRITE_AT_ONCE:
+            if size - at >= _WRITE_AT_ONCE:
                 await put()
         await put()
         if size < blob.size:

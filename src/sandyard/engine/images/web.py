@@ -11,6 +11,7 @@ import httpx
 
 from sandyard.engine.images.reach import CONNECT_S, READ_S, Doors, Reach
 from sandyard.kit.errors import BusyError, InvalidInputError, UnreachableError
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.shared_http import open_shared_client
 
 _REDIRECTS = 5
@@ -127,6 +128,7 @@ class Web:
 async def _read(response: httpx.Response, most: int, url: str) -> bytes:
     parts, size = [], 0
     async for chunk in response.aiter_bytes():
+        await take_turn()
         size += len(chunk)
         if size > most:
             raise InvalidInputError(

@@ -22,6 +22,7 @@ import httptools
 
 from sandyard.engine.contract import AGENT_PORT, Handle
 from sandyard.engine.sandboxes.calls import Calls
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import NoSpaceError, UnreachableError
 
 Output = Callable[[str, bytes], None]
@@ -29,7 +30,7 @@ Output = Callable[[str, bytes], None]
 
 _ENVELOPE = struct.Struct(">BI")
 _END = 2
-_MESSAGE_LIMIT = 4 << 20
+_MESSAGE_LIMIT, _MESSAGE_VALUES = 4 << 20, 1000
 _ANSWER_LIMIT = 64 << 10
 _SILENT_LIMIT = 64 << 10  # bytes that may pass without anything to hand on
 _READ = 64 << 10
@@ -206,7 +207,7 @@ async def _envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, dic
                 break
             text, buffer = buffer[_ENVELOPE.size : _ENVELOPE.size + size], buffer[_ENVELOPE.size + size :]
             try:
-                message = json.loads(text)
+                message = bounded_json.parse(text, largest=_MESSAGE_LIMIT, values=_MESSAGE_VALUES)
             except ValueError as error:
                 raise UnreachableError("The sandbox's agent sent what is not JSON.") from error
             yield flags, message if isinstance(message, dict) else {}

@@ -179,12 +179,12 @@ async def create(request: Request, caller: Caller, agents: Agents, models: Model
     return await _view(caller, models, await agents.create(caller, body.name, body.title, body.definition))
 
 
-@router.get("/agents/{agent_name}", name="agent.get")
+@router.get("/agents/{agent_name}", name="agent.get", dependencies=[large_answer()])
 async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentName) -> AgentView:
     return await _view(caller, models, await agents.get(caller, agent_name))
 
 
-@router.put("/agents/{agent_name}", name="agent.update")
+@router.put("/agents/{agent_name}", name="agent.update", dependencies=[limited("execute")])
 async def update(
     caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: ChangedAgent
 ) -> AgentView:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Depends
+from fastapi.dependencies.models import Dependant
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -85,9 +86,20 @@ async def _take_slot(connection: HTTPConnection, caller: Caller) -> None:
     await slot.take(caller.user_id)
 
 
-def large_answer() -> Any:
-    """For a route's `dependencies=[large_answer()]`: its answer may have megabytes. Lists with `Paging` have it already."""
-    return Depends(_take_slot)
+async def _take_slow_slot(connection: HTTPConnection, caller: Caller) -> None:
+    slot: _Slot = connection.state.answer_slot
+    await slot.take(f"{caller.user_id} slow")
+
+
+def large_answer(*, slow: bool = False) -> Any:
+    """For a route's `dependencies=[large_answer()]`: its answer may have megabytes. Lists with `Paging` have it already. `slow`: it waits
+    for a sandbox or a remote; these have slots of their own, so that nothing else waits for them."""
+    return Depends(_take_slow_slot if slow else _take_slot)
+
+
+def is_large(dependant: Dependant) -> bool:
+    """Whether a route's answer takes a slot."""
+    return dependant.call in (_take_slot, _take_slow_slot) or any(map(is_large, dependant.dependencies))
 
 
 class Answers:

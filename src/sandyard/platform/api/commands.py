@@ -136,7 +136,7 @@ async def list_(caller: Caller, commands: Commands, sandbox_id: SandboxId, page:
     return Page.of(await commands.page(caller, sandbox_id, page), CommandView.of)
 
 
-@router.get("/commands/{command_id}", name="command.get")
+@router.get("/commands/{command_id}", name="command.get", dependencies=[large_answer()])
 async def get(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
     return CommandView.of((await commands.get_for(caller, command_id))[0])
 

@@ -9,6 +9,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.guard import streams_body
 from sandyard.platform.api.paging import Page, PageRequest
@@ -95,7 +96,7 @@ async def remove(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox
     return Response(status_code=204)
 
 
-@router.get("/sandboxes/{sandbox_id}/files/list", name="file.list")
+@router.get("/sandboxes/{sandbox_id}/files/list", name="file.list", dependencies=[large_answer(slow=True)])
 async def list_(
     caller: Caller,
     sandboxes: Sandboxes,
@@ -108,7 +109,8 @@ async def list_(
         Query(pattern=r"^[0-9]{1,9}$", description="`nextCursor` of the page before; leave it out to begin."),
     ] = None,
 ) -> Page[Entry]:
-    """List a folder, in the order of names. A folder with more than 100,000 entries can't be listed: use a command."""
+    """List a folder, in the order of names. A page has fewer entries than asked for if their names are very long. Behind the first
+    100,000 entries nothing can be listed: use a command."""
     found = await sandboxes.list_files(caller, sandbox_id, path, depth, PageRequest(limit, cursor))
     return Page[Entry].of(found, Entry.of)
 

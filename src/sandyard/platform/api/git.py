@@ -12,8 +12,9 @@ from pydantic import Field, model_validator
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.git_reading import Git, operation_view
 from sandyard.platform.api.git_views import OperationView
+from sandyard.platform.api.guard import body_limit
 from sandyard.platform.api.limits import limited
-from sandyard.platform.api.refs import Branch, RepositoryPaths, Revision, Tag
+from sandyard.platform.api.refs import MAX_PATHS, Branch, RepositoryPaths, Revision, Tag
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, example
 from sandyard.platform.api.sessions import Sessions
@@ -46,7 +47,7 @@ class InSandbox(Input):
 class Clone(InSandbox):
     model_config = example(sandboxId=SANDBOX, projectId="prj_0mh3k7a1x2abcdefghij", baseBranch="main")
 
-    project_id: Id | None = Field(None, description="The sandbox's own project if left out.")
+    project_id: Id | None = Field(None, description="Must be the sandbox's own project, which is taken if left out.")
     base_branch: Branch | None = Field(None, description="The project's if left out.")
     branch: Branch | None = Field(None, description="To work on; a free name is chosen if left out.")
 
@@ -148,11 +149,13 @@ async def branch(
 
 
 @router.post("/git/stage", name="git.stage", **_DOES)
+@body_limit(values=2 * MAX_PATHS)
 async def stage(request: Request, caller: Caller, git: Git, body: Stage, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     return await _done(request, git, git.stage(caller, body.sandbox_id, body.paths, unstage=body.unstage), wait)
 
 
 @router.post("/git/commit", name="git.commit", **_DOES)
+@body_limit(values=2 * MAX_PATHS)
 async def commit(
     request: Request, caller: Caller, git: Git, body: NewCommit, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
@@ -162,6 +165,7 @@ async def commit(
 
 
 @router.post("/git/discard", name="git.discard", **_DOES)
+@body_limit(values=2 * MAX_PATHS)
 async def discard(request: Request, caller: Caller, git: Git, body: Discard, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     """Put files back as the last commit has them."""
     asked = git.discard(caller, body.sandbox_id, paths=body.paths, everything=body.everything)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Query
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.git_views import (
     CheckoutView,
@@ -54,7 +55,7 @@ async def operations(
     return Page.of(found, lambda row: operation_view(git, row))
 
 
-@router.get("/git/operations/{operation_id}", name="git.operation")
+@router.get("/git/operations/{operation_id}", name="git.operation", dependencies=[large_answer()])
 async def operation(caller: Caller, git: Git, operation_id: OperationId) -> OperationView:
     return operation_view(git, await git.operation(caller, operation_id))
 
@@ -65,7 +66,7 @@ async def checkout(caller: Caller, git: Git, sandbox_id: SandboxId) -> CheckoutV
     return CheckoutView.model_validate(await git.checkout(caller, sandbox_id))
 
 
-@router.get("/git/{sandbox_id}/history", name="git.history")
+@router.get("/git/{sandbox_id}/history", name="git.history", dependencies=[large_answer(slow=True)])
 async def history(
     caller: Caller,
     git: Git,
@@ -84,13 +85,13 @@ async def history(
     )
 
 
-@router.get("/git/{sandbox_id}/status", name="git.status")
+@router.get("/git/{sandbox_id}/status", name="git.status", dependencies=[large_answer(slow=True)])
 async def status(caller: Caller, git: Git, sandbox_id: SandboxId) -> StatusView:
     """What was changed since the last commit."""
     return StatusView.model_validate(await git.status(caller, sandbox_id))
 
 
-@router.get("/git/{sandbox_id}/diff", name="git.diff")
+@router.get("/git/{sandbox_id}/diff", name="git.diff", dependencies=[large_answer(slow=True)])
 async def diff(
     caller: Caller,
     git: Git,
@@ -114,7 +115,7 @@ async def checkpoints(
     return Page.of(await git.checkpoints(caller, session_id, page), CheckpointView.model_validate)
 
 
-@router.get("/projects/{project_id}/compare", name="project.compare")
+@router.get("/projects/{project_id}/compare", name="project.compare", dependencies=[large_answer(slow=True)])
 async def compare(
     caller: Caller,
     git: Git,

@@ -1,8 +1,9 @@
-"""What is refused before any route sees it: other sites that pretend to be us, bodies without end, NUL characters."""
+"""What is refused before any route sees it: other sites that pretend to be us, bodies that are too large, NUL characters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -11,19 +12,40 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sandyard.kit.bounded_json import TooManyValuesError, ValueCounter
 from sandyard.kit.listen import is_loopback
 from sandyard.platform.api.problems import problem
 from sandyard.platform.settings import PlatformSettings
 
-BODY_LIMIT = 1024 * 1024
+BODY_LIMIT, BODY_VALUES = 1024 * 1024, 5_000
+"""Bytes and JSON values of a request's body. Each value that is wrong makes an error, which costs much more than to read it."""
 F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__sandyard_streams_body__"
+_MARK = "__sandyard_body_limit__"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    size: int = BODY_LIMIT
+    values: int = BODY_VALUES
+
+
+_USUAL = BodyLimit()
 
 
 def streams_body(endpoint: F) -> F:
     """Marks a route that reads its body piece by piece and has its own limit."""
-    setattr(endpoint, _MARK, True)
+    setattr(endpoint, _MARK, None)
     return endpoint
+
+
+def body_limit(*, size: int = BODY_LIMIT, values: int = BODY_VALUES) -> Callable[[F], F]:
+    """Marks a route that takes more than others, or, because anybody may call it, less."""
+
+    def mark(endpoint: F) -> F:
+        setattr(endpoint, _MARK, BodyLimit(size, values))
+        return endpoint
+
+    return mark
 
 
 class Guard:
@@ -80,14 +102,31 @@ def host_name(value: str) -> str:
 
 def _limited(scope: Scope, receive: Receive) -> Receive:
     seen = 0
+    counter: ValueCounter | None = None
 
     async def counted() -> Message:
-        nonlocal seen
+        nonlocal seen, counter
         message = await receive()
-        if message["type"] == "http.request" and not getattr(scope.get("endpoint"), _MARK, False):
-            seen += len(message.get("body", b""))
-            if seen > BODY_LIMIT:
-                raise HTTPException(413, "The request's body is too large: the limit is 1 MiB.")
+        limit: BodyLimit | None = getattr(scope.get("endpoint"), _MARK, _USUAL)
+        if message["type"] != "http.request" or limit is None:
+            return message
+        body = message.get("body", b"")
+        seen += len(body)
+        if seen > limit.size:
+            raise HTTPException(413, f"The request's body is too large: the limit is {_words(limit.size)}.")
+        counter = counter or ValueCounter(limit.values)
+        try:
+            counter.feed(body)
+        except TooManyValuesError:
+            raise HTTPException(
+                413, f"The request's body has too many JSON values: the limit is {limit.values:,}. Send less at a time."
+            ) from None
+        except ValueError:
+            raise HTTPException(400, "The request's body is not valid JSON: it is not UTF-8.") from None
         return message
 
     return counted
+
+
+def _words(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

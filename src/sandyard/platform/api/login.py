@@ -8,6 +8,7 @@ from fastapi import Request, Response
 from pydantic import Field, SecretStr, model_validator
 
 from sandyard.platform.api.auth import COOKIE, Caller, Cookie
+from sandyard.platform.api.guard import body_limit
 from sandyard.platform.api.limits import count_login, login_limited
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
@@ -18,6 +19,8 @@ from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.users import service
 
 router = api_router("login")
+BODY_LIMIT, BODY_VALUES = 16 * 1024, 20
+"""Of a sign-in, which anybody may try: a name and a password, also if every character of them is escaped."""
 Events = Annotated[Feed, part("events")]
 Users = Annotated[service.Users, part("users")]
 
@@ -74,6 +77,7 @@ class TicketView(Model):
 @router.post(
     "/login", name="login.create", dependencies=[login_limited()], responses={401: {"description": "Not right."}}
 )
+@body_limit(size=BODY_LIMIT, values=BODY_VALUES)
 async def login(body: LoginRequest, request: Request, response: Response, users: Users) -> LoginAnswer:
     """Sets the cookie that a browser shows from then on."""
     note(request, target=body.name)
@@ -120,6 +124,7 @@ async def me(caller: Caller, users: Users, events: Events) -> Me:
 
 
 @router.put("/me/password", name="login.password", status_code=204, dependencies=[login_limited()])
+@body_limit(size=BODY_LIMIT, values=BODY_VALUES)
 async def change_password(caller: Caller, body: PasswordChange, request: Request, users: Users) -> None:
     """Changes the caller's own. All other logins end; API tokens stay valid."""
     count_login(request, caller.name)

@@ -8,6 +8,7 @@ from fastapi import Request
 from pydantic import Field, SecretStr
 
 from sandyard.kit.secret import Secret
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.parts import part
@@ -164,7 +165,7 @@ class McpServerTest(Model):
     duration_ms: int
 
 
-@router.get("/projects/{project_id}/mcp-servers", name="mcp_server.list")
+@router.get("/projects/{project_id}/mcp-servers", name="mcp_server.list", dependencies=[large_answer()])
 async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> McpServerList:
     """Those that the project's agents are given, oldest first."""
     found = await servers.list(caller, project_id)
@@ -183,7 +184,7 @@ async def create(
     return McpServerView.model_validate(made)
 
 
-@router.get("/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.get")
+@router.get("/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.get", dependencies=[large_answer()])
 async def get(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerView:
     return McpServerView.model_validate(await servers.get(caller, project_id, server_id))
 

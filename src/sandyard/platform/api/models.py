@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from pydantic import Field, SecretStr
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import secret
 from sandyard.platform.api.limits import limited
@@ -217,7 +218,7 @@ async def create(caller: Caller, body: NewModelProvider, request: Request, model
     return ModelProviderView.model_validate(made)
 
 
-@router.get("/model-providers/{provider_id}", name="model_provider.get")
+@router.get("/model-providers/{provider_id}", name="model_provider.get", dependencies=[large_answer()])
 async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderView:
     return ModelProviderView.model_validate(await models.providers.get(caller, provider_id))
 
@@ -252,7 +253,7 @@ async def test(caller: Caller, provider_id: ProviderId, models: Models) -> Model
     return ModelProviderTest.model_validate(await models.test(caller, provider_id))
 
 
-@router.get("/usage", name="usage.get")
+@router.get("/usage", name="usage.get", dependencies=[large_answer()])
 async def usage(
     caller: Caller,
     models: Models,
@@ -270,7 +271,7 @@ async def usage(
     )
 
 
-@router.get("/usage/days", name="usage.days")
+@router.get("/usage/days", name="usage.days", dependencies=[large_answer()])
 async def usage_days(
     caller: Caller,
     models: Models,

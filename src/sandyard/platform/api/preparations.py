@@ -10,6 +10,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
@@ -144,7 +145,7 @@ async def create(
     return JSONResponse(view, 200 if made else 202, {"Location": f"/api/v1/preparations/{row.id}"})
 
 
-@router.get("/preparations/{preparation_id}", name="preparation.get")
+@router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[large_answer()])
 async def get(caller: Caller, preparing: Preparing, preparation_id: PreparationId) -> PreparationView:
     return PreparationView.of(await preparing.get(caller, preparation_id))
 

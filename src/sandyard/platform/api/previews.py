@@ -7,7 +7,9 @@ from typing import Annotated
 from fastapi import Path, Request
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.limits import limited
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
@@ -59,13 +61,15 @@ class ShownPreview(Model):
     path: str | None = Field(description="null: no page of it was opened in a frame since the platform started.")
 
 
-@router.get("/sandboxes/{sandbox_id}/ports", name="port.list")
+@router.get("/sandboxes/{sandbox_id}/ports", name="port.list", dependencies=[large_answer(slow=True)])
 async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> PortList:
     """TCP ports that something listens on, at most 2 seconds old. Never wakes the sandbox, nor counts as a use of it."""
     return PortList.model_validate(await previews.ports(caller, sandbox_id))
 
 
-@router.post("/sandboxes/{sandbox_id}/previews", name="preview.create", status_code=201)
+@router.post(
+    "/sandboxes/{sandbox_id}/previews", name="preview.create", status_code=201, dependencies=[limited("execute")]
+)
 async def create(
     request: Request, caller: Caller, previews: Previews, sandbox_id: SandboxId, body: NewPreview
 ) -> PreviewView:

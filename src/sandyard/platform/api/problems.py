@@ -20,6 +20,8 @@ from sandyard.kit.errors import SandyardError
 
 MEDIA_TYPE = "application/problem+json"
 FAILED = "The platform failed to do this; its log says why, under the request's id. Try again, or report it."
+MOST_FAULTS, _LONGEST_FIELD = 20, 300
+"""Of a request that is not valid: how many of its faults are told, and characters of a fault's place."""
 _RETRY_AFTER = {503: 1.0}
 _CODES = {
     400: "invalid_argument",
@@ -70,7 +72,7 @@ class Problem(BaseModel):
     detail: str
     requestId: str | None  # noqa: N815 - the wire's own name
     errors: list[FieldError] | None = Field(
-        default=None, description="Of a request that is not valid: each fault's place."
+        default=None, description="Of a request that is not valid: the places of the first 20 faults."
     )
     operationId: str | None = Field(  # noqa: N815
         default=None,
@@ -146,8 +148,11 @@ def install(app: FastAPI) -> None:
         return await _answer(connection, of_error(connection, error), error.message)
 
     async def invalid(connection: Any, error: Any) -> Response | None:
-        faults = [_fault(one) for one in error.errors()]
+        found = error.errors()
+        faults = [_fault(one) for one in found[:MOST_FAULTS]]
         detail = "The request is not valid: " + "; ".join(f"{f['field']}: {f['message']}" for f in faults[:3]) + "."
+        if len(found) > MOST_FAULTS:
+            detail += f" It has {len(found) - MOST_FAULTS:,} more faults than are listed."
         return await _answer(connection, problem(connection, 400, "invalid_argument", detail, errors=faults), detail)
 
     async def http(connection: Any, error: HTTPException) -> Response | None:
@@ -187,7 +192,7 @@ def _fault(error: Mapping[str, Any]) -> dict[str, str]:
     if len(places) > 1 and places[0] in ("body", "query", "path", "header", "cookie"):
         places = places[1:]
     message = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": ".".join(places) or "body", "message": message}
+    return {"field": ".".join(places)[:_LONGEST_FIELD] or "body", "message": message}
 
 
 def _sentence(connection: HTTPConnection, error: HTTPException) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field, StringConstraints
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
 from sandyard.platform.api.limits import limited
@@ -195,12 +196,12 @@ async def sample_project(
     return SampleProject(project=project, tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
 
 
-@router.get("/projects/{project_id}", name="project.get")
+@router.get("/projects/{project_id}", name="project.get", dependencies=[large_answer()])
 async def get_project(caller: Caller, project_id: ProjectId, projects: Projects, models: Models) -> ProjectView:
     return await view(models, await projects.get(caller, project_id))
 
 
-@router.patch("/projects/{project_id}", name="project.update")
+@router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute")])
 async def update_project(
     caller: Caller, project_id: ProjectId, body: ProjectChange, request: Request, projects: Projects, models: Models
 ) -> ProjectView:
@@ -215,7 +216,7 @@ async def delete_project(caller: Caller, project_id: ProjectId, projects: Projec
     await projects.delete(caller, project_id)
 
 
-@router.get("/projects/{project_id}/members", name="project.members")
+@router.get("/projects/{project_id}/members", name="project.members", dependencies=[large_answer()])
 async def list_members(caller: Caller, project_id: ProjectId, projects: Projects) -> Members:
     """Without the owner."""
     return Members(items=[Member.model_validate(user) for user in await projects.members(caller, project_id)])

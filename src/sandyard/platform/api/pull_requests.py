@@ -8,6 +8,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.git import SANDBOX, Id
 from sandyard.platform.api.limits import limited
@@ -150,7 +151,7 @@ async def list_(
     return Page.of(found, PullRequestView.model_validate)
 
 
-@router.get("/github/pull-requests/{number}", name="pull_request.get")
+@router.get("/github/pull-requests/{number}", name="pull_request.get", dependencies=[large_answer(slow=True)])
 async def get(
     caller: Caller,
     pulls: PullRequests,
@@ -197,7 +198,7 @@ async def refresh(
     return PullRequestView.model_validate(await pulls.refresh(row))
 
 
-@router.get("/pull-requests/{pull_request_id}", name="pull_request.get_by_id")
+@router.get("/pull-requests/{pull_request_id}", name="pull_request.get_by_id", dependencies=[large_answer()])
 async def get_by_id(caller: Caller, pulls: PullRequests, pull_request_id: PullRequestId) -> PullRequestView:
     """A pull request, or the branch that was pushed to a remote without pull requests."""
     return PullRequestView.model_validate(await pulls.get_by_id(caller, pull_request_id))
@@ -227,13 +228,13 @@ async def refresh_by_id(
     return PullRequestView.model_validate(await pulls.refresh(await pulls.get_by_id(caller, pull_request_id)))
 
 
-@router.get("/tasks/{task_id}/pull-request", name="task.pull_request")
+@router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[large_answer()])
 async def of_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
     """The newest of the task."""
     return PullRequestView.model_validate(await pulls.of_task(caller, task_id))
 
 
-@router.get("/sessions/{session_id}/pull-request", name="session.pull_request")
+@router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[large_answer()])
 async def of_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
     """The newest of the session."""
     return PullRequestView.model_validate(await pulls.of_session(caller, session_id))

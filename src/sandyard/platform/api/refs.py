@@ -29,4 +29,5 @@ Revision = Annotated[str, Field(min_length=1, max_length=MAX_NAME, examples=["ma
 Against = Annotated[str, Field(max_length=64, pattern=rf"^(base|head|{COMMIT.pattern})$", examples=["base"])]
 """`base`, `head` or a commit."""
 RepositoryPath = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
-RepositoryPaths = Annotated[list[RepositoryPath], Field(max_length=MAX_PATHS)]
+RepositoryPaths = Annotated[list[RepositoryPath], Field(max_length=MAX_PATHS, fail_fast=True)]
+"""The first path that is wrong is told, not thousands of them."""

@@ -16,6 +16,7 @@ from fastapi import Query, Request, WebSocket
 from pydantic import Field
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.parts import part
@@ -24,6 +25,7 @@ from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Model, example
 from sandyard.platform.api.sessions import SessionId
 from sandyard.platform.api.standing import still_allowed
+from sandyard.platform.api.terminal import TEXT_LIMIT, TEXT_VALUES
 from sandyard.platform.domain.remote import service
 from sandyard.platform.domain.remote.connections import Connection
 
@@ -144,6 +146,6 @@ async def _said(socket: WebSocket, connection: Connection) -> None:
 
 def _is_end(text: str) -> bool:
     try:
-        return bool(json.loads(text)["type"] == "eof")
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return bool(bounded_json.parse(text, largest=TEXT_LIMIT, values=TEXT_VALUES)["type"] == "eof")
+    except (ValueError, TypeError, KeyError):
         return False

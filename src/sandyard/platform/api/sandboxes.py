@@ -88,6 +88,11 @@ class NewSandbox(Input):
     model_config = example(template="base", envs={"STAGE": "test"})
 
     template: Template
+    project_id: str | None = Field(
+        None,
+        max_length=40,
+        description="Whose settings apply, and whose repository may be cloned into it; null: of no project.",
+    )
     agent_id: str | None = Field(None, max_length=100)
     task_id: str | None = Field(None, max_length=40)
     envs: Envs

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field, StringConstraints
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
@@ -120,12 +121,12 @@ async def create(request: Request, caller: Caller, schedules: Schedules, body: N
     return ScheduleView.of(row, None)
 
 
-@router.get("/schedules/{schedule_id}", name="schedule.get")
+@router.get("/schedules/{schedule_id}", name="schedule.get", dependencies=[large_answer()])
 async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> ScheduleView:
     return await _view(schedules, await schedules.get(caller, schedule_id))
 
 
-@router.patch("/schedules/{schedule_id}", name="schedule.update")
+@router.patch("/schedules/{schedule_id}", name="schedule.update", dependencies=[limited("execute")])
 async def update(
     request: Request, caller: Caller, schedules: Schedules, schedule_id: ScheduleId, body: ScheduleChange
 ) -> ScheduleView:

@@ -27,6 +27,8 @@ class Input(Model):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > _MOST_FIELDS:  # else each of them would make an error
+            raise ValueError(f"must not have more than {_MOST_FIELDS} fields")
         if not _is_text(data):
             raise ValueError("must not contain NUL characters or half characters (lone surrogates)")
         return data
@@ -69,5 +71,5 @@ def _is_text(data: Any, depth: int = 0) -> bool:
     return not isinstance(data, list) or all(_is_text(value, depth + 1) for value in data)
 
 
-_DEEPEST = 50
+_DEEPEST, _MOST_FIELDS = 50, 200
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -106,7 +106,7 @@ async def get(caller: Caller, sessions: Sessions, session_id: SessionId) -> Sess
     return SessionView.of(*await sessions.get_with_sandbox(caller, session_id))
 
 
-@router.patch("/sessions/{session_id}", name="session.rename")
+@router.patch("/sessions/{session_id}", name="session.rename", dependencies=[limited("execute")])
 async def rename(caller: Caller, sessions: Sessions, session_id: SessionId, body: SessionChange) -> SessionView:
     return SessionView.of(await sessions.rename(caller, session_id, body.title))
 

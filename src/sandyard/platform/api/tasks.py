@@ -31,7 +31,7 @@ from sandyard.platform.domain.paging import MAX_LIMIT
 from sandyard.platform.domain.projects.model import BudgetSettings
 from sandyard.platform.domain.tasks import attempts as attempt_service
 from sandyard.platform.domain.tasks import board
-from sandyard.platform.domain.tasks.columns import BoardFilter, Show
+from sandyard.platform.domain.tasks.columns import MAX_WORDS, SEARCHED_CHARACTERS, BoardFilter, Show
 from sandyard.platform.domain.tasks.fields import (
     MAX_ATTEMPTS,
     MAX_FEEDBACK,
@@ -51,6 +51,14 @@ router = api_router("tasks")
 Tasks = Annotated[board.Tasks, part("tasks")]
 Attempts = Annotated[attempt_service.Attempts, part("attempts")]
 TaskId = Annotated[str, id_in_path("task", TASK)]
+SearchWords = Annotated[
+    str | None,
+    Query(
+        max_length=200,
+        description=f"Each word in the title, the first {SEARCHED_CHARACTERS:,} characters of the description, or a pull request's "
+        f"branch or number; or the id. The first {MAX_WORDS} different words count.",
+    ),
+]
 Need = Annotated[str, Field(min_length=1, max_length=40, examples=[TASK])]
 Needs = Annotated[
     list[Need], Field(max_length=MAX_NEEDS, description="Ids of tasks of the same project that must be done first.")
@@ -160,7 +168,7 @@ async def list_(
     page: Paging,
     project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
     status: Column | None = None,
-    q: Annotated[str | None, Query(max_length=200, description="In the title or the description.")] = None,
+    q: SearchWords = None,
 ) -> Page[TaskView]:
     """Column by column, in each as on the board. `steps` of attempts are left out."""
     found = await tasks.list(caller, page, project_id=project_id, status=status, q=q)
@@ -168,7 +176,7 @@ async def list_(
     return Page(items=[TaskView.of(card) for card in cards], next_cursor=found.next_cursor)
 
 
-@router.get("/tasks/counts", name="task.counts")
+@router.get("/tasks/counts", name="task.counts", dependencies=[large_answer()])
 async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     """How many cards there are, by project and column."""
     found = await tasks.counts(caller)
@@ -188,13 +196,7 @@ async def show_board(
     status: Annotated[Column | None, Query(description="This column alone.")] = None,
     offset: Annotated[int, Query(ge=0, le=1_000_000, description="From this card of each column on.")] = 0,
     limit: Annotated[int, Query(ge=0, le=MAX_LIMIT, description="Cards of each column at most.")] = COLUMN_LIMIT,
-    q: Annotated[
-        str | None,
-        Query(
-            max_length=200,
-            description="Each word in the title, description, branch or pull request's number; or the id.",
-        ),
-    ] = None,
+    q: SearchWords = None,
     agent: Annotated[str | None, Query(max_length=100, description="Works, has worked or would work on it.")] = None,
     show: Show | None = None,
 ) -> BoardView:
@@ -204,12 +206,12 @@ async def show_board(
     return BoardView.of(page)
 
 
-@router.get("/tasks/{task_id}", name="task.get")
+@router.get("/tasks/{task_id}", name="task.get", dependencies=[large_answer()])
 async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     return TaskView.of(await tasks.cards.one(await tasks.get(caller, task_id)))
 
 
-@router.patch("/tasks/{task_id}", name="task.update")
+@router.patch("/tasks/{task_id}", name="task.update", dependencies=[limited("execute")])
 async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: TaskChange) -> TaskView:
     given: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
     note(request, changed=sorted(given))
@@ -251,7 +253,7 @@ async def retry(
     return TaskView.of(await tasks.cards.one(row))
 
 
-@router.get("/tasks/{task_id}/attempts", name="task.attempts")
+@router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_answer()])
 async def attempts_of(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
     """Side by side: what they changed, whether it was verified, what it cost and how long it took."""
     return AttemptList.of(await tasks.cards.one(await tasks.get(caller, task_id)))
@@ -268,7 +270,7 @@ async def pick(
     return TaskView.of(await tasks.cards.one(task))
 
 
-@router.get("/queue", name="task.queue")
+@router.get("/queue", name="task.queue", dependencies=[large_answer()])
 async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
     """Attempts that wait, in order, with what they wait for. Places count those of others, too."""
     waiting = await attempts.queue(caller)

@@ -15,6 +15,7 @@ from typing import Annotated
 from fastapi import Query, Response, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.parts import part
@@ -29,6 +30,8 @@ router = api_router("terminals")
 Terminals = Annotated[domain.Terminals, part("terminals")]
 TerminalId = Annotated[str, id_in_path("terminal", "trm_00mwhnkzc0a1b2c3d4e5")]
 Cells = Annotated[int, Query(ge=1, le=1000)]
+TEXT_LIMIT, TEXT_VALUES = 1024, 20
+"""Of a text message: a size is much smaller."""
 
 
 class TerminalView(Model):
@@ -125,8 +128,8 @@ async def _typed(socket: WebSocket, terminals: domain.Terminals, shell: domain.S
 
 def _size(text: str) -> tuple[int, int] | None:
     try:
-        message = json.loads(text)
+        message = bounded_json.parse(text, largest=TEXT_LIMIT, values=TEXT_VALUES)
         cols, rows = int(message["cols"]), int(message["rows"])
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
     return (cols, rows) if message.get("type") == "resize" and 0 < cols <= 1000 and 0 < rows <= 1000 else None

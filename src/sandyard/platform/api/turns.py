@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 from pydantic import Field
 
+from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
@@ -191,13 +192,13 @@ async def list_(caller: Caller, service: Turns, session_id: SessionId, page: Pag
     return Page.of(await service.list(caller, session_id, page), TurnView.of)
 
 
-@router.get("/sessions/{session_id}/agent", name="session.agent")
+@router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[large_answer()])
 async def agent(caller: Caller, service: Turns, session_id: SessionId) -> AgentStateView:
     """How the session's agent is, and what it can be set to. Never wakes it."""
     return AgentStateView.of(*await service.agent(caller, session_id))
 
 
-@router.get("/turns/{turn_id}", name="turn.get")
+@router.get("/turns/{turn_id}", name="turn.get", dependencies=[large_answer()])
 async def get(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
     return TurnView.of(await service.get(caller, turn_id))
 
@@ -230,12 +231,12 @@ async def list_asks(
     return Page.of(found, AskView.of)
 
 
-@router.get("/asks/{ask_id}", name="ask.get")
+@router.get("/asks/{ask_id}", name="ask.get", dependencies=[large_answer()])
 async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
     return AskView.of(await service.get(caller, ask_id))
 
 
-@router.post("/asks/{ask_id}/answer", name="ask.answer")
+@router.post("/asks/{ask_id}/answer", name="ask.answer", dependencies=[limited("execute")])
 async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId, body: Answer) -> AskView:
     """With one of optionId, decision or content. The agent goes on, and is woken for that."""
     ask = await service.answer(

@@ -8,6 +8,7 @@ from fastapi import Request
 from pydantic import Field, SecretStr, StringConstraints
 
 from sandyard.platform.api.auth import AdminCaller, Caller
+from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
@@ -65,7 +66,7 @@ async def list_users(caller: AdminCaller, page: Paging, users: Users) -> Page[Us
     return Page[UserView].of(await users.list(caller, page), UserView.model_validate)
 
 
-@router.post("/users", name="user.create", status_code=201)
+@router.post("/users", name="user.create", status_code=201, dependencies=[limited("create")])
 async def create_user(caller: AdminCaller, body: NewUser, request: Request, users: Users) -> UserView:
     password = body.password.get_secret_value() if body.password else None
     user = await users.create(caller, body.name, body.role, password)
@@ -79,7 +80,7 @@ async def get_user(caller: Caller, user_id: UserId, users: Users) -> UserView:
     return UserView.model_validate(await users.get(caller, user_id))
 
 
-@router.patch("/users/{user_id}", name="user.update")
+@router.patch("/users/{user_id}", name="user.update", dependencies=[limited("execute")])
 async def update_user(
     caller: AdminCaller, user_id: UserId, body: UserChange, request: Request, users: Users
 ) -> UserView:

@@ -13,6 +13,7 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Model, example
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.forge import webhooks as domain
+from sandyard.platform.domain.forge.deliveries import LARGEST
 from sandyard.platform.domain.git.errors import TooMuchError
 
 router = api_router("webhooks")
@@ -53,6 +54,6 @@ async def _body(request: Request) -> bytes:
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > domain.LARGEST:
-            raise TooMuchError(f"A delivery has at most {domain.LARGEST >> 20} MiB.")
+        if len(body) > LARGEST:
+            raise TooMuchError(f"A delivery has at most {LARGEST >> 20} MiB.")
     return bytes(body)

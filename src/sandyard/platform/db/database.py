@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,6 +40,10 @@ T = TypeVar("T")
 AWAY_S = 0.5
 """Before what the database could not do is asked of it again."""
 CLOSE_S = 10.0
+SEARCH_S = 5.0
+"""How long one search may take."""
+SEARCHES_AT_ONCE = 2
+"""Of all people together; each person has one."""
 _EVENTS_LOCK = 0x5359_4556  # one number for all platforms on one PostgreSQL database
 CHANNEL = "sandyard_events"
 
@@ -51,6 +56,12 @@ class DatabaseUnavailableError(SandyardError):
 
 class DatabaseBusyError(BusyError):
     """The database is busy; try again."""
+
+
+class SearchTooSlowError(InvalidInputError):
+    """This search takes too long: search for fewer or longer words, or in a single project."""
+
+    code = "search_too_slow"
 
 
 class DatabaseFullError(NoSpaceError):
@@ -128,6 +139,8 @@ class Database:
         self._reads: AsyncEngine | None = None
         self._writes: AsyncEngine | None = None
         self._writing = asyncio.Lock()  # SQLite has one writer: to wait here is cheaper than to poll there
+        self._searching = asyncio.Semaphore(SEARCHES_AT_ONCE)
+        self._searchers: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._tasks = TaskSet("database")
         self._told: list[Callable[[Sequence[Event]], None]] = []
         self._told_committed: list[Callable[[Sequence[Event]], None]] = []
@@ -172,14 +185,22 @@ class Database:
         """With a reason, nothing is read or written any more: every verb raises it, until this is called with None."""
         self._withheld = reason
 
-    async def retry_while_away(self, work: Callable[[], Awaitable[T]], what: str, **ids: str) -> T:
-        """Do `work`; while the database is away or busy, wait and do it again. Whether a commit that was cut off has happened is
-        not known, so `work` must be harmless to do twice, as after a crash. `what` and `ids` are for the log."""
+    async def retry_while_away(
+        self,
+        work: Callable[[], Awaitable[T]],
+        what: str,
+        *,
+        awaited: tuple[type[SandyardError], ...] = AWAY,
+        **ids: str,
+    ) -> T:
+        """Do `work`; while the database is away, busy or full (or only what is `awaited`), wait and do it again. Whether a commit that
+        was cut off has happened is not known, so `work` must be harmless to do twice, as after a crash. `what` and `ids` are for the
+        log."""
         waited = False
         while True:
             try:
                 return await work()
-            except AWAY as error:
+            except awaited as error:
                 if not waited:
                     log.warning("database_awaited", work=what, reason=error.message, **ids)
                 waited = True
@@ -216,6 +237,18 @@ class Database:
         with translated():
             async with self._session(self._reads) as session:
                 yield session
+
+    @contextlib.asynccontextmanager
+    async def searching(self, who: str) -> AsyncIterator[AsyncSession]:
+        """Like `reading`, for questions that look at much of what people have written: one at a time for each person (`who`), so do not
+        nest it. SearchTooSlowError after SEARCH_S."""
+        lock = self._searchers.setdefault(who, asyncio.Lock())
+        async with lock, self._searching:
+            try:
+                async with asyncio.timeout(SEARCH_S), self.reading() as session:
+                    yield session
+            except TimeoutError:
+                raise SearchTooSlowError from None
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -341,6 +374,9 @@ _SQLITE: dict[int, Callable[[], Exception]] = {
     sqlite3.SQLITE_BUSY: DatabaseBusyError,
     sqlite3.SQLITE_LOCKED: DatabaseBusyError,
     sqlite3.SQLITE_FULL: DatabaseFullError,
+    sqlite3.SQLITE_INTERRUPT: lambda: DatabaseBusyError(
+        f"The database was given up after {sqlite.THREAD_S:.0f} seconds. Ask for less, e.g. of one project or of fewer days."
+    ),
     sqlite3.SQLITE_IOERR: DatabaseUnavailableError,
     sqlite3.SQLITE_CANTOPEN: lambda: DatabaseUnavailableError("The platform's database cannot be opened."),
     sqlite3.SQLITE_READONLY: lambda: DatabaseUnavailableError("The platform's database may not be written to."),

@@ -20,7 +20,7 @@ from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import Database, DatabaseUnavailableError, translated
@@ -108,15 +108,19 @@ class Ownership:
             self.lost.set_result("The platform failed to make sure that the database is its own; its log says why.")
 
     async def sign(self) -> None:
-        """Say in the database who owns it."""
+        """Say in the database who owns it. DatabaseUnavailableError while it is not known to be ours; ConflictError once it is another's."""
         owner = json.dumps({"id": self._me, "host": socket.gethostname(), "pid": os.getpid()})
         write = (
             "INSERT INTO settings (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
         )
         async with self._asking:
+            if self.lost.done():
+                raise ConflictError(self.lost.result())
             if self._connection is None:
                 raise DatabaseUnavailableError
             with translated():  # on the connection that holds the lock: what is lost with it is not signed
+                if not await self._connection.fetchval(_HELD_BY_ME, _LOCK, timeout=ANSWER_S):
+                    raise DatabaseUnavailableError("The platform no longer holds its database.")
                 await self._connection.execute(write, _NAME, owner, timeout=ANSWER_S)
 
     async def release(self) -> None:
@@ -192,6 +196,7 @@ class Ownership:
             await self._disconnect()
             taken = await self._regain()
             if taken is not None:
+                await self._disconnect()  # what another one has signed is not overwritten, and not removed
                 log.error("database_taken_over", by=taken)
                 self._database.withhold("Another platform has taken over.")
                 self.lost.set_result(

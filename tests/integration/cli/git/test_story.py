@@ -153,11 +153,16 @@ def test_what_was_not_committed_comes_back(yard: Yard, site: str) -> None:
 
 
 def test_a_sandbox_without_a_session(yard: Yard, site: str) -> None:
-    box = read(yard, "sandbox", "create")["id"]
+    loose = read(yard, "sandbox", "create")["id"]
+    refused = yard.run("git", "clone", loose, "--project", site)
+    assert refused.returncode == 1
+    assert b"sandyard sandbox create --project" in refused.stderr
+    yard.ok("sandbox", "kill", loose)
+    box = read(yard, "sandbox", "create", "--project", site)["id"]
     none = yard.run("git", "diff", box)
     assert none.returncode == 1
     assert b"sandyard git clone" in none.stderr
-    detail = read(yard, "git", "clone", box, "--project", site, "--branch", "feature/x")["detail"]
+    detail = read(yard, "git", "clone", box, "--branch", "feature/x")["detail"]
     assert (detail["branch"], detail["baseBranch"]) == ("feature/x", "main")
     assert json.loads(yard.ok("git", "branch", box, "other"))["detail"]["branch"] == "other"
     yard.ok("sandbox", "kill", box)

@@ -198,3 +198,48 @@ async def test_a_listing_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "4").touch()
     with pytest.raises(RpcError, match="more than 100,000 entries"):
         await files._list("/", 1)
+
+
+async def test_a_listing_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = service.FilesystemService(Sandbox(GuestConfig(root=str(tmp_path))))
+    for number in range(10):
+        (tmp_path / (str(number) * 250)).touch()
+    size = len(await files._list("/", 1))
+    monkeypatch.setattr(service, "MOST_BYTES", size)
+    assert len(await files._list("/", 1)) == size
+    monkeypatch.setattr(service, "MOST_BYTES", size // 2)
+    with pytest.raises(RpcError, match="names are too long"):
+        await files._list("/", 1)
+
+
+async def test_a_listing_in_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = service.FilesystemService(Sandbox(GuestConfig(root=str(tmp_path))))
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        for number in range(3):
+            (tmp_path / folder / str(number)).touch()
+    everything = json.loads(await files._list("/", 2))["entries"]
+    assert len(everything) == 8
+
+    async def pages(limit: int) -> list[list[str]]:
+        found, first = [], 0
+        while first is not None:
+            page = json.loads(await files._list("/", 2, first, limit))
+            found.append(page["entries"])
+            first = page["next"]
+        return found
+
+    assert await pages(8) == [everything]
+    assert await pages(3) == [everything[:3], everything[3:6], everything[6:]]
+    monkeypatch.setattr(service, "PAGE_BYTES", 1)
+    assert await pages(8) == [[one] for one in everything]
+
+
+def test_a_page_is_asked_for_with_headers(client: Client, home: Path) -> None:
+    for name in "abc":
+        (home / name).touch()
+    headers = {"Content-Type": "application/json", "X-Sandyard-List-First": "1", "X-Sandyard-List-Limit": "1"}
+    page = client.request("POST", "/" + FS + "ListDir", b'{"path": "~"}', headers).json
+    assert ([entry["name"] for entry in page["entries"]], page["next"]) == (["b"], 2)
+    headers["X-Sandyard-List-Limit"] = "many"
+    assert client.request("POST", "/" + FS + "ListDir", b'{"path": "~"}', headers).status == 400

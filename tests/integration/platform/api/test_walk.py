@@ -22,6 +22,7 @@ from sqlalchemy import text
 
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.secret import Secret
+from sandyard.platform.api.answers import is_large
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.db.base import Base
@@ -55,6 +56,21 @@ OPEN = {"openapi", "service.health", "service.ready", "login.create"}
 SIGNED = {"webhook.github"}  # a delivery's signature is its login; who has none is answered 401 too, in other words
 LOCAL = {"service.metrics"}  # open to this machine; walked from another one
 OWN_NAMESPACE = {"secret.put", "secret.delete"}  # the name is the caller's own, whoever else uses it
+STREAMED = {"command.stream", "event.stream", "file.download", "audit.export"}  # never in memory as a whole
+SAME = {"openapi"}  # one document for everybody
+SMALL = {
+    *(
+        "login.get",
+        "user.get",
+        "credential.list",
+        "model_preset.list",
+        "session.get",
+        "session.sandbox",
+        "session.remote",
+    ),
+    *("sandbox.get", "sandbox.metrics", "sandbox.denied", "file.info", "preview.get", "terminal.list", "git.checkout"),
+}
+"""Their answers have less than `answers.PIECE`, whatever people and sandboxes have stored."""
 SECRET = "very-own-words-of-the-owner"
 
 
@@ -346,6 +362,19 @@ async def walk(tmp_path: Path) -> AsyncIterator[Walk]:
         made = Walk(services, build(services, ROUTERS))
         await made.prepare()
         yield made
+
+
+def test_large_answers_take_a_slot(walk: Walk) -> None:
+    """Else somebody who reads none of their answers fills the memory with them."""
+    large: set[str] = set()
+    others: set[str] = set()
+    for route in iter_route_contexts(walk.app.routes):
+        if "GET" in (getattr(route, "methods", None) or ()) and str(route.path).startswith("/api/"):
+            dependant = getattr(route, "dependant", None)
+            (large if dependant is not None and is_large(dependant) else others).add(str(route.name))
+    assert others <= SMALL | STREAMED | SAME, "a route whose answer can be large needs dependencies=[large_answer()]"
+    assert others >= SMALL | STREAMED
+    assert {"file.list", "git.diff", "project.compare", "mcp_server.list", "task.list"} <= large
 
 
 async def test_anonymous(walk: Walk) -> None:

@@ -14,8 +14,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.errors import BusyError, InvalidInputError
+from sandyard.platform.db import database as databases
 from sandyard.platform.db import sqlite
-from sandyard.platform.db.database import AWAY, Database, DatabaseUnavailableError, parse_url
+from sandyard.platform.db.database import (
+    AWAY,
+    Database,
+    DatabaseUnavailableError,
+    SearchTooSlowError,
+    parse_url,
+)
 from sandyard.platform.db.models import Event, Project, ProjectMember, Setting, User
 from tests.postgres import Server
 
@@ -184,6 +191,49 @@ async def test_readers_do_not_wait_for_a_writer(database: Database) -> None:
         await tx.session.flush()
         async with database.reading() as session:
             assert await session.get(Setting, "a") is None
+
+
+ENDLESS = text("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n")
+
+
+async def test_a_search_that_takes_too_long_says_what_to_do(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "SEARCH_S", 0.05)
+    with pytest.raises(SearchTooSlowError, match="fewer or longer words") as refused:
+        async with database.searching("maria") as session:
+            await session.execute(ENDLESS)
+    assert refused.value.status == 400
+    async with database.searching("maria") as session:
+        assert await session.scalar(text("SELECT 1")) == 1
+
+
+async def test_a_person_searches_once_at_a_time(database: Database) -> None:
+    begun: list[str] = []
+
+    async def search(who: str, *, until: asyncio.Event | None = None) -> None:
+        async with database.searching(who):
+            begun.append(who)
+            if until is not None:
+                await until.wait()
+
+    over = asyncio.Event()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(search("maria", until=over))
+        again = group.create_task(search("maria"))
+        await group.create_task(search("otto"))
+        assert begun == ["maria", "otto"] and not again.done()
+        over.set()
+
+
+async def test_sqlite_gives_a_question_up_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "THREAD_S", 0)
+    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+    await database.open()
+    with pytest.raises(BusyError, match="Ask for less"):
+        async with database.reading() as session:
+            await session.execute(ENDLESS)
+    await database.close()
 
 
 async def test_sqlite_that_another_process_keeps_locked_is_busy(tmp_path: Path, monkeypatch) -> None:

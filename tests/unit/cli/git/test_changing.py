@@ -92,11 +92,11 @@ def test_what_was_thrown_away_is_counted(server: Server) -> None:
     assert run("discard", SANDBOX, "--all", "-y", "-o", "table").stdout == "Discarded the changes of 2 files.\n"
 
 
-def test_a_clone_of_nobody_knows_what(server: Server) -> None:
-    server.on("POST", "/git/clone", problem(400, "invalid_argument", "This sandbox belongs to no project."))
+def test_a_clone_into_a_sandbox_of_no_project(server: Server) -> None:
+    server.on("POST", "/git/clone", problem(409, "not_in_project", "This sandbox belongs to no project."))
     result = run("clone", SANDBOX)
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[1] == f"Name the project: sandyard git clone {SANDBOX} --project PROJECT"
+    assert "sandyard sandbox create --project PROJECT" in result.stderr.splitlines()[1]
 
 
 def test_checkpoints_and_restore(server: Server) -> None:

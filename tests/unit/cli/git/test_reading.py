@@ -47,7 +47,10 @@ def test_no_checkout(server: Server, verb: str) -> None:
     server.on("GET", path, problem(409, "no_checkout", "There is none."))
     result = run(verb, SANDBOX)
     assert result.exit_code == 1
-    assert result.stderr == f"sandyard: There is none.\nMake one: sandyard git clone {SANDBOX} --project PROJECT\n"
+    assert (
+        result.stderr
+        == f"sandyard: There is none.\nMake one, in a sandbox of a project: sandyard git clone {SANDBOX}\n"
+    )
 
 
 def test_a_busy_one(server: Server) -> None:

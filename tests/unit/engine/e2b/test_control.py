@@ -19,7 +19,7 @@ from e2b.api.client.models import TemplateWithBuilds as TemplateWithBuildsModel
 from sandyard.engine.contract import Limits
 from sandyard.engine.e2b.control import api, views
 from sandyard.engine.e2b.control.context import Context
-from sandyard.engine.e2b.control.guard import BODY_LIMIT, Guard
+from sandyard.engine.e2b.control.guard import BODY_LIMIT, BODY_VALUES, Guard
 from sandyard.engine.e2b.control.sandboxes import parse_time
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
@@ -247,6 +247,10 @@ class TestErrors:
 
     async def test_too_large(self, client: Client) -> None:
         error_of(await client.post("/v2/sandboxes", content=b" " * (BODY_LIMIT + 1)), 413)
+        for path in ("/v2/sandboxes", "/v3/templates"):
+            refused = error_of(await client.post(path, content=b"[" + b"{}," * BODY_VALUES), 413)
+            assert "20,000" in refused
+            error_of(await client.post(path, content=json.dumps({"templateID": '"'}).encode("utf-16")), 400)
 
         async def endless() -> AsyncIterator[bytes]:
             while True:

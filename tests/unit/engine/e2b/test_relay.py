@@ -9,11 +9,16 @@ import os
 import pytest
 
 from sandyard.engine.e2b.server import EngineProtocol
+from sandyard.kit.pacing import PARTS
+from sandyard.kit.server import SLICE_BYTES
 from tests.unit.engine.e2b.support import Bench, answer, answer_chunk, answer_head, read_request, reply, request
+from tests.unit.turns import count_parts
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: application/connect+json\r\ntransfer-encoding: chunked\r\n\r\n"
 ENVELOPE = b"\0\0\0\0\x02{}"
+MOST_PARTS = PARTS + SLICE_BYTES // len(b"1\r\nx\r\n")
+"""In one turn, of chunks of one byte."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -411,3 +416,62 @@ async def test_head_and_empty_replies(gate: Bench) -> None:
     status, headers = await answer_head(reader)
     assert (status, headers["etag"]) == (304, "x")
     assert gate.sockets.dials == 2, "a reply without a body leaves its connection usable"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_reply_in_chunks_of_one_byte_is_parsed_in_turns(
+    gate: Bench, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = count_parts(monkeypatch)
+
+    async def tiny(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(STREAM + chunk(b"x") * 20_000 + (b"0\r\n\r\n" if ended else b""))
+        writer.close()
+
+    await gate.sockets.listen(tiny, port=8000)
+    if ended:
+        assert (await asyncio.wait_for(gate.ask(request(port=8000)), 20))[2] == b"x" * 20_000
+    else:
+        with pytest.raises(asyncio.IncompleteReadError) as broken:
+            await asyncio.wait_for(gate.ask(request(port=8000)), 20)
+        assert broken.value.partial == b""
+    assert sum(turns) >= 20_000
+    assert max(turns) <= MOST_PARTS
+
+
+async def test_a_request_in_chunks_of_one_byte_is_parsed_in_turns(gate: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = count_parts(monkeypatch)
+    await gate.sockets.listen(echo)
+    sent = request("POST", "/x", "Transfer-Encoding: chunked") + chunk(b"x") * 20_000 + b"0\r\n\r\n"
+    reader, writer = await gate.connect()
+    writer.write(sent + request())
+    body = (await asyncio.wait_for(answer(reader), 20))[2]
+    assert body.endswith(b"\n\n" + b"x" * 20_000)
+    assert (await asyncio.wait_for(answer(reader), 20))[0] == 200, "what follows is the next request"
+    assert sum(turns) >= 20_000
+    assert max(turns) <= MOST_PARTS
+
+
+async def test_a_slow_reader_of_tiny_chunks_gets_them_all(gate: Bench) -> None:
+    """More than is read ahead, so that parsing stops and goes on."""
+
+    async def tiny(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(STREAM)
+        for _ in range(40):
+            writer.write(chunk(b"x" * 50) * 2000 + chunk(bytes(60_000)))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    await gate.sockets.listen(tiny, port=8000)
+    reader, writer = await gate.connect()
+    writer.write(request(port=8000))
+    await answer_head(reader)
+    await asyncio.sleep(0.1)
+    size = 0
+    async with asyncio.timeout(20):
+        while piece := await answer_chunk(reader):
+            size += len(piece)
+    assert size == 40 * 160_000

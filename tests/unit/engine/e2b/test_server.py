@@ -105,6 +105,9 @@ class Line(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.unread
 
+    def is_reading(self) -> bool:
+        return self.reading
+
     def pause_reading(self) -> None:
         self.reading = False
 

@@ -10,7 +10,8 @@ import pytest
 
 from sandyard.kit.secret import Secret
 from tests.unit.engine.e2b.support import Bench, answer, answer_head, reply, request, sandbox
-from tests.unit.engine.e2b.test_relay import Reader, Writer
+from tests.unit.engine.e2b.test_relay import MOST_PARTS, Reader, Writer
+from tests.unit.turns import count_parts
 
 UPGRADED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 
@@ -152,3 +153,19 @@ async def test_what_is_no_answer(gate: Bench, junk: bytes) -> None:
 async def test_h2c_is_an_offer_that_may_be_passed_over(gate: Bench) -> None:
     asked = b"GET / HTTP/1.1\r\nHost: engine\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n"
     assert (await gate.ask(asked))[2] == b"control"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_refusal_in_chunks_of_one_byte(gate: Bench, ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = count_parts(monkeypatch)
+
+    async def refuse(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000)
+        writer.write(b"0\r\n\r\n" if ended else b"")
+        writer.close()
+
+    await gate.sockets.listen(refuse, port=8000)
+    status, _, body = await asyncio.wait_for(gate.ask(upgrade()), 20)
+    assert (status, body) == ((403, b"x" * 20_000) if ended else (502, body))
+    assert max(turns) <= MOST_PARTS

@@ -25,6 +25,10 @@ def app_of(world: World) -> FastAPI:
     async def large() -> Response:
         return Response(BODY)
 
+    @router.get("/slow", name="test.slow", dependencies=[large_answer(slow=True)])
+    async def slow() -> Response:
+        return Response(BODY)
+
     return world.app(router)
 
 
@@ -79,6 +83,7 @@ async def test_one_person_has_so_many_unread_answers(world: World, monkeypatch: 
         refused = await web.get("/api/v1/large")
         assert refused.status_code == 429 and "not being read" in refused.json()["detail"]
         assert (await web.get("/api/v1/me")).status_code == 200
+        assert (await web.get("/api/v1/slow")).status_code == 200, "it has slots of its own"
     async with client(app, otto) as web:
         assert (await web.get("/api/v1/large")).status_code == 200
     silent[0].read.set()

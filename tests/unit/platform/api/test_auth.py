@@ -130,3 +130,13 @@ async def test_a_disabled_person_is_out(world: World, web: httpx.AsyncClient) ->
     await world.users.update(ROOT, maria.principal.user_id, disabled=True)
     assert (await web.get("/api/v1/who")).status_code == 401
     assert (await web.get("/api/v1/who", headers=maria.headers)).status_code == 401
+
+
+async def test_a_sign_in_is_small(web: httpx.AsyncClient) -> None:
+    """Anybody may send one: what is large or has many fields is refused before it is parsed."""
+    many = {str(number): 0 for number in range(100)}
+    for body in ({"name": "x" * 20_000}, many):
+        assert (await web.post("/api/v1/login", json=body)).status_code == 413
+    escaped = b'{"name": "maria", "password": "%s"}' % (b"\\ud83d\\ude00" * 1000)
+    answer = await web.post("/api/v1/login", content=escaped, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 401

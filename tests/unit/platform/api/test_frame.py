@@ -17,7 +17,7 @@ from sandyard.kit import logging as kit_logging
 from sandyard.kit.errors import BusyError, NotFoundError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.api.frame import HEADERS
-from sandyard.platform.api.guard import host_name, streams_body
+from sandyard.platform.api.guard import BODY_VALUES, body_limit, host_name, streams_body
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input
 from sandyard.platform.domain.git.errors import CommitMessageError, ConflictsError
@@ -31,6 +31,10 @@ log = get_logger(__name__)
 class Thing(Input):
     name: str
     sizes: list[int] = Field(default_factory=list)
+
+
+class Paths(Input):
+    paths: list[str]
 
 
 class TellingError(ConflictsError):
@@ -71,6 +75,11 @@ def routes() -> APIRouter:
     @router.post("/things", name="test.create")
     async def create(body: Thing, size: Annotated[int, Query(le=5)] = 1) -> Thing:
         return body
+
+    @router.post("/few", name="test.few")
+    @body_limit(size=2048, values=100)
+    async def few(body: Paths) -> int:
+        return len(body.paths)
 
     @router.put("/upload", name="test.upload")
     @streams_body
@@ -178,7 +187,7 @@ async def test_errors_are_problems(web: httpx.AsyncClient) -> None:
         (b'{"name": "a\\u0000"}', "body"),
         (b'{"name": "\\ud800"}', "body"),
         (b'{"name": "a", "sizes": [1, "x"]}', "sizes.1"),
-        (b"[" * 100_000, "body"),
+        (b"[" * 4_000, "body"),
         (b"\xff\xfe", "body"),
     ],
 )
@@ -207,6 +216,47 @@ async def test_bodies_have_an_end(web: httpx.AsyncClient) -> None:
     problem(await web.post("/api/v1/things", content=large, headers=headers), 413, "too_large")
     problem(await web.post("/api/v1/things", content=pieces(), headers=headers), 413, "too_large")
     assert (await web.put("/api/v1/upload", content=pieces())).json() == len(large)
+
+
+async def test_bodies_have_a_bounded_number_of_values(web: httpx.AsyncClient) -> None:
+    async def pieces(text: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, len(text), 1000):
+            yield text[start : start + 1000]
+
+    headers = {"Content-Type": "application/json"}
+    unknown = json.dumps({str(number): 0 for number in range(BODY_VALUES + 1)}).encode()
+    for content in (unknown, pieces(unknown)):
+        found = problem(await web.post("/api/v1/things", content=content, headers=headers), 413, "too_large")
+        assert "5,000" in str(found["detail"])
+    problem(await web.post("/mcp", content=b"[" + b"{}," * BODY_VALUES, headers=headers), 401, "unauthenticated")
+    sizes = list(range(BODY_VALUES - 10))
+    assert (await web.post("/api/v1/things", json={"name": "a", "sizes": sizes})).json()["sizes"] == sizes
+    text = json.dumps({"name": "a, [{" * 100_000}).encode()
+    assert (await web.post("/api/v1/things", content=pieces(text), headers=headers)).json()["name"] == "a, [{" * 100_000
+    utf16 = json.dumps({"name": '"', "sizes": sizes}).encode("utf-16")
+    problem(await web.post("/api/v1/things", content=utf16, headers=headers), 400, "invalid_argument")
+
+
+async def test_a_route_may_take_more_or_less(web: httpx.AsyncClient) -> None:
+    paths = {"paths": ["x"] * 50}
+    assert (await web.post("/api/v1/few", json=paths)).json() == 50
+    found = problem(await web.post("/api/v1/few", json={"paths": ["x"] * 101}), 413, "too_large")
+    assert "100" in str(found["detail"])
+    found = problem(await web.post("/api/v1/few", json={"paths": ["x" * 3000]}), 413, "too_large")
+    assert str(found["detail"]).endswith("the limit is 2 KiB.")
+
+
+async def test_few_of_many_faults_are_told(web: httpx.AsyncClient) -> None:
+    found = problem(
+        await web.post("/api/v1/things", json={"name": "a", "sizes": ["x"] * 1020}), 400, "invalid_argument"
+    )
+    assert [one["field"] for one in found["errors"]] == [f"sizes.{number}" for number in range(20)]  # type: ignore[attr-defined]
+    assert str(found["detail"]).endswith(" It has 1,000 more faults than are listed.")
+    found = problem(await web.post("/api/v1/things", json={"name": "a", "x" * 5000: 1}), 400, "invalid_argument")
+    assert "more faults" not in str(found["detail"]) and len(found["errors"][0]["field"]) < 500  # type: ignore[index]
+    names = {str(number): 0 for number in range(1000)}
+    found = problem(await web.post("/api/v1/things", json=names), 400, "invalid_argument")
+    assert found["errors"] == [{"field": "body", "message": "must not have more than 200 fields"}]
 
 
 async def test_only_our_own_names_are_answered(tmp_path: Path) -> None:

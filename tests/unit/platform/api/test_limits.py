@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 
 from sandyard.kit.clock import ManualClock
-from sandyard.platform.api import sessions
+from sandyard.platform.api import projects, secrets, sessions, tokens, users
 from sandyard.platform.api.limits import _MANY, Limits, limited
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
+from sandyard.platform.app import ROUTERS
 from sandyard.platform.db.models import Message
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -90,3 +92,18 @@ async def test_messages_count_as_commands(tmp_path: Path) -> None:
             answers = [await web.post("/api/v1/sessions/ses_1/messages", json=body) for _ in range(3)]
             assert [one.status_code for one in answers] == [201, 201, 429]
             assert "send 2 messages a minute" in answers[-1].json()["detail"]
+
+
+def test_every_change_counts_for_the_person() -> None:
+    """Whatever has a body that is worth to be validated."""
+    unlimited = {
+        f"{method} {route.path}"
+        for router in (*ROUTERS, projects.router, users.router, secrets.router, tokens.router)
+        for route in router.routes
+        if isinstance(route, APIRoute) and (route.body_field is not None or "PATCH" in (route.methods or ()))
+        for method in route.methods or ()
+        if not any(
+            one.call.__qualname__.startswith(limited.__name__) for one in route.dependant.dependencies if one.call
+        )
+    }
+    assert not unlimited

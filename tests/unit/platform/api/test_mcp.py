@@ -143,7 +143,7 @@ async def test_pages_of_other_sites_are_refused(place: Place) -> None:
             assert (await web.request(method, place.url)).status_code == 405
         answer = await web.post(place.url, content=b"x" * (1 << 21), headers={"Content-Type": "application/json"})
         assert answer.status_code == 413
-        for body in (b"", b"[]", b"{", b'{"jsonrpc": "2.0"}', b"[" * 100_000):
+        for body in (b"", b"[]", b"{", b'{"jsonrpc": "2.0"}', b"[" * 4_000):
             answer = await web.post(place.url, content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code == 400, body[:20]
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,94 @@ async def test_a_new_file_has_its_log_before_anybody_connects(tmp_path: Path) ->
         assert await cursor.fetchone() == ("wal",)
     await connection.close()
     held.close()
+
+
+COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT {what} FROM n"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i + began()) FROM n"
+"""It calls a function of the test, `began`, which returns 0."""
+
+
+class Threads:
+    """Which threads have asked, and whether one has begun."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.begun = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def began(self) -> int:
+        if not self.seen or self.seen[-1] != threading.get_ident():
+            self.seen.append(threading.get_ident())
+            if threading.get_ident() != threading.main_thread().ident:
+                self._loop.call_soon_threadsafe(self.begun.set)
+        return 0
+
+
+@pytest.fixture
+async def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[sqlite.InLoop, Threads]]:
+    """Every question takes too long for the loop, if it takes as many steps as are counted at all."""
+    monkeypatch.setattr(sqlite, "LOOP_S", -1)
+    made = await sqlite.connect(str(tmp_path / "x.db"))
+    assert isinstance(made, sqlite.InLoop)
+    threads = Threads()
+    await made.create_function("began", 0, threads.began)
+    yield made, threads
+    await made.close()
+
+
+async def ask(connection: sqlite.InLoop, question: str) -> list[Any]:
+    cursor = await connection.cursor()  # as SQLAlchemy does it
+    try:
+        await cursor.execute(question)
+        return list(await cursor.fetchall())
+    finally:
+        await cursor.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "answer"),
+    [("count(began())", [(5000,)]), ("i + began()", [(number,) for number in range(1, 5001)])],
+    ids=["slow to begin", "slow to read"],
+)
+async def test_a_question_that_takes_long_is_asked_again_in_a_thread(
+    connection: tuple[sqlite.InLoop, Threads], what: str, answer: list[Any]
+) -> None:
+    made, threads = connection
+    assert await ask(made, COUNT.format(what=what)) == answer
+    loops, others = threading.get_ident(), threads.seen[-1]
+    assert threads.seen == [loops, others] and loops != others
+
+
+async def test_a_quick_question_stays_in_the_loop(connection: tuple[sqlite.InLoop, Threads]) -> None:
+    made, threads = connection
+    assert await ask(made, "SELECT began()") == [(0,)]
+    assert threads.seen == [threading.get_ident()]
+
+
+async def test_nothing_is_given_up_inside_a_transaction(connection: tuple[sqlite.InLoop, Threads]) -> None:
+    made, threads = connection
+    await ask(made, "CREATE TABLE t (i)")
+    await ask(made, "BEGIN IMMEDIATE")
+    await ask(made, "INSERT INTO t " + COUNT.format(what="i"))
+    assert await ask(made, COUNT.format(what="count(began())")) == [(5000,)]
+    await made.commit()
+    assert threads.seen == [threading.get_ident()]
+    assert await ask(made, "SELECT count(*) FROM t") == [(5000,)]
+
+
+async def test_whoever_leaves_ends_the_question(connection: tuple[sqlite.InLoop, Threads]) -> None:
+    made, threads = connection
+    asking = asyncio.create_task(ask(made, ENDLESS))
+    await threads.begun.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await ask(made, COUNT.format(what="count(*)")) == [(5000,)]
+
+
+async def test_a_question_without_end(
+    connection: tuple[sqlite.InLoop, Threads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "THREAD_S", 0)
+    with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        await ask(connection[0], ENDLESS)

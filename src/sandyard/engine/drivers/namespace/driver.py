@@ -62,7 +62,9 @@ class NamespaceDriver:
         self._starter: Starter
         self._suspender: Suspender
         self._records: dict[str, Record] = {}
-        self._kernel_memory = KernelMemory(options.kernel_memory, self._first_processes, self._end_greedy)
+        self._kernel_memory = KernelMemory(
+            options.kernel_memory, self._first_processes, self._charged_sockets, self._end_greedy
+        )
 
     # The host ---------------------------------------------------------------------------------------------------------------
 
@@ -88,6 +90,9 @@ class NamespaceDriver:
         """Of sandboxes that run. Frozen ones take nothing, and with cgroup 1 their processes can't die."""
         running = (record for record in self._records.values() if record.alive and not record.frozen)
         return {record.id: record.life.pid for record in running if record.life is not None}
+
+    def _charged_sockets(self, sandbox: str) -> int | None:
+        return self._here.cgroups.socket_memory(sandbox)
 
     def _end_greedy(self, sandbox: str) -> None:
         """Its processes could not be ended one by one. One that was frozen meanwhile stays."""

@@ -99,6 +99,7 @@ class Host:
         hierarchies, missing = discover(name, known=known.cgroups, rootless=self.rootless)
         self._missing |= missing
         self.cgroups = Cgroups(hierarchies)
+        self.cgroups.limit_processes()
         self.instance = instances.with_cgroups(known, self.cgroups.folders)
         instances.save(data_dir, self.instance)
         self.slots = Slots(min(self.options.max_slots, self.instance.slots))

@@ -1,7 +1,7 @@
-"""Bounds kernel memory that no cgroup counts: receive buffers of netlink sockets, and file locks.
+"""Bounds kernel memory that no cgroup counts: netlink sockets, buffers of other sockets (`socket_memory`), and file locks.
 
-The kernel charges neither to the process that causes it, and has no other limit for them than a size for each socket. So the engine
-watches the machine's unreclaimable kernel memory, one small file twice a second. Only when that has grown it looks at what each sandbox
+The kernel charges none of it to the process that causes it, and has no other limit for it than a size for each socket. So the engine
+watches the machine's kernel memory, one small file twice a second. Only when that has grown it looks at what each sandbox
 holds, and ends the processes of those that hold more than their share. A sandbox that takes it slowly is found as well: every growth
 by the bound is followed by a look at all sandboxes.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import resource
 import signal
 import time
 from collections import Counter
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.engine.drivers.namespace import processes
+from sandyard.engine.drivers.namespace import processes, socket_memory
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -28,6 +30,9 @@ _LEAST_GROWTH = 256 << 20
 _PART_OF_MEMORY = 50
 _CHUNK = 1 << 16
 _LARGEST_TABLE = 16 << 20  # of netlink sockets, in bytes: some 150,000 of them
+_NOT_THE_KERNELS = ("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "Hugetlb")
+_NETLINK_SOCKET = 2048  # bytes of each, besides its buffer
+_SOCKETS_SECONDS = 2.0
 _LOCKS_SECONDS = (
     3.0  # the kernel counts from the first lock again for every page of them it gives: 100,000 take a second
 )
@@ -40,17 +45,19 @@ Device = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`growth`: bytes by which the machine's unreclaimable kernel memory grows before sandboxes are looked at; 0 for 2 % of the
-    machine's memory, at least 256 MB. `netlink` (bytes) and `locks` are what each sandbox may hold then."""
+    """`growth`: bytes by which the machine's kernel memory grows before sandboxes are looked at; 0 for 2 % of the machine's memory, at
+    least 256 MB. `netlink` and `sockets` (bytes) and `locks` are what each sandbox may hold then, of sockets beyond what its cgroup is
+    charged for."""
 
     growth: int = 0
     netlink: int = 64 << 20
     locks: int = 100_000
+    sockets: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a sandbox holds beyond its share. `amount` is in bytes (netlink) or a count (locks)."""
+    """What a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks)."""
 
     sandbox: str
     kind: str
@@ -76,11 +83,19 @@ class Growth:
 
 class KernelMemory:
     """`sandboxes` gives the running ones with the pid of their first process, which is never ended here: `end` is called for a
-    sandbox whose other processes multiply faster than they are ended."""
+    sandbox whose other processes multiply faster than they are ended. `charged` tells the bytes of socket buffers that a sandbox's cgroup
+    is charged for, None where nothing is."""
 
-    def __init__(self, bounds: Bounds, sandboxes: Callable[[], Mapping[str, int]], end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        bounds: Bounds,
+        sandboxes: Callable[[], Mapping[str, int]],
+        charged: Callable[[str], int | None],
+        end: Callable[[str], None],
+    ) -> None:
         self._bounds = bounds
         self._sandboxes = sandboxes
+        self._charged = charged
         self._end = end
         self._task: asyncio.Task[None] | None = None
 
@@ -102,7 +117,7 @@ class KernelMemory:
         while True:
             await asyncio.sleep(_INTERVAL)
             try:
-                total, current = read_meminfo()
+                total, current = read_memory()
                 bound = self._bounds.growth or max(_LEAST_GROWTH, total // _PART_OF_MEMORY)
                 if growth.is_due(current, bound) and not await self._look(current):
                     growth.accept(current)
@@ -112,12 +127,14 @@ class KernelMemory:
                     failed = str(error)
                     log.warning("kernel_memory_check_failed", reason=failed)
 
-    async def _look(self, unreclaimable: int) -> bool:
+    async def _look(self, kernel_memory: int) -> bool:
         """End the processes of sandboxes that hold too much. Says whether there were any."""
         sandboxes = dict(self._sandboxes())
         if not sandboxes:
             return False
         found = await asyncio.to_thread(find_netlink, sandboxes, self._bounds.netlink)
+        if not found:
+            found = await asyncio.to_thread(find_sockets, sandboxes, self._bounds.sockets, self._charged)
         if not found:  # reading locks takes longer: not while somebody is known who takes more meanwhile
             found = await asyncio.to_thread(find_locks, sandboxes, self._bounds.locks)
         for excess in found:
@@ -126,8 +143,10 @@ class KernelMemory:
                 sandbox=excess.sandbox,
                 kind=excess.kind,
                 amount=excess.amount,
-                machine_unreclaimable=unreclaimable,
+                machine_kernel_memory=kernel_memory,
             )
+        if not found:
+            log.info("kernel_memory_checked", sandboxes=len(sandboxes), machine_kernel_memory=kernel_memory)
         await asyncio.gather(*(self._end_processes(excess.sandbox, sandboxes[excess.sandbox]) for excess in found))
         return bool(found)
 
@@ -138,10 +157,17 @@ class KernelMemory:
             self._end(sandbox)
 
 
-def read_meminfo(path: Path = Path("/proc/meminfo")) -> tuple[int, int]:
-    """All memory of the machine, and what of it is the kernel's and can't be reclaimed, in bytes."""
-    table = {line.partition(":")[0]: line.split()[1] for line in path.read_text().splitlines()}
-    return int(table["MemTotal"]) << 10, int(table["SUnreclaim"]) << 10
+def read_memory(proc: Path = Path("/proc")) -> tuple[int, int]:
+    """All memory of the machine, and what of it is the kernel's and can't be reclaimed, in bytes: all that is neither free nor a
+    program's nor a file's. `SUnreclaim` alone would miss what is not made of slabs, such as most of a socket's buffers."""
+    lines = (proc / "meminfo").read_text().splitlines()
+    table = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    pages = re.findall(r"^ +count: +(\d+)$", (proc / "zoneinfo").read_text(), re.MULTILINE)
+    free_at_processors = (
+        sum(map(int, pages)) * resource.getpagesize()
+    )  # hundreds of megabytes that `MemFree` leaves out
+    others = sum(table.get(name, 0) for name in _NOT_THE_KERNELS)
+    return table["MemTotal"], max(table["MemTotal"] - others - free_at_processors, 0)
 
 
 def find_netlink(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
@@ -153,6 +179,31 @@ def find_netlink(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
             if held > share:
                 found.append(Excess(sandbox, "netlink", held))
     return found
+
+
+def find_sockets(sandboxes: Mapping[str, int], share: int, charged: Callable[[str], int | None]) -> list[Excess]:
+    """Sandboxes whose sockets hold more bytes than their share and what their cgroup is charged for. Blocks, for each that has many."""
+    found = []
+    for sandbox, pid in sandboxes.items():
+        counted = charged(sandbox)
+        if counted is None:
+            continue  # nothing bounds its memory: what it has is no excess
+        with contextlib.suppress(OSError):  # it has just ended
+            held = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.held(pid, share))
+            excess = held - max(counted, charged(sandbox) or 0)  # buffers come and go while they are added up
+            if excess > share:
+                found.append(Excess(sandbox, "sockets", excess))
+    return found
+
+
+def _sum_until(deadline: float, amounts: Iterable[int]) -> int:
+    """Of as many as come before the deadline."""
+    total = 0
+    for amount in amounts:
+        total += amount
+        if time.monotonic() > deadline:
+            break
+    return total
 
 
 def find_locks(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
@@ -180,10 +231,10 @@ def _lines(path: Path, limit: int | None = None) -> Iterator[bytes]:
 
 
 def netlink_bytes(lines: Iterable[bytes]) -> int:
-    """Bytes that wait in the receive buffers of a `/proc/PID/net/netlink`."""
+    """Bytes of the sockets in a `/proc/PID/net/netlink`, with what waits in their receive buffers."""
     table = iter(lines)
     column = next(table, b"Rmem").split().index(b"Rmem")
-    return sum(int(line.split()[column]) for line in table if line)
+    return sum(int(line.split()[column]) + _NETLINK_SOCKET for line in table if line)
 
 
 def count_locks(lines: Iterable[bytes], deadline: float) -> tuple[Counter[tuple[Device, int]], bool]:

@@ -6,7 +6,8 @@ release, and a program of a hundred instructions is easier to review than a depe
 The rule: what existed in Linux 6.10 and is not named here is allowed; what is younger than that is answered with ENOSYS, so that
 programs fall back to what they knew before. Named are the calls with which a process reaches for the machine (mounts, namespaces,
 modules, keyrings, bpf, perf, clocks, swap) or for parts of the kernel with a history of holes that no sandbox needs (io_uring,
-userfaultfd, exotic socket families and protocols), or of which the machine has one supply for all (aio). This is the second line:
+userfaultfd, exotic socket families and protocols), or of which the machine has one supply for all (aio), or with which it takes
+kernel memory that no cgroup counts (some socket options, large extended attributes). This is the second line:
 the first is that a sandbox's root owns none of the namespaces it lives in. Other ABIs of the machine (32-bit, x32) are not served:
 their numbers mean other calls.
 """
@@ -120,7 +121,48 @@ CHECKED: dict[str, Numbers] = {
     "socketpair": (53, 199),
     "personality": (135, 92),
     "prlimit64": (302, 261),
+    "setsockopt": (54, 208),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
 }
+
+# Socket options by level, answered with ENOPROTOOPT as by a kernel that was built without them. What they allocate is charged to no
+# cgroup, up to net.core.optmem_max (128 KiB) and more for each socket. Plain IPv4 multicast groups stay: the kernel allows a socket 20.
+OPTIONS: dict[int, dict[str, int]] = {
+    1: {  # SOL_SOCKET: the compiled filter and the original are not counted
+        "SO_ATTACH_FILTER": 26,
+        "SO_ATTACH_BPF": 50,
+        "SO_ATTACH_REUSEPORT_CBPF": 51,
+        "SO_ATTACH_REUSEPORT_EBPF": 52,
+    },
+    0: {  # IPPROTO_IP: multicast by source
+        "IP_BLOCK_SOURCE": 38,
+        "IP_ADD_SOURCE_MEMBERSHIP": 39,
+        "IP_MSFILTER": 41,
+        "MCAST_BLOCK_SOURCE": 43,
+        "MCAST_JOIN_SOURCE_GROUP": 46,
+        "MCAST_MSFILTER": 48,
+    },
+    41: {  # IPPROTO_IPV6, which a sandbox has on its loopback alone: all multicast, flow labels (one supply for all), headers
+        "IPV6_2292PKTOPTIONS": 6,
+        "IPV6_JOIN_GROUP": 20,
+        "IPV6_JOIN_ANYCAST": 27,
+        "IPV6_FLOWLABEL_MGR": 32,
+        "MCAST_JOIN_GROUP": 42,
+        "MCAST_BLOCK_SOURCE": 43,
+        "MCAST_JOIN_SOURCE_GROUP": 46,
+        "MCAST_MSFILTER": 48,
+        "IPV6_HOPOPTS": 54,
+        "IPV6_RTHDRDSTOPTS": 55,
+        "IPV6_RTHDR": 57,
+        "IPV6_DSTOPTS": 59,
+    },
+    6: {"TCP_MD5SIG": 14, "TCP_MD5SIG_EXT": 32, "TCP_AO_ADD_KEY": 38},  # IPPROTO_TCP: keys of routers
+}
+LARGEST_ATTRIBUTE = 1024
+"""Bytes of an extended attribute: what Linux allows (65,536) is memory as well, and counted nowhere, where it is an access list. The kernel
+keeps up to two of them for each file it knows, of which some 3 KiB are counted."""
 
 # All that a process may do which only reads and writes descriptors it has, and files below a directory (`files_program`).
 FILES: dict[str, Numbers] = {
@@ -223,6 +265,17 @@ def _checks() -> dict[str, list[Instruction]]:
     """Each block ends in a return, whatever it decides."""
     deny = _fail(errno.EPERM)
     no_protocol = _fail(errno.EPROTONOSUPPORT)
+    unknown = _fail(errno.ENOPROTOOPT)
+    too_large = _fail(errno.E2BIG)
+    attribute = [
+        _upper_half(3),
+        (_JEQ, 1, 0, 0),
+        too_large,
+        _arg(3),
+        (_JGE, 0, 1, LARGEST_ATTRIBUTE + 1),
+        too_large,
+        _PERMIT,
+    ]
     stream = [_arg(2), *_one_of(_STREAM_PROTOCOLS, _PERMIT), no_protocol]
     datagram = [_arg(2), *_one_of(_DATAGRAM_PROTOCOLS, _PERMIT), no_protocol]
     internet = [
@@ -267,6 +320,16 @@ def _checks() -> dict[str, list[Instruction]]:
             *_one_of((0,), _PERMIT),
             deny,
         ],
+        "setsockopt": [
+            _arg(1),
+            *(
+                step
+                for level, options in OPTIONS.items()
+                for step in _only_if(level, [_arg(2), *_one_of(tuple(options.values()), unknown), _PERMIT])
+            ),
+            _PERMIT,
+        ],
+        **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr"), attribute),
         # anybody may read the limits of the guest agent; with fewer descriptors it could not serve its sandbox any more
         "prlimit64": [
             _arg(0),

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from sandyard.engine.e2b.control.errors import FAILED
 from sandyard.engine.e2b.dataplane.asgi import App, Headers, Message, Receive, Scope, Send, discard_body, header
 from sandyard.engine.store.keys import ApiKeys
+from sandyard.kit.bounded_json import TooManyValuesError, ValueCounter
 from sandyard.kit.logging import get_logger
 from sandyard.kit.server import mark_authenticated
 
 log = get_logger(__name__)
 
-BODY_LIMIT = 4 * 1024 * 1024
+BODY_LIMIT, BODY_VALUES = 4 * 1024 * 1024, 20_000
+"""Bytes and JSON values of a request's body."""
 OPEN_PATHS = frozenset(("/health", "/ready"))
 CORS: Headers = [
     (b"access-control-allow-origin", b"*"),
@@ -22,8 +24,8 @@ CORS: Headers = [
 ]
 
 
-class TooLargeError(Exception):
-    """The body is larger than a control request may be."""
+class RefusedBodyError(Exception):
+    """The body is not what a control request may have."""
 
 
 class Guard:
@@ -62,7 +64,7 @@ class Guard:
         answered = False
 
         async def reply(message: Message) -> None:
-            if body.too_large:
+            if body.refusal is not None:
                 return  # whatever is made of half a body is not the answer
             if message["type"] == "http.response.start":
                 nonlocal answered
@@ -73,14 +75,14 @@ class Guard:
         try:
             app = own or self._direct.get((scope["method"], scope["path"]), self._app)
             await app(scope, body.receive, reply)
-        except TooLargeError:
+        except RefusedBodyError:
             pass
         except Exception as error:
             log.error("request_failed", exc=error, method=scope["method"], path=scope["path"])  # noqa: TRY400
             if not answered:
                 await _answer(send, 500, FAILED)
-        if body.too_large:
-            await _answer(send, *_TOO_LARGE)
+        if body.refusal is not None:
+            await _answer(send, *body.refusal)
 
     def _check(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         if scope["path"] in OPEN_PATHS:
@@ -111,6 +113,8 @@ class Guard:
 
 
 _TOO_LARGE = (413, f"The request's body is too large: the limit is {BODY_LIMIT // 1024 // 1024} MiB.")
+_TOO_MANY_VALUES = (413, f"The request's body has too many JSON values: the limit is {BODY_VALUES:,}.")
+_NOT_UTF8 = (400, "The request's body is not valid JSON: it is not UTF-8.")
 
 
 def credential(headers: Headers) -> str | None:
@@ -129,17 +133,29 @@ class _Body:
         self._receive = receive
         self._limit = limit
         self._seen = 0
-
-    @property
-    def too_large(self) -> bool:
-        return self._limit is not None and self._seen > self._limit
+        self._values = ValueCounter(BODY_VALUES)
+        self.refusal: tuple[int, str] | None = None
+        """Why the rest of it is not taken."""
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self._seen += len(message.get("body", b""))
-        if self.too_large:
-            raise TooLargeError
+        if self._limit is not None:
+            self._check(message.get("body", b""), self._limit)
+        if self.refusal is not None:
+            raise RefusedBodyError
         return message
+
+    def _check(self, piece: bytes, limit: int) -> None:
+        self._seen += len(piece)
+        if self._seen > limit:
+            self.refusal = _TOO_LARGE
+            return
+        try:
+            self._values.feed(piece)
+        except TooManyValuesError:
+            self.refusal = _TOO_MANY_VALUES
+        except ValueError:
+            self.refusal = _NOT_UTF8
 
 
 async def _answer(send: Send, status: int, message: str) -> None:

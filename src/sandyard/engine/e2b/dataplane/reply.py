@@ -45,6 +45,7 @@ class Reply:
         self.complete = False
         self.keep_alive = True
         self.waiting = 0  # bytes fed and not taken
+        self.parts = 0  # chunks and headers so far
         self._headless = method == "HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
@@ -53,6 +54,11 @@ class Reply:
         self._until_close = False
         self._progress = False
         self._silent = 0
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether what is fed costs the same, however it was sent: the end of the body is known without a parser."""
+        return self._until_close or self._remaining is not None
 
     def feed(self, data: bytes) -> None:
         """Raises BadReplyError; what was good before it can still be taken."""
@@ -79,6 +85,7 @@ class Reply:
     # httptools callbacks
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self.parts += 1
         if self.head is not None:
             return  # a trailer: nothing that is relayed needs one
         if len(self._headers) >= HEADERS_LIMIT:
@@ -100,6 +107,7 @@ class Reply:
         self._progress = True
 
     def on_body(self, body: bytes) -> None:
+        self.parts += 1
         self._progress = True
         if self._headless:
             return

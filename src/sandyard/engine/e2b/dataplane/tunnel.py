@@ -24,6 +24,8 @@ from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Rep
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.kit.connections import UnreadWatch
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.pacing import Inflow
+from sandyard.kit.server import SLICE_BYTES
 
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
@@ -177,6 +179,7 @@ class Inside(asyncio.Protocol):
     def __init__(self, client: Tunnel) -> None:
         self._client = client
         self._transport: asyncio.Transport | None = None
+        self._inflow: Inflow | None = None  # of an answer that refuses
         self._head: bytes | None = b""  # what came of the answer's head; None once the tunnel is open
         self._refusal: Reply | None = None
 
@@ -187,12 +190,19 @@ class Inside(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._head is None:
             self._client.write(data)
-        elif self._refusal is not None:
-            self._refused(self._refusal, data)
+        elif self._inflow is not None:
+            self._inflow.receive(data)
         else:
             self._answered(self._head + data)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._inflow is not None:
+            self._inflow.end(self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """The connection is gone, and all that came before that is passed on."""
         if self._refusal is not None and self._refusal.end():
             self._pass_refusal(self._refusal)
         elif self._head is not None:
@@ -233,20 +243,27 @@ class Inside(asyncio.Protocol):
             self._client.write(head)
             self._client.go_on()
             return
+        assert self._transport is not None
         self._refusal = Reply("GET")
-        self._refused(self._refusal, head)
+        self._inflow = Inflow(self._transport, self._refused, slice_bytes=SLICE_BYTES)
+        self._inflow.receive(head)
 
-    def _refused(self, reply: Reply, data: bytes) -> None:
-        """It does not upgrade: its answer is collected, within bounds, and passed on as the last one."""
+    def _refused(self, data: bytes) -> int:
+        """It does not upgrade: its answer is collected, within bounds, and passed on as the last one. Returns the number of parts."""
+        reply = self._refusal
+        if reply is None:
+            return 0
+        before = reply.parts
         try:
             reply.feed(data)
         except BadReplyError as error:
-            self._head = None
+            self._head, self._refusal = None, None
             self._client.refuse(pages.plain(502, str(error)), [])
             self.close()
-            return
+            return 0
         if reply.complete or reply.waiting > SILENT_LIMIT:
             self._pass_refusal(reply)
+        return reply.parts - before
 
     def _pass_refusal(self, reply: Reply) -> None:
         self._head, self._refusal = None, None

@@ -11,6 +11,8 @@ from typing import cast
 
 from sandyard.engine.e2b.dataplane.entering import enter
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, BrokenUpstreamError, Head, Reply, UpstreamError
+from sandyard.kit.pacing import Inflow
+from sandyard.kit.server import SLICE_BYTES
 
 READ_AHEAD = 256 * 1024
 """How much of a body may wait for its reader before the sandbox is told to hold on."""
@@ -22,6 +24,7 @@ class Upstream(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        self._inflow: Inflow | None = None
         self._reply: Reply | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -77,9 +80,9 @@ class Upstream(asyncio.Protocol):
         while not self._reply.waiting and not self._reply.complete:
             await self._wait()
         piece = self._reply.take()
-        if self._read_paused and self._transport is not None:
+        if self._read_paused and self._inflow is not None:
             self._read_paused = False
-            self._transport.resume_reading()
+            self._inflow.go_on()
         return piece
 
     @property
@@ -106,9 +109,10 @@ class Upstream(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Idle and, as far as is known, alive."""
-        return (
-            not self._lost and self._reply is None and self._transport is not None and not self._transport.is_closing()
-        )
+        transport, inflow = self._transport, self._inflow
+        if self._lost or self._reply is not None or transport is None or transport.is_closing():
+            return False
+        return inflow is not None and not inflow.busy
 
     @property
     def silent(self) -> bool:
@@ -120,33 +124,54 @@ class Upstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=READ_AHEAD)
+        self._inflow = Inflow(
+            self._transport, self._parse, slice_bytes=SLICE_BYTES, wanted=lambda: not self._read_paused
+        )
 
     def data_received(self, data: bytes) -> None:
+        assert self._inflow is not None
+        if self._reply is not None and self._reply.is_cheap and not self._inflow.busy:
+            self._parse(data)
+            if self._read_paused:
+                self._inflow.pause_reading()
+        else:
+            self._inflow.receive(data)
+
+    def _parse(self, data: bytes) -> int:
+        """The next piece of what the sandbox sent. Returns how many parts were in it."""
         reply = self._reply
         if reply is None:
             self._fail(BadReplyError("The sandbox sent data that nobody asked for."))
-            return
+            return 0
         self._heard = True
+        before = reply.parts
         try:
             reply.feed(data)
         except BadReplyError as error:
             self._fail(error)
-            return
-        if reply.waiting > READ_AHEAD and not self._read_paused and self._transport is not None:
+            return 0
+        if reply.waiting > READ_AHEAD:
             self._read_paused = True
-            self._transport.pause_reading()
         self._wake()
+        return reply.parts - before
 
     def eof_received(self) -> None:
         """Who ends to write has ended: no server in a sandbox is left half open."""
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.resume_writing()
+        if self._inflow is not None:
+            self._inflow.end(lambda: self._end(exc))
+        else:
+            self._end(exc)
+
+    def _end(self, exc: Exception | None) -> None:
+        """The connection is gone, and all that came before that is parsed."""
         ended = exc is None and self._failure is None and self._reply is not None and self._reply.end()
         if self._failure is None and not ended:
             self._failure = BrokenUpstreamError("The sandbox closed the connection before its reply was complete.")
         self._lost = True
         self._wake()
-        self.resume_writing()
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -162,6 +187,8 @@ class Upstream(asyncio.Protocol):
         if self._failure is None:
             self._failure = failure
         self._lost = True
+        if self._inflow is not None:
+            self._inflow.drop()
         if self._transport is not None:
             self._transport.abort()
         self._wake()

@@ -21,7 +21,15 @@ from sandyard.engine.guest.wire.http1 import Request
 
 _FAIR_SHARE = 256  # entries after which others get their turn
 MOST_ENTRIES = 100_000
-TOO_MANY_ENTRIES = f"{{path}} has more than {MOST_ENTRIES:,} entries: list a smaller directory or depth, or run a command such as `find`"
+MOST_BYTES = 64 << 20  # of one answer; 100,000 entries with usual names have 23 MiB
+TOO_MANY_ENTRIES = (
+    f"{{path}} has more than {MOST_ENTRIES:,} entries, or their names are too long: list a smaller directory or depth, "
+    "or run a command such as `find`"
+)
+FIRST, LIMIT = "x-sandyard-list-first", "x-sandyard-list-limit"
+"""The platform's way to ask for a page. With a limit, the answer is `{"next":NUMBER,"entries":[…]}`: the number of the entry with which the
+next page begins, or null."""
+PAGE_BYTES = 4 << 20
 
 Message = protojson.Message
 
@@ -84,7 +92,8 @@ class FilesystemService:
         try:
             if not stat.S_ISDIR(os.stat(self._sandbox.host(path)).st_mode):
                 raise RpcError("invalid_argument", f"path is not a directory: {path}")
-            return await self._list(path, depth)
+            first, limit = _header_number(request, FIRST), _header_number(request, LIMIT)
+            return await self._list(path, depth, first or 0, limit)
         except FileNotFoundError:
             raise RpcError("not_found", f"path not found: {path}") from None
         except OSError as error:
@@ -92,20 +101,27 @@ class FilesystemService:
                 raise RpcError("failed_precondition", f'cyclic symlink or chain >255 links at "{path}"') from None
             raise RpcError("internal", f"error reading directory {path}: {error.strerror}") from None
 
-    async def _list(self, path: str, depth: int) -> bytes:
-        """The answer, encoded as it grows: entries as objects would take ten times the memory."""
+    async def _list(self, path: str, depth: int, first: int = 0, limit: int | None = None) -> bytes:
+        """The answer, encoded as it grows: entries as objects would take ten times the memory. A page has `limit` entries, or fewer that
+        have PAGE_BYTES."""
         self._sandbox.accounts.refresh()
-        found, encoded = 0, bytearray(b'{"entries":[')
+        passed, encoded = 0, bytearray()
+        stop = MOST_ENTRIES if limit is None else min(first + limit, MOST_ENTRIES)
+        most = MOST_BYTES if limit is None else PAGE_BYTES
         above: list[Iterator[tuple[str, os.stat_result]]] = []  # directories that are left to go on with
         current = self._scan(path.rstrip("/"))
         while True:
             for child, status in current:
-                if found == MOST_ENTRIES:
-                    raise RpcError("failed_precondition", TOO_MANY_ENTRIES.format(path=path))
-                encoded += b"," if found else b""
-                encoded += protojson.render(entries.describe_status(self._sandbox, child, status))
-                found += 1
-                if found % _FAIR_SHARE == 0:
+                if passed == stop or len(encoded) > most:
+                    if limit is None or not encoded:
+                        raise RpcError("failed_precondition", TOO_MANY_ENTRIES.format(path=path))
+                    return b'{"next":%d,"entries":[' % passed + encoded + b"]}"
+                if passed >= first:
+                    if encoded:
+                        encoded += b","
+                    encoded += protojson.render(entries.describe_status(self._sandbox, child, status))
+                passed += 1
+                if passed % _FAIR_SHARE == 0:
                     await asyncio.sleep(0)
                 if len(above) + 1 < depth and stat.S_ISDIR(status.st_mode):
                     with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -115,7 +131,7 @@ class FilesystemService:
                         break
             else:
                 if not above:
-                    return bytes(encoded + b"]}")
+                    return (b'{"entries":[' if limit is None else b'{"next":null,"entries":[') + encoded + b"]}"
                 current = above.pop()
 
     def _scan(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -157,3 +173,12 @@ class FilesystemService:
         except OSError as error:
             where = self._sandbox.guest(str(error.filename or host))
             raise RpcError("internal", f"failed to create directory: {error.strerror}: {where}") from None
+
+
+def _header_number(request: Request, name: str) -> int | None:
+    text = request.headers.get(name, "")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise RpcError("invalid_argument", f"header {name}: not a number")
+    return int(text)

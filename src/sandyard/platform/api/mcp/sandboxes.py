@@ -38,6 +38,12 @@ class CreateSandbox(Input):
     model_config = example(template="base", envs={"STAGE": "test"})
 
     template: Template
+    project_id: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=40,
+        description="The project whose settings apply to it; left out: of no project.",
+    )
     envs: Envs
     idle_seconds: int | None = Field(
         default=None, ge=5, le=7 * 86400, description="Unused this long, it is paused; any use wakes it again."

@@ -169,9 +169,9 @@ def _given(tool: Tool, arguments: Mapping[str, Any]) -> BaseModel:
     except ValidationError as error:
         faults = [
             f"{'.'.join(str(part) for part in one['loc']) or 'arguments'}: {one['msg'].removeprefix('Value error, ')}"
-            for one in error.errors(include_url=False, include_input=False)
+            for one in error.errors(include_url=False, include_input=False)[:5]
         ]
-        raise InvalidInputError("The arguments are not valid: " + "; ".join(faults[:5]) + ".") from None
+        raise InvalidInputError("The arguments are not valid: " + "; ".join(faults) + ".") from None
 
 
 def _result(made: BaseModel) -> wire.CallToolResult:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import httpx
 from starlette.types import Receive, Scope, Send
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.pacing import take_turn
 from sandyard.platform.api.previewing.headers import to_browser, to_sandbox
 from sandyard.platform.api.previewing.pages import Trouble, enough, may_be_trouble, trouble
 from sandyard.platform.api.previewing.racing import first
@@ -88,24 +89,8 @@ class Exchange:
                 raise SandboxUnreachableError
 
     async def _ask(self, route: Route) -> httpx.Response:
-        headers = list(to_sandbox(self._scope["headers"], self._addresses, self._place, route))
-        target = self._scope["raw_path"] + (b"?" + query if (query := self._scope["query_string"]) else b"")
-        try:
-            request = httpx.Request(
-                self._scope["method"],
-                route.url,
-                headers=headers,
-                content=self._body() if self._has_body else None,
-                extensions={"target": target, "timeout": _TIMEOUT},  # as it was written, dots and all
-            )
-            return await self._previews.http.send(request, stream=True, follow_redirects=False)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
-            raise EngineUnreachableError from None
-        except httpx.LocalProtocolError as error:
-            raise InvalidInputError(f"The request cannot be passed on: {error}.") from None
-        except httpx.TransportError as error:
-            log.info("preview_broken", sandbox=self._place.sandbox_id, port=self._place.port, reason=repr(error)[:200])
-            raise BrokenAnswerError from None
+        content = self._body() if self._has_body else None
+        return await ask(self._previews, self._addresses, self._place, route, self._scope, content=content)
 
     async def _body(self) -> AsyncIterator[bytes]:
         while True:
@@ -114,6 +99,7 @@ class Exchange:
                 raise _GoneError
             if message.get("body"):
                 self._previews.touch(self._place)
+                await take_turn()
                 yield message["body"]
             if not message.get("more_body"):
                 self._whole.set()
@@ -129,6 +115,7 @@ class Exchange:
             if held:
                 await self._send({"type": "http.response.body", "body": held, "more_body": True})
             async for piece in pieces:
+                await take_turn()
                 if counts:
                     self._previews.touch(self._place)
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -138,12 +125,45 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": b""})
 
 
+async def ask(
+    previews: Previews,
+    addresses: Addresses,
+    place: Place,
+    route: Route,
+    scope: Scope,
+    *,
+    content: AsyncIterator[bytes] | None = None,
+    more: Iterable[tuple[bytes, bytes]] = (),
+    timeouts: Mapping[str, float | None] = _TIMEOUT,
+) -> httpx.Response:
+    """Pass a browser's request on, with `more` headers. Raises SandyardError when there is no answer."""
+    headers = [*to_sandbox(scope["headers"], addresses, place, route), *more]
+    target = scope["raw_path"] + (b"?" + query if (query := scope["query_string"]) else b"")
+    try:
+        request = httpx.Request(
+            scope["method"],
+            route.url,
+            headers=headers,
+            content=content,
+            extensions={"target": target, "timeout": dict(timeouts)},  # as it was written, dots and all
+        )
+        return await previews.http.send(request, stream=True, follow_redirects=False)
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
+        raise EngineUnreachableError from None
+    except httpx.LocalProtocolError as error:
+        raise InvalidInputError(f"The request cannot be passed on: {error}.") from None
+    except httpx.TransportError as error:
+        log.info("preview_broken", sandbox=place.sandbox_id, port=place.port, reason=repr(error)[:200])
+        raise BrokenAnswerError from None
+
+
 async def _held(answer: httpx.Response, pieces: AsyncIterator[bytes]) -> bytes:
     """The beginning of an answer that may be the engine's own."""
     held = b""
     if may_be_trouble(answer.status_code):
         try:
             async for piece in pieces:
+                await take_turn()
                 held += piece
                 if enough(held):
                     break

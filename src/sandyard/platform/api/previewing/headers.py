@@ -14,7 +14,6 @@ OURS = (b"sandyard_", b"__host-sandyard_")
 _NOT_SENT = frozenset((b"host", b"expect", b"forwarded"))
 _NOT_ANSWERED = frozenset((b"date", b"alt-svc"))  # the first is added here; the second would lead past here
 _NOT_SENT_AHEAD = (b"e2b-", b"x-forwarded-")
-_SOCKET_AHEAD = b"sec-websocket-"
 
 
 def to_sandbox(given: Pairs, addresses: Addresses, place: Place, route: Route) -> Iterator[tuple[bytes, bytes]]:
@@ -41,11 +40,6 @@ def to_browser(given: Pairs) -> Iterator[tuple[bytes, bytes]]:
             yield name, value
         elif not value.strip().lower().startswith(OURS):
             yield name, _of_this_host(value)
-
-
-def without_sockets(given: Pairs) -> Iterator[tuple[bytes, bytes]]:
-    """Without what each end of a WebSocket says for itself."""
-    return (pair for pair in given if not pair[0].lower().startswith(_SOCKET_AHEAD))
 
 
 def _passing(given: Pairs, dropped: frozenset[bytes]) -> Iterator[tuple[bytes, bytes]]:

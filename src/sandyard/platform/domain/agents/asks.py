@@ -129,6 +129,10 @@ class Asks:
         session = await tx.session.get(Session, ask.session_id)
         if session is None or ask.status != AskStatus.PENDING:
             raise AskOverError
+        project = await tx.session.get(Project, session.project_id) if session.project_id is not None else None
+        sends = option_id == asking.SEND or decision in ("allow", "allow_always")
+        if sends and project is not None and project.archived_at is not None:
+            raise ConflictError(f"Project {project.id} is archived, so nothing is sent to its agents.")
         status = AskStatus.ANSWERED
         asking.close(tx, session, None, ask, status, by="person", decision=decision, option_id=option_id, caller=caller)
         return ask

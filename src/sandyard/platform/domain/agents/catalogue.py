@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Agent
+from sandyard.platform.db.models import Agent, User
 from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
@@ -131,6 +131,8 @@ def _stored(definition: Definition) -> dict[str, Any]:
 
 
 async def _require_room(session: AsyncSession, owner_id: str) -> None:
+    """ConflictError. The owner's row is locked, so that of several at once none is more than MAX_OWN."""
+    await session.execute(select(User.id).where(User.id == owner_id).with_for_update(key_share=True))
     count = await session.scalar(select(func.count()).where(Agent.owner_id == owner_id))
     if (count or 0) >= MAX_OWN:
         raise ConflictError(f"You have {count} agents, and {MAX_OWN} is the most. Delete one that you no longer need.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
@@ -87,11 +88,14 @@ class Consumer:
         self._turn_id: str | None = None
         self._taken: int | None = None  # how far the transcript here goes
         self._measure = Measure()
+        self._worked_at = time.monotonic()  # when it last said something or used a tool, as far as was heard
 
     async def take(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> int:
         """How many bytes there are by now to be said to it. RunBrokenError: what it said was taken, and it has to be ended."""
         measure = copy(self._measure)  # it counts when it is taken: after a failure the same comes again
         incoming = await self._parsed(lines, measure)
+        if any(_is_work(one) for _, one in incoming):
+            self._worked_at = time.monotonic()
         usage = await self._usage() if any(isinstance(one, wire.Answer | wire.Refusal) for _, one in incoming) else {}
         verdicts = Verdicts()
         while True:
@@ -207,7 +211,8 @@ class Consumer:
             self._transcript = await _load(tx, session, self._turn_id)
             self._taken = run.consumed
         fault = self._desk.models.fault(turn.id) if turn is not None else None
-        return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage, fault)
+        idle = fault is not None and fault.alone and fault.at > self._worked_at
+        return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage, fault, idle=idle)
 
     async def _usage(self) -> dict[str, Any]:
         async with self._desk.database.reading() as session:
@@ -242,6 +247,7 @@ class _Batch:
     turn_id: str | None  # to which messages belong: of the turn, or the one that was
     usage: dict[str, Any]
     fault: Fault | None
+    idle: bool  # it has done nothing since the fault
 
     async def handle(self, told: wire.Incoming, verdicts: Verdicts, *, startup: bool = False) -> None:
         """`startup`: it was said before the agent was prompted. UndecidedError: nothing of it was handled; try again with the verdict."""
@@ -370,7 +376,7 @@ class _Batch:
             await ending.refused(self._scene(turn), told.message, usage, self.fault)
         else:
             reason = str(told.result.get("stopReason") or "end_turn")[:100]
-            await ending.answered(self._scene(turn), reason, usage)
+            await ending.answered(self._scene(turn), reason, usage, self.fault if self.idle else None)
         if TurnStatus(turn.status).over:
             self.transcript.close_calls(ending.closed_status(TurnStatus(turn.status)))
             self.turn = None
@@ -433,4 +439,13 @@ class _Batch:
         self.tx.emit(kind, **about(self.session), messageId=entry.id, turnId=self.turn_id, **data)
 
 
+def _is_work(told: wire.Incoming) -> bool:
+    """Whether the agent says something, uses a tool or asks for something."""
+    if not isinstance(told, wire.Notice):
+        return isinstance(told, wire.Request)
+    update = told.params.get("update")
+    return isinstance(update, dict) and update.get("sessionUpdate") in _WORK
+
+
+_WORK = ("agent_message_chunk", "tool_call", "tool_call_update")
 _FACTS = frozenset(("current_mode_update", "config_option_update", "available_commands_update", "usage_update"))

@@ -77,8 +77,8 @@ async def _close_calls(tx: Transaction, session: Session, turn: Turn, status: st
         tx.emit("message.updated", **about(session), messageId=row.id, turnId=turn.id, part=shown(row.parts[0]))
 
 
-async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any]) -> None:
-    """The agent has ended the turn."""
+async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any], fault: Fault | None = None) -> None:
+    """The agent has ended the turn. `fault`: what its model's provider answered last, if the agent has done nothing since."""
     tx, session, turn = scene.tx, scene.session, scene.turn
     status, error, code = TurnStatus.COMPLETED, None, None
     if turn.cancel_at is not None:
@@ -93,6 +93,8 @@ async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any]) -> Non
         status, error, code = TurnStatus.FAILED, _REFUSED, "agent_refused"
     elif stop_reason in _CUT_SHORT:
         await notice(tx, session, turn, stop_reason, _CUT_SHORT[stop_reason])
+    elif fault is not None:  # some agents end their turn as if they were done
+        status, error, code = TurnStatus.FAILED, fault.sentence, fault.code
     await finish(tx, session, scene.run, turn, status, stop_reason=stop_reason, error=error, code=code, usage=usage)
 
 

@@ -10,14 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from sandyard.kit.bounded_json import count_values
 from sandyard.kit.text import storable, storable_json
 
 LONGEST = 8 << 20
 """Of a line. What is longer is skipped: to read it would keep everybody waiting."""
 MOST = 64 << 20
 """Of a line that is skipped: who goes on beyond that is ended."""
-PIECES = 500_000
-"""Signs in a line that could begin a value: each of them costs much more memory than room in the line."""
+VALUES = 100_000
+"""Of a line: each of them costs much more memory and time than room in the line."""
 METHOD_NOT_FOUND, INVALID_PARAMS, CANCELLED = -32601, -32602, -32800
 MAX_WORDS = 4000
 LONGEST_KEY = 200
@@ -75,9 +76,10 @@ def parse(line: bytes) -> Incoming | None:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    if not line.startswith(b"{") or sum(map(line.count, (b",", b"[", b"{"))) > PIECES:
+    if not line.startswith(b"{"):
         return None
     try:
+        count_values(line, VALUES)
         told = json.loads(line.decode("utf-8", "replace"), parse_constant=_refuse, parse_float=_finite)
         if b"\\u" in line:  # no other way leads to a letter that cannot be kept
             told = storable_json(told)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +14,7 @@ from githubkit import GitHub, UnauthAuthStrategy
 from githubkit.cache import MemCacheStrategy
 from githubkit.exception import GitHubException, RequestError, RequestFailed, RequestTimeout
 
+from sandyard.kit import bounded_json
 from sandyard.kit.clock import Clock
 from sandyard.kit.destinations import Destinations, PrivateAddressError
 from sandyard.kit.guarded_http import GuardedTransport
@@ -30,7 +31,8 @@ TRIES = 3
 _GITHUBS = "x-github-request-id"
 """What every answer of GitHub's has. The words of other servers are not repeated to anybody: they are not for the project's owner."""
 _LINK_LIMIT = 4096
-_ANSWER_LIMIT = 16 << 20
+_ANSWER_LIMIT, _ANSWER_VALUES = 16 << 20, 200_000
+"""A page of a hundred pull requests, the largest answer, has a fifth of these values."""
 _TIMEOUT = httpx.Timeout(30, connect=10)
 _REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
 
@@ -140,12 +142,12 @@ class Connection:
                 continue
             self._note(response)
             if response.status_code == 304 and kept is not None:
-                return _answer(kept)
+                return await asyncio.to_thread(_answer, kept)
             if response.is_success:
                 found = Kept(response.headers.get("etag", ""), response.content, response.headers.get("link", ""))
                 if method == "GET" and found.etag:
                     self._remembered.put(self._key, url, found)
-                return _answer(found)
+                return await asyncio.to_thread(_answer, found)
             said = words(response.content) if _GITHUBS in response.headers else ""
             if self.pace.limited(response.status_code, response.headers, said, rounds):
                 rounds += 1
@@ -260,8 +262,8 @@ def _pages(api: httpx.URL) -> str:
 
 def _answer(kept: Kept) -> Answer:
     try:
-        body = json.loads(kept.content) if kept.content else None
-    except (ValueError, RecursionError):
+        body = bounded_json.parse(kept.content, largest=_ANSWER_LIMIT, values=_ANSWER_VALUES) if kept.content else None
+    except ValueError:
         raise ForgeUnreachableError(
             "The forge's answer is not what GitHub answers. Look whether the project's forge.apiUrl is the address of a GitHub API."
         ) from None

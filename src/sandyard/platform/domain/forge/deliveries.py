@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.github_reading import address, login, text, whole
@@ -16,6 +16,8 @@ from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 Payload = dict[str, Any]
+LARGEST, MOST_VALUES = 5 << 20, 200_000
+"""Bytes and values of a delivery. One with few values may be as long as it is allowed: its texts cost little."""
 MAX_ISSUE = 50_000
 NAMES, _PLACES = 20, 60
 """Repositories that a delivery may name, and places where it is looked for their names."""
@@ -98,8 +100,10 @@ def payload_of(content_type: str, body: bytes) -> Payload:
         text = body.decode()
         if _is_form(content_type):
             text = parse_qs(text, strict_parsing=True, max_num_fields=10)["payload"][0]
-        payload = json.loads(text)
-    except (ValueError, KeyError, RecursionError):
+        payload = bounded_json.parse(text, largest=LARGEST, values=MOST_VALUES)
+    except bounded_json.TooManyValuesError as error:
+        raise InvalidInputError(f"The delivery cannot be read: {error}.") from None
+    except (ValueError, KeyError):
         raise InvalidInputError("The delivery is not JSON.") from None
     if not isinstance(payload, dict):
         raise InvalidInputError("The delivery is not a JSON object.")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from sandyard.kit import bounded_json
 from sandyard.platform.domain.forge.errors import (
     ForgeError,
     ForgeForbiddenError,
@@ -18,14 +18,15 @@ from sandyard.platform.domain.forge.errors import (
 )
 
 _WORDS = 600
+_LARGEST, _VALUES = 1 << 20, 10_000
 _NEEDED = "'Contents: read and write' and 'Pull requests: read and write'"
 
 
 def words(content: bytes) -> str:
     """GitHub's own, on one line; empty when it said nothing. What is no JSON is somebody else's page, and not repeated."""
     try:
-        said = json.loads(content)
-    except (ValueError, RecursionError):
+        said = bounded_json.parse(content, largest=_LARGEST, values=_VALUES)
+    except ValueError:
         return ""
     if not isinstance(said, dict):
         return ""

@@ -29,6 +29,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Credential, Delivery, Project, PullRequest
 from sandyard.platform.domain.forge.deliveries import (
+    LARGEST,
     LabelledIssue,
     Subject,
     names_in,
@@ -44,7 +45,6 @@ from sandyard.platform.domain.projects.credentials import CredentialKind, Creden
 from sandyard.platform.domain.users.tokens import instant
 
 log = get_logger(__name__)
-LARGEST = 5 << 20
 KEPT = timedelta(days=30)
 SETTLE_S = 1.0
 """Deliveries come in bursts: so long is waited for more about the same pull request before the forge is asked."""

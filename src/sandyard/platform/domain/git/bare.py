@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 import secrets
 import shutil
@@ -10,14 +11,18 @@ from collections.abc import AsyncIterator, Container, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+from sandyard.platform.domain.git.errors import TooMuchError
 from sandyard.platform.domain.git.host import OUTPUT_LIMIT, Finished, Git, Stdin
-from sandyard.platform.domain.git.model import Identity
+from sandyard.platform.domain.git.model import Credential, Identity
+from sandyard.platform.domain.git.remote import Remote
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 OBJECT_LIMIT = 1 << 30
 """Of memory git may ask for at once: a few bytes of a delta, or of zeros, can unfold to as much as they like."""
 MEMORY = 1 << 30
 """For one git process that reads. A few bytes of trees can unfold to any number of paths, which git keeps in memory."""
+REFS_LIMIT = 16 << 20
+"""Bytes of the list of a remote's branches and tags: some 200,000 of them."""
 READ_TIMEOUT_S = 120.0
 _AT_ONCE = 4
 """Git processes in one repository at the same time, so that those of one project leave room for others."""
@@ -188,7 +193,7 @@ class Bare:
         """Full names of refs at or below `prefix`, and what each points at (of an annotated tag, the tag itself). A ref whose name is
         not UTF-8 is left out."""
         done = await self.run("for-each-ref", "--format=%(objectname)%09%(refname)", prefix.rstrip("/"))
-        return {name: commit for commit, name in listed(done.stdout)}
+        return await asyncio.to_thread(lambda: {name: commit for commit, name in listed(done.stdout)})
 
     async def set_ref(self, name: str, commit: str) -> None:
         """Idempotent. The object must be there."""
@@ -262,8 +267,25 @@ def listed(listing: bytes) -> Iterator[tuple[str, str]]:
 
     Only a newline ends a line: names may have other characters in them that end a line for Python.
     """
-    for line in listing.split(b"\n"):
-        value, tab, name = line.partition(b"\t")
+    for line in io.BytesIO(listing):  # one by one: other threads get their turn
+        value, tab, name = line.removesuffix(b"\n").partition(b"\t")
         with suppress(UnicodeDecodeError):
             if tab:
                 yield value.decode(), name.decode()
+
+
+async def list_remote(
+    git: Git, remote: Remote, credential: Credential | None, *patterns: str, symref: bool = False
+) -> bytes:
+    """What `ls-remote` says, for `listed`, which may take long: in a thread. Raises what Git.run raises of remotes, and TooMuchError."""
+    options = ("--symref",) if symref else ()
+    done = await git.run(
+        *("ls-remote", *options, "--", remote.url, *patterns),
+        cwd=None, remote=remote, credential=credential, limit=REFS_LIMIT,
+    )  # fmt: skip
+    if done.truncated:
+        raise TooMuchError(
+            f"The repository has too many branches and tags: their list is larger than {REFS_LIMIT >> 20} MiB. Delete those that nobody "
+            "needs, then try again."
+        )
+    return done.stdout

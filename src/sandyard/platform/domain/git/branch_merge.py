@@ -101,7 +101,7 @@ class BranchMerges:
             return head
         tree = await merging.merged_tree(mirror, onto, head)
         if not isinstance(tree, str):
-            raise ConflictsError(tree)
+            raise ConflictsError(tree.files, total=tree.total)
         parents = [onto] if wanted.method == "squash" else [onto, head]
         return await mirror.commit_tree(
             tree, parents, wanted.message, author=author_of(project), committer=committer_of(project)

@@ -25,7 +25,7 @@ from sandyard.platform.db.models import (
 from sandyard.platform.domain.git import names
 from sandyard.platform.domain.git.bringing import checkpoint_ref, head_ref
 from sandyard.platform.domain.git.checkpoints import Checkpoints
-from sandyard.platform.domain.git.errors import GitFailedError
+from sandyard.platform.domain.git.errors import GitFailedError, NotInProjectError
 from sandyard.platform.domain.git.ground import Ground, author_of, shown
 from sandyard.platform.domain.git.mirror import Mirror
 from sandyard.platform.domain.git.model import FOLDER, OperationKind, Prepared, Reason
@@ -33,6 +33,12 @@ from sandyard.platform.domain.git.operations import OPEN, Detail, Job
 from sandyard.platform.domain.git.prepared import base_of
 from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.sandboxes.model import utc_now
+
+
+def require_in_project(sandbox: Sandbox, project_id: str | None) -> None:
+    """NotInProjectError for a sandbox in which other policies than those of the code's project apply: network, commands, budget."""
+    if sandbox.project_id != project_id:
+        raise NotInProjectError
 
 
 class Checkouts:
@@ -45,6 +51,7 @@ class Checkouts:
 
     async def clone(self, job: Job) -> Detail:
         """The newest commit of the base branch, on a branch of its own."""
+        require_in_project(job.sandbox, job.operation.project_id)
         if "prepared" in job.arguments:
             return await self._adopt(job, Prepared(**job.arguments["prepared"]))
         ground, begun = self._ground, time.monotonic()
@@ -134,6 +141,7 @@ class Checkouts:
 
     async def restore(self, job: Job) -> Detail:
         """As a checkpoint has kept it: branch, index and files. Needs no remote."""
+        require_in_project(job.sandbox, job.operation.project_id)
         ground = self._ground
         project = await ground.project(job.operation.project_id)
         async with ground.database.reading() as session:

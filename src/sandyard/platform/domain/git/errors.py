@@ -74,9 +74,13 @@ class ConflictsError(ConflictError):
 
     code = "conflicts"
 
-    def __init__(self, files: Sequence[Conflict], choices: Sequence[str] = ("agent", "give_up")) -> None:
+    def __init__(
+        self, files: Sequence[Conflict], choices: Sequence[str] = ("agent", "give_up"), *, total: int = 0
+    ) -> None:
+        """`total`: how many there are, if not all of them are in `files`."""
         named = ", ".join(conflict.path for conflict in files[:5])
-        more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+        others = max(total, len(files)) - len(files[:5])
+        more = f" and {others} more" if others else ""
         super().__init__(f"There are conflicts in {named}{more}. Nothing was changed.")
         self.files = tuple(files)
         self.choices = tuple(choices)
@@ -110,6 +114,13 @@ class NoCheckoutError(ConflictError):
     """This sandbox has no checkout of a repository. Clone one into it first."""
 
     code = "no_checkout"
+
+
+class NotInProjectError(ConflictError):
+    """This sandbox does not belong to the project. A project's repository is checked out only in the project's own sandboxes, where its
+    settings apply: start a session in the project, or create a sandbox with its projectId."""
+
+    code = "not_in_project"
 
 
 class UnsafeBundleError(SandyardError):

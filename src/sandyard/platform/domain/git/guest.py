@@ -202,7 +202,7 @@ class Guest:
         await guest_work.restore(self._runner, commit)
 
     async def undo(self, before: str) -> Undone | None:
-        """Put the files and the index back to what `work_tree` returned as `before`: new files are removed unless they are ignored,
+        """Put the files and the index back to what `work_tree` returned as `before`: new files are removed unless they were ignored then,
         changed and deleted ones restored. Changes nothing if HEAD has moved since. None if the checkout has no such work tree.
         Idempotent."""
         return await guest_work.undo(self._runner, before)

@@ -92,15 +92,31 @@ g update-index -q --refresh
 exit 0
 """)
 
-# Read-only folders are made writable first: some tools write their caches so.
+# What was ignored before is none of the program's files, whatever rules it has changed since, or added to the index: the rules of
+# before are looked up in a folder that has nothing else. Read-only folders are made writable: some tools write their caches so.
 _UNDO = script(f"""before=$1
 {_KEPT}
 was_head=$head was_index=$index
 {_KEEP}
 unset GIT_INDEX_FILE
-if [ "$head" != "$was_head" ]; then printf '%s\\0' "$commit" 0; exit 0; fi
+if [ "$head" != "$was_head" ]; then printf '%s\\0' "$commit" 0 ''; exit 0; fi
 g diff-tree -r -z --no-renames --diff-filter=A --name-only "$before" "$commit" >"$t/added" || exit 1
 g diff-tree -r -z --no-renames --diff-filter=a --name-only "$before" "$commit" >"$t/changed" || exit 1
+again=
+! grep -qzE '(^|/)\\.gitignore$' "$t/added" "$t/changed" || again=1
+GIT_INDEX_FILE=$t/before g read-tree "$before" || exit 1
+if [ -s "$t/added" ]; then
+  rules=$t/rules
+  mkdir -- "$rules" || exit 1
+  g ls-tree -r -z --name-only "$before" | grep -zE '(^|/)\\.gitignore$' |
+    GIT_INDEX_FILE=$t/before g checkout-index -f -z --stdin --prefix="$rules/" || exit 1
+  sed -z 's,^,./,' "$t/added" | sort -z >"$t/all"
+  xargs -0 -r sh -c 'find "$@" -maxdepth 0 -type d -print0' sandyard <"$t/all" |
+    (cd -- "$rules" && xargs -0 -r mkdir -p --) || exit 1
+  GIT_DIR=$(cd -- "$d" && pwd) GIT_WORK_TREE=$rules patterned -C "$rules" check-ignore --no-index -z --stdin <"$t/all" >"$t/ignored"
+  [ $? -le 1 ] || exit 1
+  sort -z "$t/ignored" | comm -z -23 "$t/all" - | sed -z 's,^\\./,,' >"$t/added"
+fi
 if [ -s "$t/added" ]; then
   sed -z 's,^,./,; s,/[^/]*$,,' "$t/added" | sort -zu >"$t/folders"
   xargs -0 -r chmod u+rwx -- <"$t/folders" 2>/dev/null
@@ -108,12 +124,11 @@ if [ -s "$t/added" ]; then
   sed -z '/^\\.$/d; s,^\\./,,' "$t/folders" | xargs -0 -r rmdir -p --ignore-fail-on-non-empty -- 2>/dev/null
 fi
 if [ -s "$t/changed" ]; then
-  GIT_INDEX_FILE=$t/before g read-tree "$before" || exit 1
   GIT_INDEX_FILE=$t/before g checkout-index -f -z --stdin <"$t/changed" || exit 1
 fi
 [ "$staged" = "$(g rev-parse "$was_index^{{tree}}")" ] || g read-tree "$was_index" || exit 1
 g update-index -q --refresh
-printf '%s\\0' "$commit" "$(cat "$t/added" "$t/changed" | tr -cd '\\000' | wc -c)"
+printf '%s\\0' "$commit" "$(cat "$t/added" "$t/changed" | tr -cd '\\000' | wc -c)" "$again"
 cat "$t/added" "$t/changed" | head -z -n {NAMED}
 """)
 
@@ -141,11 +156,19 @@ async def undo(runner: Runner, before: str) -> Undone | None:
     ran = await runner.script(_UNDO, before, envs=_SIGNED, ok=(0, _NOT_ONE), timeout_s=WORK_S)
     if ran.exit_code == _NOT_ONE:
         return None
-    return await parsed(ran.stdout, _parse_undone)
+    undone, again = await parsed(ran.stdout, _parse_undone)
+    if not again:
+        return undone
+    # what the program's own rules had hidden is seen by now
+    ran = await runner.script(_UNDO, before, envs=_SIGNED, timeout_s=WORK_S)
+    rest, _ = await parsed(ran.stdout, _parse_undone)
+    return Undone(undone.commit, count=undone.count + rest.count, paths=(*undone.paths, *rest.paths)[:NAMED])
 
 
-def _parse_undone(told: bytes) -> Undone:
-    commit, count, *paths = [shown(field) for field in told.split(b"\0", 2 + NAMED)[:-1]] or ["", ""]
-    if not _OID.fullmatch(commit) or not re.fullmatch("[0-9]{1,9}", count):
+def _parse_undone(told: bytes) -> tuple[Undone, bool]:
+    """And whether it has to be done again, because rules of what is ignored were undone."""
+    fields = [shown(field) for field in told.split(b"\0", 3 + NAMED)[:-1]]
+    if len(fields) < 3 or not _OID.fullmatch(fields[0]) or not re.fullmatch("[0-9]{1,9}", fields[1]):
         raise GuestGitError
-    return Undone(commit, count=int(count), paths=tuple(paths))
+    commit, count, again, *paths = fields
+    return Undone(commit, count=int(count), paths=tuple(paths)), bool(again)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 from sandyard.platform.domain.git.bare import READ_TIMEOUT_S, Bare
-from sandyard.platform.domain.git.model import Conflict
+from sandyard.platform.domain.git.model import Conflict, Conflicts
 
+MOST = 1000
+"""Files that are told of. Two small packs can make some hundred thousand."""
+_FIELDS = 20 * MOST
+"""Of git's messages that are read. One of a file in conflict has four."""
 _KIND = re.compile(r"CONFLICT \(([^)]+)\)")
 
 
-async def conflicts(bare: Bare, ours: str, theirs: str) -> list[Conflict]:
-    """One for each file that a person would have to look at, in git's order. GitFailedError for histories with nothing in common."""
+async def conflicts(bare: Bare, ours: str, theirs: str) -> Conflicts:
+    """The files that a person would have to look at, in git's order. GitFailedError for histories with nothing in common."""
     with bare.quarantine() as objects:
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
         done = await bare.run(*arguments, ok=(0, 1), objects=objects, timeout_s=READ_TIMEOUT_S)
-    return parse(done.stdout) if done.code == 1 else []
+    return parse(done.stdout) if done.code == 1 else Conflicts()
 
 
-async def merged_tree(bare: Bare, ours: str, theirs: str) -> str | list[Conflict]:
+async def merged_tree(bare: Bare, ours: str, theirs: str) -> str | Conflicts:
     """The tree of the merge, which is in the repository from now on; or what conflicts."""
     async with bare.writing():
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
@@ -28,22 +33,30 @@ async def merged_tree(bare: Bare, ours: str, theirs: str) -> str | list[Conflict
     return done.stdout.partition(b"\0")[0].decode()
 
 
-def parse(listing: bytes) -> list[Conflict]:
+def parse(listing: bytes) -> Conflicts:
     """Of `merge-tree --write-tree --messages --name-only -z`: the tree, the files in conflict, an empty one, and then messages, each
     with the number of its files, the files, a short type and a sentence."""
-    fields = [field.decode(errors="replace") for field in listing.split(b"\0")]
-    end = fields.index("", 1)
-    found: dict[str, Conflict | None] = dict.fromkeys(fields[1:end])
-    rest = iter(fields[end + 1 :])
-    for number in rest:
+    end = listing.index(b"\0\0")
+    total = listing.count(b"\0", 0, end)
+    found: dict[str, Conflict | None] = dict.fromkeys(_texts(listing[:end].split(b"\0", MOST + 1)[1 : MOST + 1]))
+    fields = iter(_texts(listing[end + 2 :].split(b"\0", _FIELDS)[:_FIELDS]))
+    for number in fields:
         if not number.strip():
             break
-        files = [next(rest) for _ in range(int(number))]
-        kind, detail = next(rest), next(rest).strip()
+        message = list(islice(fields, int(number) + 2))
+        if len(message) < int(number) + 2:
+            break
+        *files, kind, detail = message
         if not kind.startswith("CONFLICT"):
             continue
         named = _KIND.match(detail) or _KIND.match(kind)  # the sentence is more exact: it knows add/add
         for file in files:
-            if found.get(file) is None and (file in found or file == files[0]):
-                found[file] = Conflict(file, named[1] if named else "content", detail)
-    return [conflict or Conflict(path, "content") for path, conflict in found.items()]
+            is_listed = file in found or (file == files[0] and total <= MOST)
+            if is_listed and found.get(file) is None:
+                found[file] = Conflict(file, named[1] if named else "content", detail.strip())
+    shown = tuple(conflict or Conflict(path, "content") for path, conflict in found.items())
+    return Conflicts(shown[:MOST], max(total, len(shown)))
+
+
+def _texts(fields: list[bytes]) -> list[str]:
+    return [field.decode(errors="replace") for field in fields]

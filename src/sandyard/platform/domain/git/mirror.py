@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandyard.platform.domain.git import merging, pushing
-from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, READ_TIMEOUT_S, Bare, listed
+from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, READ_TIMEOUT_S, Bare, list_remote, listed
 from sandyard.platform.domain.git.bundles import Bundles
 from sandyard.platform.domain.git.errors import RemoteMissingError, TooMuchError
 from sandyard.platform.domain.git.faults import TOO_LARGE
 from sandyard.platform.domain.git.host import MEMORY, Git
-from sandyard.platform.domain.git.model import Bundle, Conflict, Credential, Progress, no_progress
+from sandyard.platform.domain.git.model import Bundle, Conflicts, Credential, Progress, no_progress
 from sandyard.platform.domain.git.pushing import Line, Patience
 from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.git.taking import take
@@ -144,10 +144,8 @@ class Mirror(Bare):
         self, remote: Remote, credential: Credential | None, *patterns: str
     ) -> tuple[str | None, dict[str, str]]:
         """See `_advertised`."""
-        done = await self.git.run(
-            "ls-remote", "--symref", "--", remote.url, *patterns, cwd=None, remote=remote, credential=credential
-        )
-        return _advertised(done.stdout)
+        listing = await list_remote(self.git, remote, credential, *patterns, symref=True)
+        return await asyncio.to_thread(_advertised, listing)
 
     async def remote_branch(self, remote: Remote, credential: Credential | None, branch: str) -> str | None:
         return await Line(self, remote, credential).at(HEADS + branch)
@@ -220,7 +218,7 @@ class Mirror(Bare):
             found.append(_LFS)
         return found
 
-    async def conflicts(self, ours: str, theirs: str) -> list[Conflict]:
+    async def conflicts(self, ours: str, theirs: str) -> Conflicts:
         """What a merge of the two would stumble over. Changes nothing."""
         return await merging.conflicts(self, ours, theirs)
 

@@ -175,6 +175,17 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True)
+class Conflicts:
+    """The first of the `total` files in conflict."""
+
+    files: tuple[Conflict, ...] = ()
+    total: int = 0
+
+    def __bool__(self) -> bool:
+        return self.total > 0
+
+
+@dataclass(frozen=True, slots=True)
 class PackIndex:
     """The index of the pack that a bundle ends with: where that begins, and what git calls it. Whoever trusts who made it needs no
     other look at the pack."""

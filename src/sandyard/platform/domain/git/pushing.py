@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sandyard.kit.logging import get_logger
-from sandyard.platform.domain.git.bare import Bare, listed
+from sandyard.platform.domain.git.bare import Bare, list_remote, listed
 from sandyard.platform.domain.git.errors import (
     BranchCheckedOutError,
     BranchGoneError,
@@ -57,10 +57,10 @@ class Line:
 
     async def look(self, *patterns: str) -> dict[str, str]:
         """Refs as the remote has them, by their full names."""
-        done = await self.bare.git.run(
-            "ls-remote", "--", self.remote.url, *patterns, cwd=None, remote=self.remote, credential=self.credential
+        listing = await list_remote(self.bare.git, self.remote, self.credential, *patterns)
+        return await asyncio.to_thread(
+            lambda: {name: commit for commit, name in listed(listing) if not name.endswith("^{}")}
         )
-        return {name: commit for commit, name in listed(done.stdout) if not name.endswith("^{}")}
 
     async def at(self, ref: str) -> str | None:
         return (await self.look(ref)).get(ref)

@@ -21,9 +21,9 @@ from sandyard.platform.domain.git import messages, reading
 from sandyard.platform.domain.git.branch_merge import BranchMerges
 from sandyard.platform.domain.git.bringing import CHECKPOINTS, HEADS, checkpoint_ref, head_ref, is_own, own_refs
 from sandyard.platform.domain.git.changes import Changes
-from sandyard.platform.domain.git.checkouts import Checkouts
+from sandyard.platform.domain.git.checkouts import Checkouts, require_in_project
 from sandyard.platform.domain.git.checkpoints import Checkpoints
-from sandyard.platform.domain.git.errors import GitFailedError, NoCheckoutError
+from sandyard.platform.domain.git.errors import GitFailedError, NoCheckoutError, NotInProjectError
 from sandyard.platform.domain.git.ground import Ground
 from sandyard.platform.domain.git.mirror import Mirror
 from sandyard.platform.domain.git.model import (
@@ -53,6 +53,8 @@ from sandyard.platform.domain.users.model import Principal
 
 How = Literal["rebase", "merge", "check", "agent", "give_up"]
 _FORGOTTEN = timedelta(minutes=1)
+_WITH_REMOTE = (OperationKind.PUSH, OperationKind.UPDATE, OperationKind.TAG)
+"""What brings the project's code in, or uses its credential."""
 
 
 class GitService:
@@ -94,13 +96,15 @@ class GitService:
         base_branch: str | None = None,
         branch: str | None = None,
     ) -> GitOperation:
-        """The project's repository into a sandbox that has none yet. Without a project, that of the sandbox."""
+        """The repository of the sandbox's project into a sandbox that has none yet. `project_id`: whose repository the caller expects;
+        NotInProjectError when the sandbox is of another project, or of none."""
         row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
         check_usable(row)
         wanted = project_id or row.project_id
         if wanted is None:
-            raise InvalidInputError("projectId: this sandbox belongs to no project; say whose repository it shall be.")
+            raise NotInProjectError
         project = await self._projects.get(caller, wanted)
+        require_in_project(row, project.id)
         if project.repository is None:
             raise ConflictError(f"Project {project.name!r} has no repository. Give it one first.")
         return await self._operations.submit(
@@ -185,6 +189,8 @@ class GitService:
 
     async def _submit(self, caller: Principal, sandbox_id: str, kind: OperationKind, **arguments: Any) -> GitOperation:
         checkout, row = await self._both(caller, sandbox_id, to_use=True)
+        if kind in _WITH_REMOTE:  # a checkout from before the sandbox had to be the project's
+            require_in_project(row, checkout.project_id)
         return await self._operations.submit(
             kind, row, project_id=checkout.project_id, user_id=caller.user_id, **arguments
         )

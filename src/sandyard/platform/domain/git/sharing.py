@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from sandyard.platform.domain.git.errors import ConflictsError, UnsafeBundleErro
 from sandyard.platform.domain.git.ground import Ground, Repository, author_of, committer_of, compare_url
 from sandyard.platform.domain.git.guest import Guest
 from sandyard.platform.domain.git.mirror import Mirror
-from sandyard.platform.domain.git.model import Change, Conflict, Reason
+from sandyard.platform.domain.git.model import Change, Conflict, Conflicts, Reason
 from sandyard.platform.domain.git.operations import Detail, Job
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import about, utc_now
@@ -98,7 +98,8 @@ class Sharing:
             "commit": commit,
             "commits": commits,
             "compareUrl": compare_url(self._ground.settings, row.project_id, row.base_branch, row.branch),
-            "conflicts": _told(conflicts),
+            "conflicts": _told(conflicts.files),
+            "conflictCount": conflicts.total,
             "upToDate": commit == row.pushed,
         }
 
@@ -109,13 +110,13 @@ class Sharing:
         except SandyardError as error:
             log.warning("branch_not_tracked", sandbox=site.row.sandbox_id, reason=error.message)
 
-    async def _foreseen(self, mirror: Mirror, ours: str, theirs: str) -> list[Conflict]:
+    async def _foreseen(self, mirror: Mirror, ours: str, theirs: str) -> Conflicts:
         """For who wants to know; what was pushed is pushed, whatever comes of this."""
         try:
             return await mirror.conflicts(ours, theirs)
         except SandyardError as error:
             log.warning("conflicts_unknown", commit=ours, reason=error.message)
-            return []
+            return Conflicts()
 
     async def _fetch(self, site: _Site, *known: str) -> str:
         """Bring the branch's newest commit into the mirror, which has the `known` ones already."""
@@ -157,7 +158,7 @@ class Sharing:
                 return {"ended": await site.guest.abort()}
             if how == "agent" and job.operation.attempts > 1 and (left := await self._left(site.guest)):
                 await self._hand_over(job, left, row.base_branch)
-                return {"conflicts": _told(left)}
+                return {"conflicts": _told(left), "conflictCount": len(left)}
             known = []
             if how != "check":
                 known = [(await self._checkpoints.keep(row, job.sandbox, site.guest, Reason.UPDATE)).row.head]
@@ -176,16 +177,17 @@ class Sharing:
                 "commit": theirs,
                 "behind": await mirror.count(f"{ours}..{theirs}"),
                 "ahead": await mirror.count(f"{theirs}..{ours}"),
-                "conflicts": _told(conflicts),
+                "conflicts": _told(conflicts.files),
+                "conflictCount": conflicts.total,
             }
             if how == "check" or not found["behind"]:
                 return found
             if how == "rebase" and row.pushed is not None and source == row.base_branch:
                 raise RebaseRefusedError
             if conflicts and how != "agent":
-                raise ConflictsError(conflicts)
+                raise ConflictsError(conflicts.files, total=conflicts.total)
             left = await self._bring_in(job, site, source, ours, theirs)
-            return {**found, "head": await site.guest.head(), "conflicts": _told(left)}
+            return {**found, "head": await site.guest.head(), "conflicts": _told(left), "conflictCount": len(left)}
 
     async def _bring_in(self, job: Job, site: _Site, source: str, ours: str, theirs: str) -> list[Conflict]:
         """Into the sandbox, and there into the branch. The conflicts that were left for the agent."""
@@ -283,5 +285,5 @@ class Sharing:
             await tx.session.execute(changed)
 
 
-def _told(conflicts: list[Conflict]) -> list[dict[str, Any]]:
+def _told(conflicts: Sequence[Conflict]) -> list[dict[str, Any]]:
     return [asdict(conflict) for conflict in conflicts[:TOLD]]

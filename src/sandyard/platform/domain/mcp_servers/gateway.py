@@ -9,6 +9,7 @@ import httpx
 
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.models import McpServer
@@ -133,6 +134,7 @@ class McpGateway:
         await answer.head(response.status_code, apis.downward(kept, decoded="content-encoding" in response.headers))
         try:
             async for chunk in response.aiter_bytes():
+                await take_turn()
                 await answer.data(redactor.feed(chunk))
             await answer.data(redactor.rest())
         except httpx.ReadTimeout:
@@ -149,6 +151,7 @@ class McpGateway:
         headers = [
             *((name, value) for name, value in asking.headers if _is_forwarded(name) and name not in own),
             ("accept-encoding", "identity"),
+            *([("content-length", str(len(asking.body)))] if asking.body else []),
             *((name, value.reveal()) for name, value in secrets.items()),
         ]
         request = client.build_request(
@@ -157,9 +160,11 @@ class McpGateway:
             headers=[
                 (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers
             ],
-            content=asking.body or None,
+            content=asking.stream_body() if asking.body else None,
         )
-        return await client.send(request, stream=True)
+        response = await client.send(request, stream=True)
+        asking.drop_body()
+        return response
 
     def _note(self, place: Place, row: McpServer, sentence: str) -> None:
         turn_id = place.turn()

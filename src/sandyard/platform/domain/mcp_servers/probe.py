@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import time
 from collections.abc import Mapping
@@ -13,7 +12,9 @@ from typing import Any
 import httpx
 
 from sandyard import __version__
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
 from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answer, refusal_of_error
@@ -26,7 +27,7 @@ WHOLE_S = 30.0
 END_S = 5.0
 """How long the server may take to end the session of the test."""
 MAX_TOOLS, MAX_PAGES = 500, 10
-_MOST = 4 << 20
+_MOST, _VALUES = 4 << 20, 50_000
 _LONGEST = 600
 _SESSION, _VERSION = "mcp-session-id", "mcp-protocol-version"
 _HEADER_VALUE = re.compile(r"[!-~]{1,1000}")
@@ -154,6 +155,7 @@ async def _read_answer(response: httpx.Response, number: int) -> dict[str, Any] 
     streamed = response.headers.get("content-type", "").partition(";")[0].strip() == "text/event-stream"
     held, searched, data, size = bytearray(), 0, list[bytes](), 0
     async for chunk in response.aiter_bytes():
+        await take_turn()
         size += len(chunk)
         if size > _MOST:
             return None
@@ -174,8 +176,8 @@ async def _read_answer(response: httpx.Response, number: int) -> dict[str, Any] 
 
 def _message(data: bytes, number: int) -> dict[str, Any] | None:
     try:
-        told: Any = json.loads(data)
-    except (ValueError, RecursionError):
+        told: Any = bounded_json.parse(data, largest=_MOST, values=_VALUES)
+    except ValueError:
         return None
     return told if isinstance(told, dict) and told.get("id") == number else None
 

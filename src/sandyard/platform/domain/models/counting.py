@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
+from sandyard.kit.bounded_json import count_values
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models.model import Tokens
 
@@ -13,7 +15,10 @@ LARGEST = 8 << 20
 """Of an answer in one piece, or of one event of a stream: larger ones are passed on, but not understood."""
 BYTES_OF_A_TOKEN = 4
 _MOST = 1 << 53
-_SIGN = b'"usage'  # usage, usageMetadata
+_SIGN = re.compile(rb'"usage(?:Metadata)?"\s*+:\s*+\{')  # not null, which many have in every event
+_EVENT_VALUES, _STREAM_VALUES, _ANSWER_VALUES = 20_000, 1_000_000, 100_000
+"""JSON values of one event that is looked at, of all events of a stream that are, and of an answer in one piece: while they are parsed,
+everybody waits. What an answer with more of them took is estimated."""
 
 
 class Counter:
@@ -28,6 +33,7 @@ class Counter:
         self._data_size = 0
         self._overflown = False
         self._found: dict[str, int] = {}
+        self._values = 0  # of JSON, in events that were looked at
         self._told = 0  # events, or bytes of an answer in one piece
 
     @property
@@ -91,9 +97,11 @@ class Counter:
         self._data_size = 0
 
     def _read(self, data: bytes) -> None:
-        if _SIGN not in data:
+        if not _SIGN.search(data):
             return
         try:
+            most = min(_EVENT_VALUES, _STREAM_VALUES - self._values) if self._events else _ANSWER_VALUES
+            self._values += count_values(data, most)
             told = json.loads(data)
         except (ValueError, RecursionError):
             return

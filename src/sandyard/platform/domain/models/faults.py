@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from sandyard.kit import bounded_json
 from sandyard.kit.connection_faults import describe_unreachable
 from sandyard.kit.errors import ConflictError
 from sandyard.platform.domain.models.presets import all_presets, preset_at
 
 LONGEST_QUOTE = 300
+_LARGEST, _VALUES = 1 << 20, 1000
 
 
 class Cause(StrEnum):
@@ -47,6 +48,10 @@ class Fault:
     cause: Cause
     sentence: str
     final: bool = False
+    at: float = field(default=0.0, compare=False)
+    """When it was noted (`time.monotonic`)."""
+    alone: bool = field(default=False, compare=False)
+    """No other request of the turn was answered while this one was under way."""
 
     @property
     def code(self) -> str:
@@ -134,11 +139,11 @@ def _sentence(cause: Cause, label: str, status: int, quote: str, model: str | No
 def _quote(body: str) -> str:
     """The provider's own sentence, if it has one."""
     try:
-        told: Any = json.loads(body)
+        told: Any = bounded_json.parse(body, largest=_LARGEST, values=_VALUES)
         told = told[0] if isinstance(told, list) and told else told
         error = told.get("error", told) if isinstance(told, dict) else told
         words = error.get("message", "") if isinstance(error, dict) else error
-    except (ValueError, RecursionError):
+    except ValueError:
         words = body
     text = " ".join(str(words).split())
     return f" It said: {text[:LONGEST_QUOTE]}" if text else ""

@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx
 
+from sandyard.kit import bounded_json
 from sandyard.kit.encodings import COMPRESSIONS
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.shared_http import open_shared_client
 from sandyard.kit.tasks import TaskSet
@@ -33,7 +35,7 @@ from sandyard.platform.domain.models.model import OverBudgetError, Price, Tokens
 from sandyard.platform.domain.models.presets import price_at
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
-from sandyard.platform.domain.models.tunnel import Answering, Asking
+from sandyard.platform.domain.models.tunnel import BODY_LIMIT, Answering, Asking
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import owner_is_in_project
 
@@ -42,7 +44,9 @@ log = get_logger(__name__)
 CONNECT_S, WRITE_S = 15.0, 120.0
 NOTE_S = 10.0
 """How often it is written down what an answer that goes on has taken: that much is counted should we die meanwhile."""
-_APART = 256 << 10
+MOST_VALUES = 200_000
+"""JSON values of a request. Long contexts and images are long strings, of which there may be as much as a body can have."""
+_APART = 32 << 10
 """A larger body is read in a thread."""
 _ERROR = 64 << 10
 """Of a longer error only the beginning is looked at."""
@@ -68,6 +72,8 @@ class _Call:
     asked: Asked
     asking: Asking
     model: str | None = None
+    size: int = 0
+    """Of the body that is sent, which is dropped then."""
 
     @property
     def label(self) -> str:
@@ -115,10 +121,11 @@ class Gateway:
         *,
         timeout_s: float,
         over_budget: Callable[[str, str], Coroutine[Any, Any, None]],
-        note_fault: Callable[[str, Fault | None], None],
+        note_fault: Callable[[str, Fault | None, float], None],
         refused: Callable[[str, Fault], Coroutine[Any, Any, None]],
     ) -> None:
-        """`note_fault` hears how each request of a turn went, before the agent does; `refused` that all others would be refused too."""
+        """`note_fault` hears how each request of a turn went, before the agent does, and when it began; of one that is answered it hears
+        when the answer begins and when it is complete. `refused` hears that all others would be refused too."""
         self._database = database
         self._providers = providers
         self._capabilities = capabilities
@@ -193,8 +200,18 @@ class Gateway:
         """With its model, and with what makes a stream say what it took; and with nothing that the provider is to do besides, unless
         the project allows it."""
         body = call.asking.body
-        reading = asyncio.to_thread(_parsed, body, call.asked, call.kind) if len(body) > _APART else None
-        parsed = await reading if reading is not None else _parsed(body, call.asked, call.kind)
+        try:
+            if len(body) > _APART:
+                parsed = await asyncio.to_thread(_parsed, body, call.asked, call.kind)
+            else:
+                parsed = _parsed(body, call.asked, call.kind)
+        except bounded_json.TooManyValuesError:
+            raise _Refused(
+                call.kind,
+                413,
+                "too_large",
+                f"The body of the request has more than {MOST_VALUES:,} JSON values. Begin a new session, or give the agent fewer tools.",
+            ) from None
         if parsed is None:
             raise _Refused(
                 call.kind,
@@ -212,7 +229,8 @@ class Gateway:
                 f"This project does not let agents use what the provider does itself: {', '.join(refused)}. The project's owner can allow "
                 f"it in its settings (agent.hostedTools).",
             )
-        return replace(call, model=model, asking=replace(call.asking, body=body))
+        call.asking.body = body
+        return replace(call, model=model, size=len(body))
 
     async def _allowed(self, session: Session) -> Sequence[str]:
         async with self._database.reading() as reading:
@@ -310,7 +328,8 @@ class Gateway:
                 outcome.sent, outcome.tokens = False, Tokens()
             outcome.error = redactor.text(f"The provider could not be asked: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
-            self._note(call, fault_of_error(call.label, call.provider.base_url, error, late=late), redactor)
+            fault = fault_of_error(call.label, call.provider.base_url, error, late=late)
+            self._note(call, fault, outcome.began, redactor)
             raise _Refused(
                 call.kind,
                 504 if late else 502,
@@ -332,14 +351,14 @@ class Gateway:
         """Whether all of it has come."""
         outcome.status = response.status_code
         counter = Counter(call.kind, response.headers.get("content-type", ""))
-        said = _Beginning() if response.status_code >= 400 else None
+        said = None if response.is_success else _Beginning()
         complete, outcome.sent = False, response.is_success
         noted = time.monotonic()
         headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
         chunks = response.aiter_bytes()
         try:
             if said is None:
-                self._note(call, None, redactor)
+                self._note(call, None, outcome.began, redactor)
             else:  # before the agent hears of it, and gives up
                 first = await _read_some(chunks)
                 fault = fault_of_answer(
@@ -349,12 +368,13 @@ class Gateway:
                     model=call.model,
                     keyed=call.provider.key is not None,
                 )
-                self._note(call, fault, redactor)
+                self._note(call, fault, outcome.began, redactor)
                 chunks = _continue_with(first, chunks)
             await answer.head(
                 response.status_code, apis.downward(headers, decoded="content-encoding" in response.headers)
             )
             async for chunk in chunks:
+                await take_turn()
                 counter.feed(chunk)
                 clean = redactor.feed(chunk)
                 if said is not None:
@@ -365,6 +385,8 @@ class Gateway:
                     await outcome.note(_at_least(Tokens(), call, counter.at_least))
             await answer.data(redactor.rest())
             complete = True
+            if said is None:
+                self._note(call, None, outcome.began, redactor)
         except httpx.HTTPError as error:
             outcome.error = redactor.text(f"The provider's answer broke off: {type(error).__name__}: {error}")
             log.warning("model_answer_broken", provider=call.provider.id, reason=type(error).__name__)
@@ -378,28 +400,32 @@ class Gateway:
             outcome.error = outcome.error or said.text
         return complete
 
-    def _note(self, call: _Call, fault: Fault | None, redactor: Redactor) -> None:
+    def _note(self, call: _Call, fault: Fault | None, began: float, redactor: Redactor) -> None:
         """What costs nothing, as a count of tokens, says nothing: some providers lack it."""
         if call.turn_id is None or not call.asked.counted:
             return
         if fault is not None:
             fault = replace(fault, sentence=redactor.text(fault.sentence))
-        self._note_fault(call.turn_id, fault)
+        self._note_fault(call.turn_id, fault, began)
         if fault is not None and fault.final:
             self._tasks.spawn(self._refused(call.turn_id, fault))
 
     async def _sent(self, call: _Call, key: Secret | None) -> httpx.Response:
-        client = self.client_for(call.provider.base_url)
+        client, asking = self.client_for(call.provider.base_url), call.asking
+        headers = apis.upward(call.kind, asking.headers, key)
+        if asking.body:
+            headers.append(("content-length", str(len(asking.body))))
         request = client.build_request(
-            call.asking.method,
+            asking.method,
             apis.address(call.provider.base_url, call.asked),
             headers=[
-                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-                for name, value in apis.upward(call.kind, call.asking.headers, key)
+                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers
             ],
-            content=call.asking.body,
+            content=asking.stream_body() if asking.body else b"",
         )
-        return await client.send(request, stream=True)
+        response = await client.send(request, stream=True)
+        asking.drop_body()  # also of one who answers before all of it was sent
+        return response
 
     async def _key(self, call: _Call, outcome: _Outcome) -> Secret | None:
         try:
@@ -419,6 +445,7 @@ async def _read_some(chunks: AsyncIterator[bytes]) -> bytes:
     """An error, or as much of it as is looked at."""
     read = b""
     async for chunk in chunks:
+        await take_turn()
         read += chunk
         if len(read) >= _ERROR:
             break
@@ -447,10 +474,12 @@ class _Beginning:
 
 
 def _parsed(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
-    """The model, the body to send, and what the provider is to do besides; None when it is not a JSON object."""
+    """The model, the body to send, and what the provider is to do besides; None when it is not a JSON object. TooManyValuesError."""
     try:
-        told: Any = json.loads(body, object_pairs_hook=_once)
-    except (ValueError, RecursionError):
+        told: Any = bounded_json.parse(body, largest=BODY_LIMIT, values=MOST_VALUES, object_pairs_hook=_once)
+    except bounded_json.TooManyValuesError:
+        raise
+    except ValueError:
         return None
     if not isinstance(told, dict):
         return None
@@ -481,5 +510,5 @@ def _cost(call: _Call, tokens: Tokens) -> int | None:
 
 def _at_least(tokens: Tokens, call: _Call, output: int) -> Tokens:
     """What an answer took that was broken off, or did not say it. An estimate: nothing would let anybody spend without end."""
-    taken = tokens.input if tokens.input is not None else len(call.asking.body) // BYTES_OF_A_TOKEN
+    taken = tokens.input if tokens.input is not None else call.size // BYTES_OF_A_TOKEN
     return replace(tokens, input=taken, output=max(tokens.output or 0, output))

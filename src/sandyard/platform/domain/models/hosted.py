@@ -27,15 +27,38 @@ _OWN_ANTHROPIC = (
 )
 _OWN_OPENAI = ("function", "custom", "local_shell", "apply_patch", "computer", "computer_use_preview", "tool_search")
 _OWN_GEMINI = ("function_declarations", "computer_use")
-_SEARCHES = re.compile(r"search-preview|search-api|deep-research|:online\b")
-_NOT_FOLLOWED: Mapping[ModelApi, frozenset[str]] = {
-    ModelApi.ANTHROPIC: frozenset(("tools", "input")),
-    ModelApi.OPENAI: frozenset(("tools",)),
-    ModelApi.OPENAI_CHAT: frozenset(("tools",)),
-    ModelApi.GEMINI: frozenset(("tools", "args")),
+_SEARCHES = re.compile(r"search-preview|search-api|deep-research|:online\b|(?:^|/)(?:sonar|compound)(?:[-:]|$)")
+"""In the name of a model that searches by itself."""
+_ROUTING = ("models", "route", "fallbacks", "preset")
+"""What has a router, as OpenRouter, ask another model than the one that is named and priced, or with settings kept over there."""
+_OF_PROVIDERS = ("plugins", "search_parameters", "search_options", "enable_search")
+"""Of servers that speak like OpenAI's or Anthropic's."""
+_NOT_FOLLOWED = frozenset((*_OF_PROVIDERS, "web_search_options", "mcp_servers", "tools", "metadata"))
+_NOT_FOLLOWED_BY: Mapping[ModelApi, frozenset[str]] = {
+    ModelApi.ANTHROPIC: _NOT_FOLLOWED | {"input", "citations"},
+    ModelApi.OPENAI: _NOT_FOLLOWED | {"functions", "annotations", "action", "operation", "outputs", "results"},
+    ModelApi.OPENAI_CHAT: _NOT_FOLLOWED | {"functions", "annotations"},
+    ModelApi.GEMINI: _NOT_FOLLOWED | {"args", "response"},
 }
-"""What an agent's own tools are, and are given: nobody fetches what is written there."""
-_ADDRESS = re.compile(r"\s*(https?|gs):", re.IGNORECASE)
+"""What an agent's own tools are, are given and have said, what is quoted, and what is looked at apart: nobody fetches what is written
+there."""
+_TEXT = frozenset(
+    # what people, models and tools say
+    "text content input output prompt suffix system instructions thinking thought reasoning reasoning_content reasoning_text refusal "
+    "summary arguments code logs stdout stderr query queries title context cited_text quote name description displayName display_name "
+    "user stop stop_sequences stopSequences "
+    # JSON schemas
+    "$schema $id $ref default const enum example examples pattern".split()
+)
+"""Names of values that are read and never fetched, even if they begin with an address. Under any other name an address counts as one
+that the provider fetches."""
+_QUOTED = frozenset(
+    "search_result web_search_result web_search_result_location search_result_location web_fetch_result url_citation".split()
+)
+"""Types of objects whose `url` and `source` say where something is from."""
+_ADDRESS = re.compile(r"https?:|file:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_SPACE = "".join(map(chr, range(33)))
+"""What readers of addresses skip before them; tabs and line breaks also inside."""
 
 
 def hosted_tools(kind: ModelApi, told: Mapping[str, Any], model: str | None) -> list[str]:
@@ -46,8 +69,9 @@ def hosted_tools(kind: ModelApi, told: Mapping[str, Any], model: str | None) -> 
     elif kind is ModelApi.GEMINI:
         found = _gemini(told)
     else:
-        found = _openai(told, model or "")
-    names = [*found, *([REMOTE_FILES] if _fetches(told, _NOT_FOLLOWED[kind]) else [])]
+        found = _openai(told)
+    remote = [REMOTE_FILES] if _fetches(told, _NOT_FOLLOWED_BY[kind]) else []
+    names = [*found, *_routed(told, model), *remote]
     return list(dict.fromkeys(name[:100] for name in names))
 
 
@@ -67,13 +91,26 @@ def _anthropic(told: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _openai(told: Mapping[str, Any], model: str) -> Iterator[str]:
-    if told.get("web_search_options") is not None or _SEARCHES.search(model):
+def _openai(told: Mapping[str, Any]) -> Iterator[str]:
+    if told.get("web_search_options") is not None:
         yield "web_search"
-    for name in ("plugins", "search_parameters"):  # of servers that speak like OpenAI's
+    if isinstance(told.get("prompt"), dict):  # one that is kept at the provider, with tools of its own
+        yield "prompt"
+    yield from _openai_tools(told.get("tools"))
+
+
+def _routed(told: Mapping[str, Any], model: str | None) -> Iterator[str]:
+    """What the models' names and a router's own settings ask for, in any of the protocols."""
+    others = told.get("models")
+    named = [model, told.get("model"), *(others if isinstance(others, list) else [others])]
+    for name in (one.lower() for one in named if isinstance(one, str)):
+        if _SEARCHES.search(name):
+            yield "web_search"
+        if "@preset" in name:
+            yield "preset"
+    for name in (*_ROUTING, *_OF_PROVIDERS):
         if told.get(name):
             yield name
-    yield from _openai_tools(told.get("tools"))
 
 
 def _openai_tools(tools: Any) -> Iterator[str]:
@@ -97,30 +134,33 @@ def _gemini(told: Mapping[str, Any]) -> Iterator[str]:
                 yield name
 
 
-def _fetches(value: Any, but: Container[str]) -> bool:
-    """Whether there is something in it that the provider would fetch. No recursion: bodies are as deep as one likes."""
-    waiting = [value]
+def _fetches(told: Mapping[str, Any], but: Container[str]) -> bool:
+    """Whether there is something in it that the provider may fetch. No recursion: bodies are as deep as one likes."""
+    waiting: list[tuple[str, Any]] = [("", told)]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += one
-        elif isinstance(one, dict):
-            if _is_fetched(one):
+        key, one = waiting.pop()
+        if isinstance(one, str):
+            if key not in _TEXT and _is_address(one):
                 return True
-            waiting += [inner for key, inner in one.items() if key not in but]
+        elif isinstance(one, list):
+            waiting += [(key, inner) for inner in one]
+        elif isinstance(one, dict):
+            text = _text_in(one)
+            waiting += [(name, inner) for name, inner in one.items() if name not in but and name not in text]
     return False
 
 
-def _is_fetched(part: Mapping[str, Any]) -> bool:
-    source, image = part.get("source"), part.get("image_url")
-    file = part.get("fileData") or part.get("file_data")
-    addresses = [
-        source.get("url") if isinstance(source, dict) else None,
-        image.get("url") if isinstance(image, dict) else image,
-        part.get("file_url"),
-        (file.get("fileUri") or file.get("file_uri")) if isinstance(file, dict) else None,
-    ]
-    return any(isinstance(one, str) and _ADDRESS.match(one) for one in addresses)
+def _text_in(part: Mapping[str, Any]) -> Container[str]:
+    """Names of what is only read in an object of this type."""
+    kind = part.get("type")
+    if kind == "text":
+        return ("text", "data")
+    return ("url", "source") if isinstance(kind, str) and kind in _QUOTED else ()
+
+
+def _is_address(value: str) -> bool:
+    beginning = value.lstrip(_SPACE)[:100]
+    return _ADDRESS.match(re.sub(r"[\t\r\n]", "", beginning)) is not None
 
 
 def _list(value: Any) -> list[dict[str, Any]]:

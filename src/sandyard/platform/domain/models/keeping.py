@@ -31,9 +31,10 @@ _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 class Keeper:
     """One per sandbox that is attached."""
 
-    def __init__(self, lifecycle: Lifecycle, sandbox_id: str, serve: Serve, room: Room) -> None:
+    def __init__(self, lifecycle: Lifecycle, sandbox_id: str, owner_id: str, serve: Serve, room: Room) -> None:
         self._lifecycle = lifecycle
         self._sandbox_id = sandbox_id
+        self._owner_id = owner_id
         self._serve = serve
         self._room = room
         self._news = asyncio.Event()
@@ -135,7 +136,7 @@ class Keeper:
     async def _line(self, engine_id: str) -> None:
         stream = await self._lifecycle.engine.streams.open(engine_id, PROGRAM, str(PORT))
         try:
-            await Tunnel(stream, self._serve, self._room, self._up).run()
+            await Tunnel(stream, self._serve, self._room, self._up, owner_id=self._owner_id).run()
         finally:
             await stream.close()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
@@ -92,6 +94,7 @@ class Models:
         self._keepers: dict[str, Keeper] = {}
         self._turns: dict[str, list[str]] = {}  # by sandbox: those under way, the newest last
         self._faults: dict[str, Fault] = {}  # by turn
+        self._answered: dict[str, float] = {}  # by turn: when one of its requests was last answered without a fault
         self.over_budget: list[OverBudget] = []
         self.refused: list[Refused] = []
         lifecycle.woken.append(self._changed)
@@ -156,7 +159,8 @@ class Models:
         keeper = self._keepers.get(sandbox.id)
         if keeper is None or keeper.over:
             place = Place(sandbox.id, session.id, functools.partial(self._turn_of, sandbox.id))
-            keeper = Keeper(self._lifecycle, sandbox.id, functools.partial(self._serve, place), self._room)
+            serve = functools.partial(self._serve, place)
+            keeper = Keeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room)
             self._keepers[sandbox.id] = keeper
             keeper.start()
         try:
@@ -192,6 +196,7 @@ class Models:
         finally:
             turns.remove(turn.id)
             self._faults.pop(turn.id, None)
+            self._answered.pop(turn.id, None)
             if not turns and self._turns.get(sandbox_id) is turns:
                 del self._turns[sandbox_id]
 
@@ -262,11 +267,16 @@ class Models:
         """Why the newest request of a turn that is under way has failed; None: it has not."""
         return self._faults.get(turn_id)
 
-    def _note_fault(self, turn_id: str, fault: Fault | None) -> None:
+    def _note_fault(self, turn_id: str, fault: Fault | None, began: float) -> None:
+        if not any(turn_id in turns for turns in self._turns.values()):
+            return
+        now = time.monotonic()
         if fault is None:
             self._faults.pop(turn_id, None)
-        elif any(turn_id in turns for turns in self._turns.values()):
-            self._faults[turn_id] = fault
+            self._answered[turn_id] = now
+        else:
+            alone = began > self._answered.get(turn_id, 0.0)
+            self._faults[turn_id] = replace(fault, at=now, alone=alone)
 
     async def _fail(self, turn_id: str, fault: Fault) -> None:
         log.info("turn_failed_by_provider", turn=turn_id, code=fault.code)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import httpx
 
+from sandyard.kit import bounded_json
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
 from sandyard.platform.db.models import ModelProvider
@@ -21,7 +22,7 @@ from sandyard.platform.domain.models.redaction import Redactor
 
 TIMEOUT = httpx.Timeout(60, connect=15)
 MAX_LISTED = 100
-_MOST = 1 << 20
+_MOST, _VALUES = 1 << 20, 50_000
 _LONGEST = 600
 _PING = "Say ok."
 
@@ -96,6 +97,7 @@ def _request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] |
 async def _beginning(response: httpx.Response) -> bytes:
     said = b""
     async for chunk in response.aiter_bytes():
+        await take_turn()
         said += chunk
         if len(said) >= _MOST:
             break
@@ -105,8 +107,8 @@ async def _beginning(response: httpx.Response) -> bytes:
 def _listed(said: bytes) -> list[str]:
     """The names in a list of models, as OpenAI, Anthropic or Gemini write it."""
     try:
-        told: Any = json.loads(said)
-    except (ValueError, RecursionError):
+        told: Any = bounded_json.parse(said, largest=_MOST, values=_VALUES)
+    except ValueError:
         return []
     found = (told.get("data") or told.get("models")) if isinstance(told, dict) else told
     names = [one.get("id") or one.get("name") for one in found or [] if isinstance(one, dict)]

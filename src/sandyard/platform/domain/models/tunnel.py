@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
@@ -32,13 +33,19 @@ BODY_S = 60.0
 """How long the sandbox may be silent in the middle of a request's body."""
 WHOLE_S = 300.0
 """How long it may take to send all of it: meanwhile it takes room that others want."""
-HELD_EACH, HELD_SMALL = 64 << 20, 1 << 20
-"""Bytes of requests that one sandbox may have in memory; and what counts as small: such a request never waits for others' large ones."""
+ROOM_S = 15.0
+"""How long a request waits for room before it is refused."""
+HELD_SMALL = 1 << 20
+"""What counts as small: such a request never waits for others' large ones."""
+SHARES = 4
+"""A person's sandboxes together get one of so many equal shares of the room, and no more."""
 WINDOW = 256 << 10
 """Bytes of an answer that may be under way to one agent, and bytes of a request that are asked for at a time."""
 _CHUNK = 48 << 10
 _HEADERS, _HEAD_LIMIT = 200, 96 << 10
 _NUMBER = 1 << 53
+_LINE, _LINE_VALUES = 1 << 20, 10 * _HEADERS
+"""Of JSON in one line: the head of a request has the most."""
 
 
 class TunnelError(SandyardError):
@@ -51,7 +58,13 @@ class BodyLateError(TunnelError):
     """The sandbox did not send the rest of a request."""
 
 
-@dataclass(frozen=True, slots=True)
+class NoRoomError(TunnelError):
+    """Other requests of this size are being sent to models, and take all the memory there is for them. Try again in a moment."""
+
+    code, status = "no_room", 503
+
+
+@dataclass(slots=True)
 class Asking:
     """A request, complete. Names of headers are in small letters."""
 
@@ -59,6 +72,19 @@ class Asking:
     target: str
     headers: tuple[tuple[str, str], ...]
     body: bytes
+    room: Taken | None = None
+    """What the body takes."""
+
+    async def stream_body(self) -> AsyncIterator[bytes]:
+        """Yield the body once, and drop it when it was sent."""
+        yield self.body
+        self.drop_body()
+
+    def drop_body(self) -> None:
+        """Give its room back: nobody needs it any more. Idempotent."""
+        self.body = b""
+        if self.room is not None:
+            self.room.give_back()
 
 
 class Answering(Protocol):
@@ -83,33 +109,76 @@ class Room:
     """How many bytes of requests may be held in memory by all tunnels together."""
 
     def __init__(self, size: int) -> None:
-        self._free = size
-        self._changed = asyncio.Condition()
+        self._all = _Space(size)
+        self._share = size // SHARES
+        self._shares: WeakValueDictionary[str, _Space] = WeakValueDictionary()
 
-    @contextlib.asynccontextmanager
-    async def holding(self, size: int) -> AsyncIterator[None]:
-        if not size:
-            yield
-            return
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._free >= size)
-            self._free -= size
+    async def take(self, owner_id: str, size: int) -> Taken:
+        """Wait until there is room, for this person and at all. NoRoomError after `ROOM_S`."""
+        share = self._shares.get(owner_id)
+        if share is None:
+            share = self._shares[owner_id] = _Space(self._share)
+        taken = Taken()
         try:
-            yield
-        finally:
-            self._free += size
-            async with self._changed:
-                self._changed.notify_all()
+            async with asyncio.timeout(ROOM_S):
+                await taken.add(share, size)
+                if size > HELD_SMALL:
+                    await taken.add(self._all, size)
+        except TimeoutError:
+            taken.give_back()
+            raise NoRoomError from None
+        except BaseException:
+            taken.give_back()
+            raise
+        return taken
+
+
+class _Space:
+    """So many bytes; who wants more than there are left waits."""
+
+    def __init__(self, size: int) -> None:
+        self.free = size
+        self._freed = asyncio.Event()
+
+    async def take(self, size: int) -> None:
+        while self.free < size:
+            self._freed.clear()
+            await self._freed.wait()
+        self.free -= size
+
+    def give_back(self, size: int) -> None:
+        self.free += size
+        self._freed.set()
+
+
+class Taken:
+    """Room that is held until it is given back."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[_Space, int]] = []
+
+    async def add(self, space: _Space, size: int) -> None:
+        await space.take(size)
+        self._parts.append((space, size))
+
+    def give_back(self) -> None:
+        """Idempotent."""
+        while self._parts:
+            space, size = self._parts.pop()
+            space.give_back(size)
 
 
 class Tunnel:
     """One line to a sandbox, until it breaks. `ready` is called with the port at which agents find it."""
 
-    def __init__(self, stream: Lines, serve: Serve, room: Room, ready: Callable[[int], None]) -> None:
+    def __init__(
+        self, stream: Lines, serve: Serve, room: Room, ready: Callable[[int], None], *, owner_id: str = ""
+    ) -> None:
+        """`owner_id`: of the sandbox; all of a person's tunnels have one share of the room."""
         self._stream = stream
         self._serve = serve
         self._room = room
-        self._own_room = Room(HELD_EACH)
+        self._owner_id = owner_id
         self._ready = ready
         self._exchanges: dict[int, _Exchange] = {}
         self._broken = False
@@ -121,8 +190,8 @@ class Tunnel:
         try:
             async for line in self._stream.lines():
                 try:
-                    self._hear(json.loads(line))
-                except (ValueError, KeyError, TypeError, RecursionError):
+                    self._hear(bounded_json.parse(line, largest=_LINE, values=_LINE_VALUES))
+                except (ValueError, KeyError, TypeError):
                     raise TunnelError(
                         "The tunnel's program in the sandbox says what the platform does not understand."
                     ) from None
@@ -170,17 +239,20 @@ class Tunnel:
 
     async def _answer(self, exchange: _Exchange, asking: Asking) -> None:
         try:
-            large = exchange.size if exchange.size > HELD_SMALL else 0
-            async with self._own_room.holding(exchange.size), self._room.holding(large):
-                body = await exchange.body()
-                await self._serve(Asking(asking.method, asking.target, asking.headers, body), exchange)
+            asking.room = await self._room.take(self._owner_id, exchange.size)
+            asking.body = await exchange.body()
+            await self._serve(asking, exchange)
         except asyncio.CancelledError:
             pass  # the agent has gone, or the line
+        except NoRoomError as error:
+            log.info("model_request_refused", owner=self._owner_id, size=exchange.size, code=error.code)
+            await exchange.refuse(error)
         except BodyLateError:
             log.info("model_request_incomplete", size=exchange.size)
         except Exception as error:
             log.error("model_request_crashed", exc=error)  # noqa: TRY400
         finally:
+            asking.drop_body()
             if not exchange.ended and not exchange.gone:
                 self.say("cut", exchange.number)
 
@@ -260,6 +332,22 @@ class _Exchange:
                 await self._taken.wait()
             self._under_way += len(piece)
             self._tunnel.say("data", self.number, d=base64.b64encode(piece).decode())
+
+    async def refuse(self, error: TunnelError) -> None:
+        """Answer with an error that clients repeat, in words that those of all providers understand."""
+        said = {"type": "error", "error": {"type": "overloaded_error", "code": error.code, "message": error.message}}
+        body = json.dumps(said).encode()
+        await self.head(
+            error.status,
+            [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("retry-after", "5"),
+                ("x-should-retry", "true"),
+            ],
+        )
+        await self.data(body)
+        await self.end()
 
     async def end(self) -> None:
         self.ended = True

@@ -27,6 +27,7 @@ from sandyard.platform.domain.preparing.clearing import SUPERSEDED_AFTER, end_sa
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, about, utc_now
+from sandyard.platform.domain.sandboxes.service import is_work_snapshot
 from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
 from sandyard.platform.settings import PlatformSettings
 
@@ -71,7 +72,8 @@ class AgentSnapshots:
         waiting: Callable[[Making], Awaitable[None]] | None = None,
     ) -> str:
         """Return the snapshot to use in the template's place, made now if there is none; the template for an agent that installs
-        nothing. One is made for all who ask at once; who is cancelled only no longer waits, and `waiting` is called before that.
+        nothing, and when the template is a snapshot of somebody's work: the sandbox in which agents are installed has no project's
+        settings. One is made for all who ask at once; who is cancelled only no longer waits, and `waiting` is called before that.
         Raises AgentInstallError, what the engine raises, and StoppingError when the platform stops first."""
         if profile.install is None:
             return template
@@ -102,11 +104,10 @@ class AgentSnapshots:
         return found if isinstance(found, str) else template
 
     async def _find_or_make(self, owner_id: str, profile: Profile, template: str) -> str | Making:
+        if await is_work_snapshot(self._database, template):
+            return template
         key = await self._key(owner_id, profile, template)
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        async with lock:
+        async with self._lock(key):
             if (making := self._making.get(key)) is not None:
                 return making
             async with self._database.reading() as session:
@@ -118,6 +119,13 @@ class AgentSnapshots:
             made = self._making[key] = Making(task)
             task.add_done_callback(lambda done: self._made(key, profile, done))
             return made
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        """Held by whoever looks for the snapshot of this key, or removes it."""
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
 
     def _made(self, key: str, profile: Profile, task: asyncio.Task[str]) -> None:
         del self._making[key]
@@ -151,7 +159,6 @@ class AgentSnapshots:
             tx.add(sandbox)
             tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template)
         self._lifecycle.provision(sandbox.id)
-        snapshot = None
         try:
             sandbox = await self._lifecycle.provisioned(sandbox.id)
             async with self._lifecycle.using(sandbox) as engine_id:
@@ -162,9 +169,9 @@ class AgentSnapshots:
             await self._set(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
             log.info("agent_snapshot_ready", agent=profile.name, template=template)
         except Exception:  # not when it is cancelled: then the platform stops, and `recover` clears it
-            self._tasks.spawn(self._clear(row.id, sandbox.id, snapshot))
+            self._tasks.spawn(self._clear(row.id, sandbox.id))
             raise
-        self._tasks.spawn(self._clear(row.id, sandbox.id, snapshot))
+        self._tasks.spawn(self._clear(row.id, sandbox.id))
         return snapshot
 
     def _heard(self, key: str, profile: Profile, line: str) -> None:
@@ -172,11 +179,16 @@ class AgentSnapshots:
         if making is not None and line != f"Installing {profile.title}":  # that is said without it
             making.output = line
 
-    async def _clear(self, row_id: str, sandbox_id: str, snapshot: str | None) -> None:
-        """Remove the sandbox in which it was made. What is left after a failure is removed by `tidy`."""
+    async def _clear(self, row_id: str, sandbox_id: str) -> None:
+        """Remove the sandbox in which it was made, and every snapshot of it but the row's own. What is left after a failure is removed
+        by `tidy`."""
         try:
-            await end_sandbox(self._lifecycle, sandbox_id, keep=snapshot)
-            await self._set(row_id, sandbox_id=None)
+            async with self._database.reading() as session:
+                row = await session.get(AgentSnapshot, row_id)
+            await end_sandbox(self._lifecycle, sandbox_id, keep=row.snapshot if row is not None else None)
+            async with self._database.transaction() as tx:  # unless it is being made again, in another one
+                own = update(AgentSnapshot).where(AgentSnapshot.id == row_id, AgentSnapshot.sandbox_id == sandbox_id)
+                await tx.session.execute(own.values(sandbox_id=None))
         except SandyardError as error:
             log.warning("agent_snapshot_not_cleared", sandbox=sandbox_id, reason=error.message)
 
@@ -195,7 +207,7 @@ class AgentSnapshots:
         """At startup: remove the sandboxes in which an earlier process was installing agents."""
         for row in await self._rows():
             if row.sandbox_id is not None:
-                self._tasks.spawn(self._clear(row.id, row.sandbox_id, row.snapshot))
+                self._tasks.spawn(self._clear(row.id, row.sandbox_id))
 
     async def tidy(self, older_than: timedelta) -> None:
         """Remove snapshots that were not used for `older_than` or were replaced by a newer one, and what failures left behind."""
@@ -204,7 +216,7 @@ class AgentSnapshots:
             if row.key in self._making:
                 continue
             if row.sandbox_id is not None:
-                await self._clear(row.id, row.sandbox_id, row.snapshot)
+                await self._clear(row.id, row.sandbox_id)
             replaced = (row.agent, row.template) in seen and now - row.used_at > SUPERSEDED_AFTER
             if row.snapshot is not None:
                 seen.add((row.agent, row.template))
@@ -212,12 +224,18 @@ class AgentSnapshots:
                 await self._drop(row)
 
     async def _drop(self, row: AgentSnapshot) -> None:
-        if row.snapshot is not None:
-            await self._lifecycle.engine.delete_snapshot(row.snapshot)
-        async with self._database.transaction() as tx:
-            known = await tx.session.get(AgentSnapshot, row.id, with_for_update=True)
-            if known is not None and known.used_at == row.used_at:
-                await tx.session.delete(known)
+        """Remove the snapshot and its row, unless it was used or made again since the row was read."""
+        async with self._lock(row.key):
+            async with self._database.reading() as session:
+                known = await session.get(AgentSnapshot, row.id)
+            if row.key in self._making or known is None or known.used_at != row.used_at:
+                return
+            if known.snapshot is not None:
+                await self._lifecycle.engine.delete_snapshot(known.snapshot)
+            async with self._database.transaction() as tx:
+                known = await tx.session.get(AgentSnapshot, row.id, with_for_update=True)
+                if known is not None and known.used_at == row.used_at:
+                    await tx.session.delete(known)
 
     async def _rows(self) -> list[AgentSnapshot]:
         """All rows, most recently used first."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from sandyard.kit import bounded_json
+
+LARGEST, _VALUES = 1 << 20, 20_000
 # a string is taken as a whole, so that nothing in it is taken for a comment or a comma; one without an end too, so that it is looked
 # for only once
 _STRING = r'"(?:[^"\\\n]|\\.)*+"?'
@@ -17,10 +19,8 @@ _COMMA = re.compile(rf"{_STRING}|,(?=\s*+[}}\]])")
 def parse(text: str) -> Any:
     """ValueError, in words, for what is no JSON even so. Takes a time that grows with the text's length and no faster."""
     plain = "".join(_without_comments(text.removeprefix("\N{BYTE ORDER MARK}")))
-    try:
-        return json.loads(_COMMA.sub(lambda found: "" if found[0] == "," else found[0], plain))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    plain = _COMMA.sub(lambda found: "" if found[0] == "," else found[0], plain)
+    return bounded_json.parse(plain, largest=LARGEST, values=_VALUES)
 
 
 def _without_comments(text: str) -> Iterator[str]:

@@ -110,7 +110,7 @@ class Preparing:
         """The same without waiting for its end."""
         project = await self._projects.get(caller, project.id)
         template = project.template or self._settings.default_template
-        await check_template(self._database, caller, template)
+        await check_template(self._database, caller, template, project.id)
         base, commit = await self._git.newest(project, base_branch, no_progress)
         wished = await recipes.wish(self._git, project, base=base, commit=commit, template=template, profile=profile)
         key = wished.key

@@ -13,6 +13,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.tasks import end_tasks
 
@@ -24,6 +25,7 @@ HELD = WINDOW + (256 << 10)
 CHUNK = 96 << 10
 ACK_EVERY = 64 << 10
 _REASON = 500
+_FRAME, _FRAME_VALUES = 64 << 10, 100
 
 
 class SshError(SandyardError):
@@ -68,7 +70,7 @@ class Line:
             async for text in self._stream.lines():
                 try:
                     self._hear(text)
-                except (ValueError, KeyError, TypeError, RecursionError):
+                except (ValueError, KeyError, TypeError):
                     raise SshError(
                         "The SSH program in the sandbox says what the platform does not understand."
                     ) from None
@@ -139,7 +141,7 @@ class Line:
                 raise ValueError("more than was asked for")
             self._incoming.append(data)
             return
-        frame = json.loads(text)
+        frame = bounded_json.parse(text, largest=_FRAME, values=_FRAME_VALUES)
         match frame["t"]:
             case "hello":
                 self._host_key = _key(frame["key"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
@@ -23,6 +23,7 @@ SUFFIX = ".sandyard"
 """What the host names of sessions and sandboxes end with in the SSH settings that `sandyard ssh-config` writes."""
 _EDITOR = (Path(__file__).parent / "guest_editor.py").read_text()
 _EDITOR_S, _LOOK_S = 60.0, 15.0
+_SAID = 64 << 10
 _LOOK = 'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-server; do command -v "$name"; done'
 
 
@@ -90,13 +91,13 @@ class Remotes:
         ran = await self._lifecycle.call(
             row,
             lambda engine_id: self._lifecycle.engine.run(
-                engine_id, argv, timeout_s=_EDITOR_S, limit=64 << 10, idempotent=True
+                engine_id, argv, timeout_s=_EDITOR_S, limit=_SAID, idempotent=True
             ),
         )
         try:
-            said = json.loads(ran.stdout)
+            said = bounded_json.parse(ran.stdout, largest=_SAID, values=100)
             port, error = said.get("port"), said.get("error")
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, AttributeError):
             port, error = None, ran.stderr[-300:]
         if isinstance(port, int) and 0 < port < 65536:
             return Editor(port, f"/?folder={quote(await self._folder(row))}")

@@ -11,7 +11,7 @@ from sqlalchemy import Select, delete, select, update
 
 from sandyard.kit.errors import BusyError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
-from sandyard.platform.db.database import Database
+from sandyard.platform.db.database import Database, DatabaseBusyError, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Project, Sandbox
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.patterns import run_in_thread
@@ -73,8 +73,16 @@ class Commands:
             stderr_bytes=0,
             started_at=utc_now(),
         )
-        # whether a commit that was cut off has happened is not known, and one that nobody starts would be open for ever
-        await self._database.retry_while_away(lambda: self._write(row, command, principal.name), "command")
+        try:
+            await self._write(row, command, principal.name)
+        except DatabaseUnavailableError:
+            # whether a commit that was cut off has happened is not known, and one that nobody starts would be open for ever;
+            # with a full disk it has not
+            await self._database.retry_while_away(
+                lambda: self._write(row, command, principal.name),
+                "command",
+                awaited=(DatabaseUnavailableError, DatabaseBusyError),
+            )
         self._runner.start(row, command, new)
         return command
 

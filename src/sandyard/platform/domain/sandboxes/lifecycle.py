@@ -156,7 +156,7 @@ class Lifecycle:
         if row.status != Status.PROVISIONING or row.doomed_at is not None:
             return row
         envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
-        allowed = await self._allowed(row.project_id)
+        allowed = await self._while_away(lambda: self._allowed(row.project_id), sandbox_id)
         try:
             made = await self.engine.create(
                 template=row.template,
@@ -314,22 +314,25 @@ class Lifecycle:
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.project_id == project_id, Sandbox.status == Status.RUNNING)
             rows = list((await session.execute(query)).scalars())
-        if rows:
-            allowed = await self._allowed(project_id)
-            for row in rows:
-                await self._apply_network(row, allowed)
+        allowed = await self._allowed(project_id) if rows else None
+        for row in rows:
+            if row.network == allowed:
+                continue
+            try:
+                await self._apply_network(row.id)
+            except SandyardError as error:
+                log.warning("sandbox_network_not_set", sandbox=row.id, reason=error.message)
 
-    async def _apply_network(self, row: Sandbox, allowed: Allowed) -> None:
-        if row.network == allowed or row.engine_id is None:
-            return
-        try:
-            async with self._lock(row.id):
-                await self.engine.set_network(row.engine_id, allowed)
-                await self.rows.change(row.id, None, when=[Status.RUNNING], network=allowed)
-        except SandyardError as error:
-            log.warning("sandbox_network_not_set", sandbox=row.id, reason=error.message)
-        else:
-            log.info("sandbox_network_set", sandbox=row.id, hosts=None if allowed is None else len(allowed))
+    async def _apply_network(self, sandbox_id: str) -> None:
+        """Read while nobody else changes the sandbox, so that the newest settings are applied last."""
+        async with self._lock(sandbox_id):
+            row = await self.rows.get(sandbox_id)
+            allowed = await self._allowed(row.project_id)
+            if row.status != Status.RUNNING or row.network == allowed or row.engine_id is None:
+                return
+            await self.engine.set_network(row.engine_id, allowed)
+            await self.rows.change(row.id, None, when=[Status.RUNNING], network=allowed)
+        log.info("sandbox_network_set", sandbox=row.id, hosts=None if allowed is None else len(allowed))
 
     async def pause(self, row: Sandbox, *, only_if_idle_s: float | None = None) -> Sandbox:
         """Idempotent. All processes stop where they are, memory is kept."""

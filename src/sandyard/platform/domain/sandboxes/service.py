@@ -55,16 +55,20 @@ class Sandboxes:
         self,
         principal: Principal,
         *,
+        project_id: str | None = None,
         agent_id: str | None = None,
         task_id: str | None = None,
         template: str | None = None,
         envs: Mapping[str, str] | None = None,
         idle_seconds: int | None = None,
     ) -> Sandbox:
-        """A running sandbox of the caller's own, or an error that says why there is none; then its row says so too."""
-        project_id = await self._project_of(principal, task_id)
+        """A running sandbox of the caller's own, or an error that says why there is none; then its row says so too. That of a project
+        has the project's template if none is named."""
+        project = await self._project_of(principal, project_id, task_id)
+        if project is not None:
+            project_id, template = project.id, template or project.template
         if template is not None:
-            await check_template(self._database, principal, template)
+            await check_template(self._database, principal, template, project_id)
         wanted = NewSandbox(
             template=template or self._settings.default_template,
             idle_seconds=idle_seconds or self._settings.idle_seconds,
@@ -78,14 +82,14 @@ class Sandboxes:
         check_usable(row)
         return row
 
-    async def _project_of(self, principal: Principal, task_id: str | None) -> str | None:
+    async def _project_of(self, principal: Principal, project_id: str | None, task_id: str | None) -> Project | None:
         if task_id is None:
-            return None
+            return await self._projects.get(principal, project_id) if project_id is not None else None
         async with self._database.reading() as session:
             task = await session.get(Task, task_id)
-        if task is not None:
+        if task is not None and project_id in (None, task.project_id):
             with contextlib.suppress(NotFoundError):  # a task of a project one may not see is none
-                return (await self._projects.get(principal, task.project_id)).id
+                return await self._projects.get(principal, task.project_id)
         raise InvalidInputError(f"taskId: there is no task {task_id[:60]!r}.")
 
     async def get_status(self, principal: Principal, sandbox_id: str) -> Sandbox:
@@ -203,11 +207,11 @@ class Sandboxes:
         """Entries in the order of their paths; the cursor is how many come before the page."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         first = int(page.cursor or 0)
-        entries, more = await self._lifecycle.call(
+        found = await self._lifecycle.call(
             row,
             lambda engine_id: self._lifecycle.engine.list_files(engine_id, path, depth, first=first, limit=page.limit),
         )
-        return Listing(entries, str(first + len(entries)) if more else None)
+        return Listing(found.entries, None if found.next is None else str(found.next))
 
     async def file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
@@ -220,28 +224,52 @@ class Sandboxes:
             tx.emit("file.removed", **about(row), path=path[:1000], by=principal.name)
 
 
-async def check_template(database: Database, principal: Principal, template: str) -> None:
+async def check_template(
+    database: Database, principal: Principal, template: str, project_id: str | None = None
+) -> None:
     """Snapshots are templates too, and hold somebody's files: InvalidInputError for checkpoints of sessions and preparations of
-    projects one may not see, and for the platform's snapshots of agents."""
+    projects one may not see, and for the platform's snapshots of agents. Those of a project are for the project's own sandboxes, to
+    which its settings apply. `project_id`: that of the new sandbox."""
     if not _TEMPLATE.fullmatch(template):  # an engine may take a name for another one that only looks different
         raise InvalidInputError(f"template: there is no template {template!r}.")
-    base = template.partition(":")[0].lower()
-    names = {base, base.rpartition("/")[2]}
-
-    def named(column: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
-        known = func.lower(column)
-        return or_(*(or_(known == name, known.startswith(f"{name}:", autoescape=True)) for name in names))
-
     seen = select(Project.id).where(projects.visible_to(principal))
+    checkpoint, preparation = _is_named(Session.checkpoint, template), _is_named(Preparation.snapshot, template)
     foreign = (
-        select(Session.id).where(named(Session.checkpoint), not_(sessions_visible_to(principal))),
-        select(Preparation.id).where(named(Preparation.snapshot), Preparation.project_id.not_in(seen)),
-        select(AgentSnapshot.id).where(named(AgentSnapshot.snapshot)),  # they belong to the platform
+        select(Session.id).where(checkpoint, not_(sessions_visible_to(principal))),
+        select(Preparation.id).where(preparation, Preparation.project_id.not_in(seen)),
+        select(AgentSnapshot.id).where(_is_named(AgentSnapshot.snapshot, template)),  # they belong to the platform
+    )
+    of_projects = (
+        select(Session.project_id).where(checkpoint, Session.project_id.is_not(None)),
+        select(Preparation.project_id).where(preparation),
     )
     async with database.reading() as session:
         for query in foreign:
             if (await session.execute(query.limit(1))).first() is not None:
                 raise InvalidInputError(f"template: there is no template {template!r}.")
+        for of_project in of_projects:
+            if any(found != project_id for found in await session.scalars(of_project)):
+                raise InvalidInputError(
+                    f"template: {template!r} has files of a project, whose settings apply to them. Use it in a session or sandbox of that "
+                    f"project (projectId)."
+                )
+
+
+async def is_work_snapshot(database: Database, template: str) -> bool:
+    """Whether a template is the checkpoint of a session or a project's preparation, with somebody's files."""
+    queries = (
+        select(Session.id).where(_is_named(Session.checkpoint, template)),
+        select(Preparation.id).where(_is_named(Preparation.snapshot, template)),
+    )
+    async with database.reading() as session:
+        return any([(await session.execute(query.limit(1))).first() is not None for query in queries])
+
+
+def _is_named(column: InstrumentedAttribute[str | None], template: str) -> ColumnElement[bool]:
+    """Whether an engine might take this name for the snapshot in the column: with a tag or without, with an owner or without."""
+    base, known = template.partition(":")[0].lower(), func.lower(column)
+    names = {base, base.rpartition("/")[2]}
+    return or_(*(or_(known == name, known.startswith(f"{name}:", autoescape=True)) for name in names))
 
 
 def check_envs(envs: Mapping[str, str]) -> Mapping[str, str]:

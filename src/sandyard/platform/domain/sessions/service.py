@@ -24,7 +24,7 @@ from sandyard.platform.db.models import (
     Session,
     Task,
 )
-from sandyard.platform.domain.git.errors import NoCheckoutError
+from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectError
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
@@ -93,7 +93,7 @@ class Sessions:
         project = await self._projects.get(principal, project_id) if project_id is not None else None
         template = template or (project.template if project else None)
         if template is not None:
-            await check_template(self._database, principal, template)
+            await check_template(self._database, principal, template, project_id)
         if preparation is not None and (project is None or preparation.project_id != project.id):
             raise InvalidInputError("preparation: it is of another project.")
         await self._check_task(task_id, project_id)
@@ -271,8 +271,8 @@ class Sessions:
         its work as it was last kept in git. ConflictError while the old one is still good."""
         row = await self.get(principal, session_id)
         async with self._database.reading() as session:
-            query = select(Checkpoint).where(Checkpoint.session_id == row.id).order_by(Checkpoint.id.desc()).limit(1)
-            kept = (await session.scalars(query)).first()
+            query = select(Checkpoint).where(Checkpoint.session_id == row.id, Checkpoint.project_id == row.project_id)
+            kept = (await session.scalars(query.order_by(Checkpoint.id.desc()).limit(1))).first()
         return await self._provide(row, row.checkpoint, kept, fresh=await self._sees_project(principal, row.project_id))
 
     async def _sees_project(self, principal: Principal, project_id: str | None) -> bool:
@@ -293,6 +293,10 @@ class Sessions:
             await self._projects.get(principal, kept.project_id)
         except NotFoundError:
             raise _no_checkpoint(checkpoint_id) from None
+        if row.project_id != kept.project_id:
+            raise NotInProjectError(
+                "The checkpoint has code of a project to which this session does not belong. Start a session in the project, and work there."
+            )
         async with self._database.reading() as session:
             project = await session.get(Project, kept.project_id)
         if project is None or project.repository is None:

@@ -89,19 +89,19 @@ class Attempts:
         wanted = await self._wanted(tx, task)
         now = utc_now()
         made = []
-        for number, (agent, model) in enumerate(wanted, after + 1):
+        for place, (agent, model) in enumerate(wanted):
             attempt = Attempt(
                 id=ordered_id("att_"),
                 task_id=task.id,
                 project_id=task.project_id,
                 owner_id=owner_id,
-                number=number,
+                number=after + 1 + place,
                 session_id=ordered_id("ses_"),
                 agent=agent,
                 model=model,
                 status=AttemptStatus.QUEUED,
                 round=1,
-                work={"kind": RoundKind.TASK, "solo": len(wanted) == 1},
+                work={"kind": RoundKind.TASK, "solo": len(wanted) == 1, "place": place},
                 detail={},
                 queued_at=now,
                 updated_at=now,
@@ -122,28 +122,33 @@ class Attempts:
             found.append((agent, one.get("model") or task.model or (usual.model if agent == usual.default else None)))
         return found
 
-    def send_back(
+    async def send_back(
         self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str, *, automatic: bool = False
     ) -> None:
-        """The next round, with these words as its prompt; then `nudge`. While a round runs they wait for its end."""
+        """The next round, with these words as its prompt; then `nudge`. While a round runs they wait for its end. One that has failed
+        is retried with them. Where the task wants another agent by now, that one goes on."""
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
         said = {"words": storable(words)[:WORDS], "by": by, "automatic": automatic}
-        if attempt.status in (AttemptStatus.QUEUED, AttemptStatus.RUNNING):
+        if attempt.status in AT_WORK:
             attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
+        elif attempt.status == AttemptStatus.FAILED:
+            await self.retry(tx, task, only=attempt.id, said=said)
         else:
+            await self._hand_over(tx, task, [attempt])
             self._next(tx, attempt, RoundKind.FEEDBACK, said=[said])
 
     @staticmethod
     def has_room(attempt: Attempt, words: str) -> bool:
         """Whether these words may wait for the end of the round under way, beside what waits already."""
-        if attempt.status not in (AttemptStatus.QUEUED, AttemptStatus.RUNNING):
+        if attempt.status not in AT_WORK:
             return True
         waiting = attempt.detail.get("pending", [])
         return len(waiting) < PENDING and sum(len(one["words"]) for one in waiting) + len(words) <= WORDS
 
     def _next(self, tx: Transaction, attempt: Attempt, kind: RoundKind, **work: Any) -> None:
         attempt.round += 1
-        attempt.work = {"kind": kind, "solo": attempt.work.get("solo", True), **work}
+        kept = {"solo": attempt.work.get("solo", True), "place": attempt.work.get("place")}
+        attempt.work = {"kind": kind, **kept, **work}
         attempt.status, attempt.step, attempt.queued_at = AttemptStatus.QUEUED, None, utc_now()
         attempt.error = attempt.error_code = attempt.cancel_at = attempt.finished_at = None
         attempt.updated_at = attempt.queued_at
@@ -184,20 +189,21 @@ class Attempts:
         rows = list((await tx.session.scalars(query.with_for_update())).all())
         if not rows:
             raise ConflictError("Nothing of this task has failed or was stopped, so there is nothing to retry.")
-        wanted = await self._wanted(tx, task)
-        over = (AttemptStatus.ARCHIVED, AttemptStatus.MERGED)  # with an earlier start
-        numbers = select(Attempt.number).where(Attempt.task_id == task.id, Attempt.status.not_in(over))
-        places = {
-            number: place for place, number in enumerate(await tx.session.scalars(numbers.order_by(Attempt.number)))
-        }
+        await self._hand_over(tx, task, rows)
         for row in rows:
-            if (place := places[row.number]) < len(wanted):
-                await _hand_over(tx, row, *wanted[place])
             # nobody knows whether the agent has read them
-            words = [*row.work.get("said", ()), *([said] if said is not None else [])]
+            words = _newest([*row.work.get("said", ()), *([said] if said is not None else [])])
             self._next(tx, row, RoundKind.RETRY, ended=row.error, **({"said": words} if words else {}))
         task.error = task.finished_at = None
         return rows
+
+    async def _hand_over(self, tx: Transaction, task: Task, rows: Sequence[Attempt]) -> None:
+        """Let other agents go on in the sessions of these attempts, where the task wants others by now."""
+        wanted = await self._wanted(tx, task)
+        for row in rows:
+            place = 0 if len(wanted) == 1 and row.work.get("solo", True) else row.work.get("place")
+            if place is not None and place < len(wanted):
+                await _let_work(tx, row, *wanted[place])
 
     async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:
         """The one of several that becomes the pull request; the others are archived, with all that was said."""
@@ -387,13 +393,13 @@ class Attempts:
         elif not others & set(AT_WORK) and self.advance is not None:
             await self.advance(tx, task, Column.IN_REVIEW)
 
-    def rest(self, tx: Transaction, row: Attempt, status: AttemptStatus, **detail: Any) -> bool:
+    async def rest(self, tx: Transaction, task: Task, row: Attempt, status: AttemptStatus) -> bool:
         """The round is over, and it is ready or in review. True: words that came meanwhile have begun the next one."""
-        row.detail = {**row.detail, **detail}
         pending = row.detail.get("pending", [])
         settle(tx, row, status)
         if pending:
             row.detail = {name: value for name, value in row.detail.items() if name != "pending"}
+            await self._hand_over(tx, task, [row])
             self._next(tx, row, RoundKind.FEEDBACK, said=pending)
         return bool(pending)
 
@@ -402,7 +408,19 @@ class Attempts:
         self._tasks.spawn(self._leaving.leave(session_id, project_id, archive=archive))
 
 
-async def _hand_over(tx: Transaction, row: Attempt, agent: str, model: str | None) -> None:
+def _newest(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As much as one round is told: PENDING things, of WORDS characters together. The oldest go first."""
+    kept: list[dict[str, Any]] = []
+    left = WORDS
+    for one in reversed(said[-PENDING:]):
+        left -= len(one["words"])
+        if left < 0 and kept:
+            break
+        kept.insert(0, one)
+    return kept
+
+
+async def _let_work(tx: Transaction, row: Attempt, agent: str, model: str | None) -> None:
     """Let this agent, with this model, go on in the attempt's session, if it is another one than before."""
     if row.agent == agent:
         row.model = model or row.model

@@ -28,7 +28,7 @@ from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.tasks import moving
 from sandyard.platform.domain.tasks.cards import Cards
-from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, has_word, read_board
+from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, has_words, read_board
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.moving import Agents, Attempts, held
@@ -163,15 +163,15 @@ class Tasks:
         status: Column | None = None,
         q: str | None = None,
     ) -> Listing[Task]:
-        """Column by column, in each as on the board. `q`: each of its words in the title, the description or the pull request."""
+        """Column by column, in each as on the board. `q`: see `has_words`."""
         query = select(Task).where(tasks_visible_to(caller))
         if project_id is not None:
             query = query.where(Task.project_id == project_id)
         if status is not None:
             query = query.where(Task.status == status)
         if q:
-            query = query.where(*(has_word(word) for word in q.split()))
-        async with self._database.reading() as session:
+            query = query.where(*has_words(q))
+        async with self._database.searching(caller.user_id) if q else self._database.reading() as session:
             found = await read_rows(session, _after(query, page.cursor), Task.id, page.limit)
         return Listing(found.items, _cursor(found.items[-1]) if found.more and found.items else None)
 
@@ -190,7 +190,17 @@ class Tasks:
         if project_id is not None:
             seen = and_(seen, Task.project_id == project_id)
         asks = sessions_visible_to(caller)
-        return await read_board(self._database, self.cards, seen, asks, wanted, only=only, offset=offset, limit=limit)
+        return await read_board(
+            self._database,
+            self.cards,
+            seen,
+            asks,
+            wanted,
+            who=caller.user_id,
+            only=only,
+            offset=offset,
+            limit=limit,
+        )
 
     async def counts(self, caller: Principal) -> dict[str, tuple[dict[Column, int], int]]:
         """By project, how many cards its columns have, and how many of those in progress have failed."""
@@ -216,7 +226,7 @@ class Tasks:
         start: bool | None = None,
     ) -> Task:
         """`changes`: of TaskFields, by name. Attempts that were begun already go on as they were asked to, until they are
-        retried. `start`: whether a task in the backlog is to start as soon as it can."""
+        retried or sent back. `start`: whether a task in the backlog is to start as soon as it can."""
         before = await self.get(caller, task_id)
         fields = TaskFields.model_validate({**_fields_of(before), **changes})
         if changes.keys() & {"agent", "attempts"}:
@@ -304,12 +314,7 @@ class Tasks:
             over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
             left = await tx.session.scalar(select(Attempt.id).where(Attempt.task_id == task.id, over).limit(1))
             if task.status in _AT_WORK or (task.status == Column.CANCELLED and left is not None):
-                if task.status == Column.CANCELLED:
-                    await self._moves.require_startable(tx, project, task)
-                elif task.status == Column.IN_PROGRESS and task.error is not None:
-                    await self._moves.require_room(tx, project, Column.IN_PROGRESS)
-                await self._attempts.retry(tx, task, only=attempt_id, said=said)
-                await self.advance(tx, task, Column.IN_PROGRESS)
+                await self._continue(tx, project, task, attempt_id, said)
             else:
                 if message is not None or attempt_id is not None:
                     raise ConflictError(
@@ -322,19 +327,34 @@ class Tasks:
         return task
 
     async def resume_allowed(self, caller: Principal, session_id: str, titles: Sequence[str]) -> bool:
-        """Go on with the attempt of this session, if it has failed: its agent may do this now. False: there is none."""
-        async with self._database.reading() as session:
-            failed = select(Attempt).where(Attempt.session_id == session_id, Attempt.status == AttemptStatus.FAILED)
-            attempt = (await session.scalars(failed)).first()
-        if attempt is None:
-            return False
+        """Go on with the attempt of this session, if it has failed: its agent may do this now. Nothing goes on in a task that is not in
+        progress or in review. False: the session has no attempt that has failed or was stopped. Raises like `retry`."""
+        query = select(Attempt).where(
+            Attempt.session_id == session_id, Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
+        )
         async with self._database.transaction() as tx:
-            _, task = await self._hold(tx, caller, attempt.task_id)
-            said = {"words": allowed_words(titles), "by": caller.name, "automatic": False}
-            await self._attempts.retry(tx, task, only=attempt.id, said=said)
-            await self.advance(tx, task, Column.IN_PROGRESS)
+            attempt = await tx.session.scalar(query)
+            if attempt is None:
+                return False
+            project, task = await self._hold(tx, caller, attempt.task_id)
+            await tx.session.refresh(attempt)  # it may have been retried before the board was held
+            if task.status in _AT_WORK and attempt.status == AttemptStatus.FAILED:
+                said = {"words": allowed_words(titles), "by": caller.name, "automatic": False}
+                await self._continue(tx, project, task, attempt.id, said)
         self._attempts.nudge()
         return True
+
+    async def _continue(
+        self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: dict[str, Any] | None
+    ) -> None:
+        """What has failed or was stopped goes on. Raises like `move`."""
+        moving.require_unarchived(project)
+        if task.status == Column.CANCELLED:
+            await self._moves.require_startable(tx, project, task)
+        elif task.status == Column.IN_PROGRESS and task.error is not None:
+            await self._moves.require_room(tx, project, Column.IN_PROGRESS)
+        await self._attempts.retry(tx, task, only=attempt_id, said=said)
+        await self.advance(tx, task, Column.IN_PROGRESS)
 
     async def _hold(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:
         """The task and its board, which nobody else moves until the end of the transaction."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, String, cast, func, or_, select
+from sqlalchemy import ColumnElement, String, cast, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
@@ -27,6 +27,10 @@ _TELLING = (
     *(AttemptStatus.MERGED, AttemptStatus.FAILED, AttemptStatus.CANCELLED, AttemptStatus.ARCHIVED),
 )
 """Of several attempts, the one that says most about the task; the web application goes by the same order."""
+MAX_WORDS = 8
+"""Different words that a search looks for: the first ones."""
+SEARCHED_CHARACTERS = 10_000
+"""Of a description."""
 _WITHOUT_DESCRIPTION = select(Task).options(defer(Task.description))
 
 
@@ -40,8 +44,7 @@ class Show(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BoardFilter:
-    """All that is given must hold. `words`: each of them in the title, the description, or the branch or number of a pull request, or it
-    is the id. `agent`: works, has worked or would work on it."""
+    """All that is given must hold. `words`: see `has_words`. `agent`: works, has worked or would work on it."""
 
     words: str = ""
     agent: str | None = None
@@ -114,14 +117,15 @@ async def read_board(
     asks: ColumnElement[bool],
     wanted: BoardFilter,
     *,
+    who: str,
     only: Column | None,
     offset: int,
     limit: int,
 ) -> BoardPage:
     """`limit` cards of each column, or of one, from the `offset`-th on. `seen` and `asks`: the conditions for the tasks of this board, and
-    for sessions whose questions count. Of several projects, first all that come first in theirs, then all that come second, and so
-    on."""
-    async with database.reading() as session:
+    for sessions whose questions count; `who`: the person who looks. Of several projects, first all that come first in theirs, then
+    all that come second, and so on."""
+    async with database.searching(who) if wanted.words else database.reading() as session:
         places = await _places(session, seen)
         matching = await _matching(session, seen, asks, wanted)
         shown = {
@@ -163,9 +167,8 @@ async def _matching(
 ) -> set[str] | None:
     """The ids of those that match; None: all do."""
     found: set[str] | None = None
-    if words := set(wanted.words.split()):
-        query = select(Task.id).where(seen, *(has_word(word) for word in words))
-        found = set(await session.scalars(query))
+    if words := has_words(wanted.words):
+        found = set(await session.scalars(select(Task.id).where(seen, *words)))
     if wanted.agent is not None or wanted.show is not None:
         asked = await _asked(session, asks) if wanted.show == Show.NEEDS_YOU else set[str]()
         tests: dict[Show, Callable[[_Facts], bool]] = {
@@ -183,18 +186,23 @@ async def _matching(
     return found
 
 
-def has_word(word: str) -> ColumnElement[bool]:
-    """In the title, the description, or the branch or number of a pull request; or it is the id."""
+def has_words(text: str) -> list[ColumnElement[bool]]:
+    """One condition for each of the first MAX_WORDS different words of `text`."""
+    return [_has_word(word) for word in list(dict.fromkeys(text.lower().split()))[:MAX_WORDS]]
+
+
+def _has_word(word: str) -> ColumnElement[bool]:
+    """In the title, the beginning of the description, or the branch or number of a pull request; or it is the id."""
     pull = PullRequest
     named = or_(
         pull.head_branch.icontains(word, autoescape=True),
         ("#" + cast(pull.number, String)).icontains(word, autoescape=True),
     )
     return or_(
+        Task.id == word,
         Task.title.icontains(word, autoescape=True),
-        Task.description.icontains(word, autoescape=True),
-        Task.id == word.lower(),
-        Task.id.in_(select(pull.task_id).where(pull.task_id.is_not(None), named)),
+        func.substr(Task.description, 1, SEARCHED_CHARACTERS).icontains(word, autoescape=True),
+        exists().where(pull.task_id == Task.id, named),
     )
 
 

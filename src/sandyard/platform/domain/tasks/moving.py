@@ -44,7 +44,7 @@ class Attempts(Protocol):
     """What the board wants of those who work on its cards."""
 
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]: ...
-    def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None: ...
+    async def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None: ...
     def nudge(self) -> None: ...
     async def cancel(self, task_id: str) -> None: ...
     async def retry(
@@ -82,6 +82,12 @@ async def require_still(tx: Transaction, task: Task) -> None:
     working = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_(AT_WORK))
     if await tx.session.scalar(working.limit(1)) is not None:
         raise ConflictError(f"Task {task.id} is still being stopped; try again in a moment.")
+
+
+def require_unarchived(project: Project) -> None:
+    """ConflictError for an archived project."""
+    if project.archived_at is not None:
+        raise ConflictError(f"Project {project.id} is archived, so nothing starts in it.")
 
 
 class Moves:
@@ -143,12 +149,14 @@ class Moves:
             return
         if status == Column.IN_PROGRESS and not (feedback or "").strip():
             raise FeedbackNeededError
+        if status == Column.IN_PROGRESS:
+            require_unarchived(project)
         await self.require_room(tx, project, status)
         if status == Column.IN_PROGRESS:
             assert feedback is not None
             attempt = await _reviewed(tx, task)
             await self.put(tx, project, task, status, position)
-            self._attempts.send_back(tx, task, attempt, feedback.strip(), by)
+            await self._attempts.send_back(tx, task, attempt, feedback.strip(), by)
         else:
             await self.put(tx, project, task, status, position)
 
@@ -161,8 +169,7 @@ class Moves:
 
     async def require_startable(self, tx: Transaction, project: Project, task: Task) -> None:
         """TaskBlockedError, ColumnFullError, or ConflictError for what is archived or not quite stopped."""
-        if project.archived_at is not None:
-            raise ConflictError(f"Project {project.id} is archived, so nothing starts in it.")
+        require_unarchived(project)
         await require_still(tx, task)
         if waits_for := await blockers(tx.session, task.id):
             raise TaskBlockedError(waits_for)

@@ -12,6 +12,9 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 
 OUTPUT = 12_000
 """Characters of a failed command's output that an agent gets: its end."""
+HANDED_OVER = (
+    "Another agent has worked on this task before you. Look at what is there already, and do what was asked since:"
+)
 
 
 Part = dict[str, Any]

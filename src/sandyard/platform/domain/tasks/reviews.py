@@ -50,6 +50,8 @@ _CHECKS, _CHECK_TEXT = 10, 6_000
 _RESTING = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
 _STOPPED = (Column.DONE, Column.CANCELLED, Column.BACKLOG)
 _LISTENING = (AttemptStatus.QUEUED, AttemptStatus.RUNNING, AttemptStatus.IN_REVIEW)
+_ANSWERABLE = (*_LISTENING, AttemptStatus.FAILED)
+"""What a person sends also goes to one that has failed, which is retried with it."""
 
 
 class Reviews:
@@ -214,13 +216,13 @@ class Reviews:
         feedback = ask.detail.get("feedback") if ask is not None and ask.run_id is None else None
         if ask is None or feedback is None or (ask.answer or {}).get("optionId") != SEND:
             return
-        if attempt.status in _LISTENING and task.status in (Column.IN_PROGRESS, Column.IN_REVIEW):
+        if attempt.status in _ANSWERABLE and task.status in (Column.IN_PROGRESS, Column.IN_REVIEW):
             await self._send(tx, task, attempt, feedback["words"], feedback["author"])
 
     async def _send(
         self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str, *, automatic: bool = False
     ) -> None:
-        self._attempts.send_back(tx, task, attempt, words, by, automatic=automatic)
+        await self._attempts.send_back(tx, task, attempt, words, by, automatic=automatic)
         await self._board.advance(tx, task, Column.IN_PROGRESS)
 
     async def _words(self, tx: Transaction, event: EventView) -> str:

@@ -210,7 +210,7 @@ class Rounds:
                 return {}
             task, row = found
             stopped = row.cancel_at is not None
-            again = stopped or self._attempts.rest(tx, row, status)
+            again = stopped or await self._attempts.rest(tx, task, row, status)
             if task.status == Column.IN_PROGRESS and not again:
                 others = select(Attempt.id).where(
                     Attempt.task_id == row.task_id,

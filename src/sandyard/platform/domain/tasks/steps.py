@@ -258,14 +258,17 @@ class Steps:
         attempt = work.attempt
         if words is not None:
             return Origin.VERIFY, [prompts.of_platform(words, "failure")]
-        if attempt.work["kind"] == RoundKind.FEEDBACK:
-            return Origin.FEEDBACK, prompts.of_feedback(attempt.work["said"])
-        again: list[prompts.Part] = []
-        if attempt.work["kind"] == RoundKind.RETRY and await self._has_worked(attempt.session_id):
-            ended, said = attempt.work.get("ended"), attempt.work.get("said", ())
-            again = [prompts.of_platform(prompts.of_retry(ended)), *prompts.of_feedback(said)]
+        kind, origin = attempt.work["kind"], Origin.TASK
+        said = prompts.of_feedback(attempt.work.get("said", ()))
+        if kind == RoundKind.FEEDBACK:
+            origin = Origin.FEEDBACK
             if await self._has_worked(attempt.session_id, attempt.agent):
-                return Origin.TASK, again
+                return origin, said
+            said = [prompts.of_platform(prompts.HANDED_OVER), *said]
+        elif kind == RoundKind.RETRY and await self._has_worked(attempt.session_id):
+            said = [prompts.of_platform(prompts.of_retry(attempt.work.get("ended"))), *said]
+            if await self._has_worked(attempt.session_id, attempt.agent):
+                return origin, said
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)
         sandbox = await self._sessions.sandbox(work.caller, attempt.session_id)
         row = await self._git.checkout(work.caller, sandbox.id)
@@ -275,7 +278,7 @@ class Steps:
             )
             detail = (await session.scalars(query.limit(1))).first() or {}
         parts = prompts.of_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
-        return Origin.TASK, [*(parts[:1] if profile.demo else parts), *again]
+        return origin, [*(parts[:1] if profile.demo else parts), *said]
 
     async def _has_worked(self, session_id: str, agent: str | None = None) -> bool:
         """Whether an agent, or this one, has been told the task before, and has done something."""

@@ -656,6 +656,29 @@ async def test_what_a_program_changed_is_undone(guest: Inside) -> None:
     assert await guest.undo("0" * 40) is None
 
 
+async def test_what_was_ignored_is_not_undone_whatever_is_ignored_since(guest: Inside) -> None:
+    """And what a program has hidden by rules of its own is."""
+    await guest.sh(
+        "printf 'ignored\\n*.log\\n.env\\ncache/\\n' >.gitignore; git add .gitignore; git commit -q -m 'chore: rules'"
+    )
+    await guest.sh(
+        "echo secret >.env; mkdir -p cache/deep sub; echo kept >cache/deep/x; git init -q cache/nested; echo kept >sub/y.log; "
+        "git -C cache/nested -c user.name=x -c user.email=x commit -q --allow-empty -m x"
+    )
+    kept = "cat .env cache/deep/x sub/y.log; ls -d cache/nested/.git; git status --porcelain"
+    seen, before = await guest.sh(kept), (await guest.work_tree()).commit
+    await guest.sh(
+        "printf 'hidden/\\n' >.gitignore; mkdir hidden; echo >hidden/x; echo >out; printf '!y.log\\n' >sub/.gitignore"
+    )
+    undone = await guest.undo(before)
+    assert undone is not None
+    assert set(undone.paths) == {".gitignore", "sub/.gitignore", "out", "hidden/x"}
+    assert (undone.count, await guest.sh(kept)) == (4, seen)
+    await guest.sh("test ! -e hidden && test ! -e out; git add -f .env")
+    assert await guest.undo(before) is not None
+    assert await guest.sh(kept) == seen, "added to the index by force"
+
+
 async def test_a_work_tree_changes_nothing_and_comes_back_elsewhere(
     guest: Inside,
     bundle: Bundle,

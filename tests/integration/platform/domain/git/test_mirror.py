@@ -15,7 +15,7 @@ from sandyard.platform.domain.git.errors import (
     RemoteUnreachableError,
     TooMuchError,
 )
-from sandyard.platform.domain.git.model import Bundle
+from sandyard.platform.domain.git.model import Bundle, Conflicts
 from sandyard.platform.domain.git.remote import parse
 from tests.forge.repositories import git
 from tests.integration.platform.domain.git.mirrored import Mirrored
@@ -291,14 +291,14 @@ async def test_conflicts_are_told_by_file_and_kind_and_leave_no_trace(place: Mir
     )
     await place.refresh()
     objects = sorted(place.mirror.objects.rglob("*"))
-    found = {conflict.path: conflict for conflict in await place.mirror.conflicts(ours, theirs)}
+    found = {conflict.path: conflict for conflict in (await place.mirror.conflicts(ours, theirs)).files}
     assert {path: conflict.kind for path, conflict in found.items()} == {
         "text": "content",
         "gone": "modify/delete",
         "new é": "add/add",
     }
     assert "Merge conflict in text" in found["text"].detail
-    assert await place.mirror.conflicts(ours, "refs/remotes/origin/main") == []
+    assert await place.mirror.conflicts(ours, "refs/remotes/origin/main") == Conflicts()
     assert sorted(place.mirror.objects.rglob("*")) == objects
 
 

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
-from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.models import GitOperation, Sandbox, Session
-from sandyard.platform.domain.git.errors import CommitMessageError, NoCheckoutError
+from sandyard.platform.domain.git.errors import CommitMessageError, NoCheckoutError, NotInProjectError
 from sandyard.platform.domain.git.model import Change
 from sandyard.platform.domain.git.operations import OperationFailedError
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.service import is_work_snapshot
 from sandyard.platform.domain.users.model import Principal
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard
 
@@ -71,6 +73,14 @@ class Plot:
         page = await self.yard.services.git.operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
         await self.end(page.items[0])
         return row, sandbox
+
+    async def session_without_checkout(self, title: str) -> tuple[Session, Sandbox]:
+        """Of the project, begun while that had no repository."""
+        services = self.yard.services
+        await services.projects.update(self.owner, self.project_id, repository=None)
+        made = await services.sessions.create(self.owner, title=title, project_id=self.project_id)
+        await services.projects.update(self.owner, self.project_id, repository=str(self.origin.path))
+        return made
 
     async def end(self, operation: GitOperation) -> dict[str, Any]:
         """What came of it."""
@@ -144,13 +154,12 @@ async def test_a_session_becomes_a_branch_on_the_remote(plot: Plot) -> None:
 
 
 async def test_a_taken_name(plot: Plot) -> None:
-    create = plot.yard.services.sessions.create
-    row, sandbox = await create(plot.owner, title="Fix the Löschen, don't wait!")
+    row, sandbox = await plot.session_without_checkout("Fix the Löschen, don't wait!")
     plot.origin.git("update-ref", "refs/heads/session", "main")  # and so there can be no session/…
     done = await plot.end(await plot.yard.services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id))
     assert done["branch"] == f"session-fix-the-loschen-dont-wait-{row.id[-4:]}"
     plot.origin.git("update-ref", "-d", "refs/heads/session")
-    row, sandbox = await create(plot.owner, title="修复 登录")
+    row, sandbox = await plot.session_without_checkout("修复 登录")
     plot.origin.git("update-ref", f"refs/heads/session/修复-登录-{row.id[-4:]}", "main")
     done = await plot.end(await plot.yard.services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id))
     assert done["branch"] == f"session/修复-登录-{row.id[-6:]}"
@@ -348,10 +357,8 @@ async def test_a_project_without_a_repository(plot: Plot) -> None:
 
 
 async def test_a_base_branch_that_is_not_there(plot: Plot) -> None:
-    _, sandbox = await plot.yard.services.sessions.create(plot.owner)
-    operation = await plot.yard.services.git.clone(
-        plot.owner, sandbox.id, project_id=plot.project_id, base_branch="nowhere"
-    )
+    sandbox = await plot.yard.services.sandboxes.create_sandbox(plot.owner, project_id=plot.project_id)
+    operation = await plot.yard.services.git.clone(plot.owner, sandbox.id, base_branch="nowhere")
     with pytest.raises(SandyardError, match=r"no branch 'nowhere'.*main"):
         await plot.end(operation)
 
@@ -370,14 +377,63 @@ async def test_a_branch_of_somebody_else_is_left_alone(plot: Plot) -> None:
         await plot.end(await git.branch(plot.owner, other.id, name="release"))
 
 
-async def test_restored_into_a_session_of_no_project(plot: Plot) -> None:
+async def test_code_goes_only_where_the_projects_policies_hold(plot: Plot) -> None:
     services = plot.yard.services
-    row, sandbox = await services.sessions.create(plot.owner)
-    await plot.end(await services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id))
-    await plot.run(sandbox, "echo loose > l.txt")
+    other = await services.projects.create(plot.owner, "other", repository=str(plot.origin.path))
+    sandboxes = [
+        await services.sandboxes.create_sandbox(plot.owner),
+        (await services.sessions.create(plot.owner))[1],
+        await services.sandboxes.create_sandbox(plot.owner, project_id=other.id),
+    ]
+    for sandbox in sandboxes:
+        with pytest.raises(NotInProjectError, match="start a session in the project"):
+            await services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id)
+        page = await services.git.operations(plot.owner, PageRequest(), sandbox_id=sandbox.id)
+        assert not page.items
+    with pytest.raises(NotInProjectError):
+        await services.git.clone(plot.owner, sandboxes[0].id)
+
+
+async def test_a_checkout_from_before_is_left_alone(plot: Plot) -> None:
+    """One in a session that is not of the project: nothing comes in, and nothing goes out with the project's credential."""
+    services = plot.yard.services
+    row, sandbox = await plot.session()
     kept = await plot.end(await services.git.checkpoint(plot.owner, sandbox.id))
-    await plot.end(await services.sessions.restore(plot.owner, kept["checkpointId"]))
-    assert await plot.run(await services.sessions.sandbox(plot.owner, row.id), "cat l.txt") == "loose\n"
+    async with services.database.transaction() as tx:
+        for table in (Session, Sandbox):
+            await tx.session.execute(update(table).values(project_id=None))
+    for verb in (
+        services.git.push(plot.owner, sandbox.id),
+        services.git.update(plot.owner, sandbox.id, how="check"),
+        services.git.tag(plot.owner, sandbox.id, name="v1", push=True),
+        services.sessions.restore(plot.owner, kept["checkpointId"]),
+    ):
+        with pytest.raises(NotInProjectError):
+            await verb
+    assert (await services.git.status(plot.owner, sandbox.id)).clean
+    assert (await services.sessions.sandbox(plot.owner, row.id)).id == sandbox.id
+
+
+async def test_a_projects_files_are_no_template_of_others(plot: Plot) -> None:
+    services = plot.yard.services
+    row, _ = await plot.session()
+    snapshot = str((await services.sessions.checkpoint(plot.owner, row.id)).checkpoint)
+    other = await services.projects.create(plot.owner, "other", settings=ProjectSettings(template=snapshot))
+    sandboxes, sessions = services.sandboxes, services.sessions
+    for making in (
+        sandboxes.create_sandbox(plot.owner, template=snapshot),
+        sandboxes.create_sandbox(plot.owner, template=snapshot.upper()),
+        sandboxes.create_sandbox(plot.owner, project_id=other.id),
+        sessions.create(plot.owner, template=snapshot),
+        sessions.create(plot.owner, project_id=other.id),
+    ):
+        with pytest.raises(InvalidInputError, match="sandbox of that project"):
+            await making
+    made = await sandboxes.create_sandbox(plot.owner, template=snapshot, project_id=plot.project_id)
+    assert (made.project_id, await plot.run(made, "cat readme.txt")) == (plot.project_id, "hello\n")
+    assert (await sandboxes.fork(plot.owner, made.id)).project_id == plot.project_id
+    assert await is_work_snapshot(services.database, snapshot)
+    assert not await is_work_snapshot(services.database, "base")
 
 
 async def test_who_has_left_the_project(plot: Plot) -> None:

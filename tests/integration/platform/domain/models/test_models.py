@@ -346,7 +346,7 @@ async def test_whoever_waits_for_one_that_is_ended_before_it_begins_is_told(yard
     async def nobody(asking: Asking, answer: Answering) -> None:
         raise AssertionError
 
-    keeper = Keeper(yard.services.lifecycle, "sbx_none", nobody, Room(1))
+    keeper = Keeper(yard.services.lifecycle, "sbx_none", "usr_none", nobody, Room(1))
     stopping = asyncio.create_task(stopped(keeper))  # begins before the keeper's own
     keeper.start()
     with pytest.raises(TunnelError):

@@ -293,6 +293,28 @@ async def test_who_may_not_see_the_project_gets_nothing_of_it(garden: Garden) ->
         await services.sessions.create(stranger, project_id=other, preparation=made)
 
 
+async def test_a_preparation_is_for_sandboxes_of_its_project(garden: Garden) -> None:
+    made = await garden.prepare()
+    services, snapshot = garden.yard.services, made.snapshot or ""
+    other = await garden.yard.project(garden.owner)
+    for project_id in (None, other):
+        with pytest.raises(InvalidInputError, match="sandbox of that project"):
+            await services.sandboxes.create_sandbox(garden.owner, template=snapshot, project_id=project_id)
+        with pytest.raises(InvalidInputError, match="sandbox of that project"):
+            await services.sessions.create(garden.owner, template=snapshot, project_id=project_id)
+    sandbox = await services.sandboxes.create_sandbox(garden.owner, template=snapshot, project_id=garden.project.id)
+    assert sandbox.project_id == garden.project.id
+    profile = await services.agents.profile(garden.owner.user_id, "opencode")
+    assert profile.install is not None
+    find = services.preparing.agent_snapshots.find
+    assert await find(garden.owner.user_id, profile, snapshot) == snapshot
+    async with (
+        services.database.reading() as session
+    ):  # no sandbox of no project is made of it, to install an agent there
+        query = select(Sandbox).where(Sandbox.template == snapshot, Sandbox.project_id.is_(None))
+        assert (await session.scalars(query)).first() is None
+
+
 async def test_unused_and_lost_snapshots(garden: Garden) -> None:
     services = garden.yard.services
     made = await garden.prepare()

@@ -167,7 +167,7 @@ async def test_kill_before_it_has_started_keeps_it_from_starting(yard: Yard, mon
 
 async def knows(yard: Yard, row: Sandbox, command: Command) -> bool:
     assert row.engine_id
-    entries, _ = await yard.services.engine.list_files(row.engine_id, "/tmp/.sandyard/commands", 1)
+    entries = (await yard.services.engine.list_files(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
     return command.id in {entry.name for entry in entries}
 
 
@@ -412,7 +412,7 @@ async def test_journals_are_forgotten(yard: Yard, monkeypatch: pytest.MonkeyPatc
 
     async def forgotten() -> bool:
         assert row.engine_id
-        entries, _ = await yard.services.engine.list_files(row.engine_id, "/tmp/.sandyard/commands", 1)
+        entries = (await yard.services.engine.list_files(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
         return not ids & {entry.name for entry in entries}
 
     await until(forgotten, "forgotten")

@@ -162,6 +162,31 @@ def test_limits_in_version_1_with_a_bare_version_2(tmp_path: Path, monkeypatch: 
     assert not groups.shows_limits
 
 
+def test_sandboxes_leave_processes_to_the_machine(tmp_path: Path) -> None:
+    """All of them together."""
+    group, sysctl = tmp_path / "pids", tmp_path / "kernel"
+    for folder in (group, sysctl):
+        folder.mkdir()
+    (sysctl / "pid_max").write_text("32768\n")
+    (sysctl / "threads-max").write_text("192747\n")
+    (group / "pids.max").write_text("max")
+    Cgroups([Hierarchy("pids", 1, group, frozenset({"pids"}))]).limit_processes(sysctl)
+    assert (group / "pids.max").read_text().startswith("24576")
+    (group / "pids.max").unlink()
+    Cgroups([Hierarchy("pids", 1, group, frozenset({"pids"}))]).limit_processes(sysctl)
+    Cgroups([]).limit_processes(sysctl)
+    assert not (group / "pids.max").exists(), "no failure where it can't be limited"
+
+
+def test_charged_socket_buffers_are_read_from_either_version(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/memory.stat").write_text("anon 600\nsock 400\n")
+    (tmp_path / "s/memory.kmem.tcp.usage_in_bytes").write_text("500\n")
+    assert Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory"}))]).socket_memory("s") == 400
+    assert Cgroups([Hierarchy("memory", 1, tmp_path, frozenset({"memory"}))]).socket_memory("s") == 500
+    assert Cgroups([Hierarchy("unified", 2, tmp_path, frozenset())]).socket_memory("s") is None
+
+
 def test_a_group_that_can_not_be_made_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _Files(monkeypatch)
     hierarchies = [Hierarchy(name, 2, tmp_path / name, frozenset()) for name in ("unified", "missing")]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from sandyard.engine.drivers.namespace import kernel_memory
+from sandyard.engine.drivers.namespace import kernel_memory, socket_memory
 from sandyard.engine.drivers.namespace.kernel_memory import Ancestors, Bounds, Excess, Growth, KernelMemory
 
 NEVER = float("inf")
@@ -28,15 +29,62 @@ LOCKS = b"""\
 """
 
 
-def test_memory_is_read_in_bytes(tmp_path: Path) -> None:
-    file = tmp_path / "meminfo"
-    file.write_text("MemTotal:       24643328 kB\nHugePages_Total:       0\nSUnreclaim:       660544 kB\n")
-    assert kernel_memory.read_meminfo(file) == (24643328 << 10, 660544 << 10)
+MEMINFO = """\
+MemTotal:        1000000 kB
+MemFree:          400000 kB
+MemAvailable:     700000 kB
+Buffers:           10000 kB
+Cached:           200000 kB
+AnonPages:        100000 kB
+SReclaimable:      50000 kB
+SUnreclaim:        30000 kB
+HugePages_Total:       0
+"""
+ZONEINFO = """\
+Node 0, zone   Normal
+  pages free     123
+  pagesets
+    cpu: 0
+              count:    2000
+              high:     3000
+    cpu: 1
+              count:    500
+"""
 
 
-def test_netlink_buffers_are_added_up() -> None:
-    assert kernel_memory.netlink_bytes(NETLINK.splitlines()) == 8388352 + 768
+def test_what_is_nobody_elses_is_the_kernels(tmp_path: Path) -> None:
+    """Also what is not in slabs; but not the free pages that each processor keeps for itself."""
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "zoneinfo").write_text(ZONEINFO)
+    total, kernel = kernel_memory.read_memory(tmp_path)
+    assert (total, kernel) == (1_000_000 << 10, (240_000 << 10) - 2500 * resource.getpagesize())
+
+
+def test_netlink_sockets_are_added_up_with_their_buffers() -> None:
+    assert kernel_memory.netlink_bytes(NETLINK.splitlines()) == 8388352 + 768 + 3 * 2048
     assert kernel_memory.netlink_bytes([]) == 0
+
+
+def test_sockets_that_hold_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    amounts = {10: [50, 50], 20: [50, 60], 30: [1000], 40: [1000]}
+    charged = {"within": 90, "beyond": 90, "uncounted": None}
+
+    def held(pid: int, share: int) -> Iterator[int]:
+        assert share == 10
+        if pid == 40:
+            raise ProcessLookupError
+        yield from amounts[pid]
+
+    monkeypatch.setattr(socket_memory, "held", held)
+    sandboxes = {"within": 10, "beyond": 20, "uncounted": 30, "gone": 40}
+    found = kernel_memory.find_sockets(sandboxes, 10, lambda sandbox: charged.get(sandbox, 0))
+    assert found == [Excess("beyond", "sockets", 20)]
+
+
+def test_buffers_that_are_charged_while_they_are_read_are_no_excess(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([0, 1000])
+    monkeypatch.setattr(socket_memory, "held", lambda _pid, _share: iter([1000]))
+    assert kernel_memory.find_sockets({"busy": 10}, 10, lambda _: next(answers)) == []
 
 
 def test_locks_are_counted_by_file_system_and_process() -> None:
@@ -90,7 +138,7 @@ def test_the_first_figure_and_every_growth_by_the_bound_are_looked_at() -> None:
     assert growth.is_due(702, 100), "a slow growth is one too"
 
 
-@pytest.mark.parametrize("kind", ["netlink", "locks"])
+@pytest.mark.parametrize("kind", ["netlink", "sockets", "locks"])
 async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -98,7 +146,7 @@ async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
     asked: list[int] = []
     ended: list[str] = []
 
-    def find(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
+    def find(sandboxes: Mapping[str, int], share: int, *_: object) -> list[Excess]:
         assert share == getattr(bounds, kind)
         running.pop("gone", None)  # while it was looked at
         return [Excess(sandbox, kind, share + 1) for sandbox in sandboxes if sandbox != "calm"]
@@ -107,11 +155,11 @@ async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
         asked.append(root)
         return root != running["stubborn"]
 
-    bounds = Bounds(netlink=5, locks=7)
-    monkeypatch.setattr(kernel_memory, "find_netlink", lambda _sandboxes, _share: [])
-    monkeypatch.setattr(kernel_memory, "find_locks", lambda _sandboxes, _share: [])
+    bounds = Bounds(netlink=5, locks=7, sockets=9)
+    for name in ("find_netlink", "find_sockets", "find_locks"):
+        monkeypatch.setattr(kernel_memory, name, lambda *_: [])
     monkeypatch.setattr(kernel_memory, "end_descendants", end_descendants)
-    guard = KernelMemory(bounds, lambda: running, ended.append)
+    guard = KernelMemory(bounds, lambda: running, lambda _: 0, ended.append)
     assert not await guard._look(1), "nobody holds too much"
     monkeypatch.setattr(kernel_memory, f"find_{kind}", find)
     assert await guard._look(1)

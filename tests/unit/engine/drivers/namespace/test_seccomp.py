@@ -184,6 +184,28 @@ def test_the_limits_of_the_guest_agent_can_be_read_only(machine: str) -> None:
 
 
 @Machine
+def test_socket_options_that_take_uncounted_memory_do_not_exist(machine: str) -> None:
+    setsockopt, unknown = number(machine, "setsockopt"), 0x0005_0000 | errno.ENOPROTOOPT
+    for level in (0, 1, 6, 17, 41, 58, 270):
+        refused = {option for option in range(150) if judge(machine, setsockopt, 3, level, option) == unknown}
+        assert refused == set(seccomp.OPTIONS.get(level, {}).values())
+        assert {judge(machine, setsockopt, 3, level, option) for option in set(range(150)) - refused} <= {ALLOW}
+    assert judge(machine, setsockopt, 3, 1 | 1 << 32, 26 | 1 << 32) == unknown  # the kernel looks at the low half only
+    for level, option in ((0, 35), (0, 42), (0, 11), (1, 2), (1, 29), (6, 1), (41, 26)):
+        # IP_ADD_MEMBERSHIP, MCAST_JOIN_GROUP, IP_RECVERR (glibc's resolver), SO_REUSEADDR, SO_TIMESTAMP, TCP_NODELAY, IPV6_V6ONLY
+        assert judge(machine, setsockopt, 3, level, option) == ALLOW
+
+
+@Machine
+def test_extended_attributes_are_small(machine: str) -> None:
+    for name in ("setxattr", "lsetxattr", "fsetxattr"):
+        for size in (0, 20, seccomp.LARGEST_ATTRIBUTE):
+            assert judge(machine, number(machine, name), 1, 2, 3, size) == ALLOW
+        for size in (seccomp.LARGEST_ATTRIBUTE + 1, 65536, 1 << 32):
+            assert judge(machine, number(machine, name), 1, 2, 3, size) == 0x0005_0000 | errno.E2BIG
+
+
+@Machine
 def test_who_takes_files_apart_has_file_operations_only(machine: str) -> None:
     column = seccomp.MACHINES[machine][1]
     program = seccomp.files_program(machine)

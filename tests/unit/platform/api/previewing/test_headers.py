@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandyard.platform.api.previewing.headers import to_browser, to_sandbox, without_sockets
+from sandyard.platform.api.previewing.headers import to_browser, to_sandbox
 from sandyard.platform.api.previewing.pages import Trouble, trouble
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.sandboxes.e2b import Route
@@ -92,11 +92,6 @@ def test_answers() -> None:
         (b"set-cookie", b"b=2"),
         (b"x-frame-options", b"DENY"),
     ]
-
-
-def test_each_end_of_a_websocket_speaks_for_itself() -> None:
-    given = [(b"Sec-WebSocket-Key", b"x"), (b"sec-websocket-extensions", b"y"), (b"origin", b"z")]
-    assert list(without_sockets(given)) == [(b"origin", b"z")]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,19 @@ async def test_what_one_person_adds_is_bounded(world: World, monkeypatch: pytest
         await agents.create(bob, "large", None, large)
     with pytest.raises(InvalidInputError, match="at most 128 KiB"):
         await agents.update(bob, "bobs", None, large)
+
+
+@pytest.mark.both_databases
+async def test_several_that_are_added_at_once_are_bounded_too(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "MAX_OWN", 2)
+    async with opened(tmp_path, database_url=database_url) as made:
+        agents, ann = Agents(made.database), (await made.person("ann")).principal
+        adding = [agents.create(ann, f"agent-{number}", None, PLAIN) for number in range(6)]
+        found = await asyncio.gather(*adding, return_exceptions=True)
+        assert sum(isinstance(one, ConflictError) for one in found) == 4
+        assert len(await agents.list(ann)) == len(BUILT_IN) + 2
 
 
 async def test_names_are_taken_once_and_changes_are_their_owners(world: World) -> None:

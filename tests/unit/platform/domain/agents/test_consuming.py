@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ from sandyard.platform.db.models import AgentRun, Ask, Project, Session, Turn
 from sandyard.platform.domain.agents import measure, policy
 from sandyard.platform.domain.agents.consuming import Consumer
 from sandyard.platform.domain.agents.ports import Desk
+from sandyard.platform.domain.agents.rows import PENDING
+from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.projects.model import PermissionSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.agents.test_rows import drawn
@@ -113,3 +116,68 @@ async def test_permissions_of_one_batch_are_decided_between_transactions(
         ("id", "allow"),
     ]
     assert run is not None and run.consumed == place
+
+
+class Failing(Watched):
+    """A desk of an agent whose model's provider has answered the last request with a fault, `seconds` from now."""
+
+    def __init__(self, database: Database, seconds: float, *, alone: bool = True) -> None:
+        super().__init__(database)
+        self._fault = Fault(Cause.BUSY, "Acme is overloaded (429).", at=time.monotonic() + seconds, alone=alone)
+
+    def fault(self, turn_id: str) -> Fault:  # type: ignore[override]
+        return self._fault
+
+    async def usage(self, **_: Any) -> None:
+        """Nothing was spent."""
+
+
+async def turn_after(database: Database, desk: Failing, *lines: dict[str, Any]) -> Turn:
+    """The turn, when the agent has said this and has ended it as if it were done."""
+    await drawn(database)
+    async with database.transaction() as tx:
+        run, turn = await tx.session.get(AgentRun, "r"), await tx.session.get(Turn, "t")
+        assert run is not None and turn is not None
+        turn.run_id, turn.status, turn.request = "r", "running", 7
+        run.options = {PENDING: {"7": "session/prompt"}}
+    consumer, place = Consumer(cast(Desk, desk), "r"), 0
+    for one in (*lines, {"id": 7, "result": {"stopReason": "end_turn"}}):
+        line = json.dumps({"jsonrpc": "2.0", **one}).encode()
+        place += len(line) + 1
+        await consumer.take([(place, line)], place)
+    async with database.reading() as session:
+        found = await session.get(Turn, "t")
+    assert found is not None
+    return found
+
+
+def said(kind: str, **update: Any) -> dict[str, Any]:
+    return {"method": "session/update", "params": {"update": {"sessionUpdate": kind, **update}}}
+
+
+TEXT = said("agent_message_chunk", content={"type": "text", "text": "Done."})
+TOOL = said("tool_call", toolCallId="1", title="ls")
+THOUGHT = said("agent_thought_chunk", content={"type": "text", "text": "Hm."})
+
+
+@pytest.mark.parametrize("before", [[], [THOUGHT], [TEXT, TOOL]])
+async def test_a_turn_that_ends_with_a_failed_model_call_has_failed(
+    database: Database, before: list[dict[str, Any]]
+) -> None:
+    """Although the agent calls it done: it has done nothing since."""
+    turn = await turn_after(database, Failing(database, 1000), *before)
+    assert (turn.status, turn.error_code, turn.error) == ("failed", "model_busy", "Acme is overloaded (429).")
+
+
+@pytest.mark.parametrize("since", [TEXT, TOOL])
+async def test_a_turn_that_goes_on_after_a_failed_model_call_is_completed(
+    database: Database, since: dict[str, Any]
+) -> None:
+    turn = await turn_after(database, Failing(database, -1000), since)
+    assert (turn.status, turn.error) == ("completed", None)
+
+
+async def test_a_failed_call_beside_others_is_not_the_turns_end(database: Database) -> None:
+    """Some agents ask a second model for a title meanwhile."""
+    turn = await turn_after(database, Failing(database, 1000, alone=False), TEXT)
+    assert (turn.status, turn.error) == ("completed", None)

@@ -169,6 +169,28 @@ async def test_a_stream_arrives_as_it_is_made(desk: Desk) -> None:
     ]
 
 
+async def test_a_body_is_dropped_when_it_was_sent(desk: Desk) -> None:
+    answers = asyncio.Event()
+
+    async def slow(seen: Seen, reply: Reply) -> None:
+        await answers.wait()
+        await reply.whole({})
+
+    desk.upstream.handler = slow
+    shown = Capabilities(desk.world.vault).of("sbx_1").reveal()
+    asking = Asking("POST", f"/{desk.server.id}", (("authorization", f"Bearer {shown}"),), b"{}")
+    answer = Answer()
+    serving = asyncio.ensure_future(desk.gateway.serve(desk.place(), asking, answer))
+    async with asyncio.timeout(10):
+        while asking.body:
+            await asyncio.sleep(0.01)
+    assert not serving.done()
+    answers.set()
+    await serving
+    (seen,) = desk.upstream.seen
+    assert (answer.status, seen.body, seen.headers["content-length"]) == (200, b"{}", "2")
+
+
 async def test_an_agent_that_leaves_lets_go_of_the_server(desk: Desk) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         await reply.stream()

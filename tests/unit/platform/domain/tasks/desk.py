@@ -57,7 +57,7 @@ class StillAttempts:
         tx.add(*made)
         return made
 
-    def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None:
+    async def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None:
         attempt.status, attempt.round = AttemptStatus.QUEUED, attempt.round + 1
         self.said.append((attempt.id, words, by))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Attempt, ModelProvider, Task
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.tasks.attempts import PENDING, WORDS
+from sandyard.platform.domain.tasks.errors import ColumnFullError
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from tests.unit.platform.domain.tasks.yard import Board
 
@@ -198,8 +201,8 @@ async def test_words_while_it_works_begin_the_next_round(board: Board) -> None:
     async with board.database.transaction() as tx:
         row = await tx.session.get(Attempt, (await board.attempt(task)).id)
         assert row is not None
-        board.attempts.send_back(tx, task, row, "also this", "grace")
-        board.attempts.send_back(tx, task, row, "and that", "grace")
+        await board.attempts.send_back(tx, task, row, "also this", "grace")
+        await board.attempts.send_back(tx, task, row, "and that", "grace")
     assert len(board.executor.begun) == 1
     await board.let(await board.attempt(task), AttemptStatus.IN_REVIEW)
     await board.until(lambda: len(board.executor.begun) == 2)
@@ -282,3 +285,143 @@ async def test_started_over_before_anybody_has_dealt_with_its_end(board: Board, 
     await board.let(await board.attempt(task, 2), AttemptStatus.IN_REVIEW)
     await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="Once more")
     assert [(await board.attempt(task, number)).round for number in (1, 2)] == [1, 2]
+
+
+async def failed(board: Board, **fields: Any) -> tuple[Task, Attempt]:
+    """A task whose only attempt has failed in its first round."""
+    task = await board.task(**fields)
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    attempt = await board.attempt(task)
+    await board.attempts.fail(attempt.id, "agent_gave_up", "It was refused something.")
+    return task, attempt
+
+
+async def archive(board: Board) -> None:
+    await board.projects.update(board.owner, board.project.id, archived=True)
+
+
+async def test_what_is_allowed_goes_on_with_a_failed_attempt(board: Board) -> None:
+    task, attempt = await failed(board)
+    assert await board.tasks.resume_allowed(board.owner, attempt.session_id, ["rm -rf build"])
+    await board.until(lambda: len(board.executor.begun) == 2)
+    again = await board.attempt(task)
+    assert "rm -rf build" in again.work["said"][0]["words"]
+    assert not await board.tasks.resume_allowed(board.owner, attempt.session_id, ["x"]), "it is at work"
+    assert not await board.tasks.resume_allowed(board.owner, "ses_other", ["x"])
+
+
+@pytest.mark.parametrize("column", [Column.CANCELLED, Column.DONE, Column.BACKLOG])
+async def test_what_is_allowed_starts_no_task_that_is_over(board: Board, column: Column) -> None:
+    task, attempt = await failed(board)
+    if column == Column.DONE:  # by the work of another attempt
+        async with board.database.transaction() as tx:
+            row = await tx.session.get(Task, task.id)
+            assert row is not None
+            await board.tasks.advance(tx, row, Column.DONE)
+    else:
+        await board.tasks.move(board.owner, task.id, column)
+    assert await board.tasks.resume_allowed(board.owner, attempt.session_id, ["rm -rf build"])
+    assert (await board.tasks.get(board.owner, task.id)).status == column
+    assert (await board.attempt(task)).status == AttemptStatus.FAILED
+
+
+async def test_what_was_stopped_is_not_started_by_what_is_allowed(board: Board) -> None:
+    task = await board.task()
+    await board.tasks.stop(board.owner, task.id)
+    attempt = await board.attempt(task)
+    assert attempt.status == AttemptStatus.CANCELLED
+    assert await board.tasks.resume_allowed(board.owner, attempt.session_id, ["rm -rf build"])
+    assert (await board.attempt(task)).status == AttemptStatus.CANCELLED
+
+
+async def test_what_is_allowed_needs_room(board: Board) -> None:
+    task, attempt = await failed(board)
+    settings = ProjectSettings.model_validate({"tasks": {"wip_limits": {"in_progress": 1}}})
+    await board.projects.update(board.owner, board.project.id, settings=settings)
+    await board.task("another one")
+    with pytest.raises(ColumnFullError):
+        await board.tasks.resume_allowed(board.owner, attempt.session_id, ["rm -rf build"])
+    assert (await board.attempt(task)).status == AttemptStatus.FAILED
+
+
+async def test_nothing_goes_on_in_an_archived_project(board: Board) -> None:
+    task, attempt = await failed(board)
+    await archive(board)
+    with pytest.raises(ConflictError, match="archived"):
+        await board.tasks.resume_allowed(board.owner, attempt.session_id, ["rm -rf build"])
+    with pytest.raises(ConflictError, match="archived"):
+        await board.tasks.retry(board.owner, task.id)
+    assert (await board.attempt(task)).status == AttemptStatus.FAILED
+
+
+async def test_nothing_is_sent_back_in_an_archived_project(board: Board) -> None:
+    task = await board.task()
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    await board.let(await board.attempt(task), AttemptStatus.IN_REVIEW)
+    await archive(board)
+    with pytest.raises(ConflictError, match="archived"):
+        await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="Once more")
+    assert (await board.tasks.get(board.owner, task.id)).status == Column.IN_REVIEW
+    await board.tasks.move(board.owner, task.id, Column.DONE)
+
+
+async def test_words_of_many_retries_are_bounded(board: Board) -> None:
+    """The newest are told."""
+    task, attempt = await failed(board)
+    for number in range(PENDING + 3):
+        await board.tasks.retry(board.owner, task.id, message=f"{number}")
+        await board.until(lambda begun=number + 2: len(board.executor.begun) == begun)  # type: ignore[misc]
+        await board.attempts.fail(attempt.id, "verify_failed", "It still fails.")
+    said = [one["words"] for one in (await board.attempt(task)).work["said"]]
+    assert said == [str(number) for number in range(3, PENDING + 3)]
+    await board.tasks.retry(board.owner, task.id, message="x" * WORDS)
+    assert [len(one["words"]) for one in (await board.attempt(task)).work["said"]] == [WORDS]
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_what_is_sent_back_goes_to_the_agent_that_the_task_names_now(board: Board, meanwhile: bool) -> None:
+    """Also what was said while the other one worked."""
+    task = await board.task(agent="demo")
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    attempt = await board.attempt(task)
+    await board.tasks.update(board.owner, task.id, {"agent": "codex", "model": "gpt-5.5"})
+    if meanwhile:
+        async with board.database.transaction() as tx:
+            row = await tx.session.get(Attempt, attempt.id)
+            assert row is not None
+            await board.attempts.send_back(tx, task, row, "also this", "grace")
+    await board.let(attempt, AttemptStatus.IN_REVIEW)
+    if not meanwhile:
+        await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="also this")
+    await board.until(lambda: len(board.executor.begun) == 2)
+    other = await board.attempt(task)
+    assert (other.agent, other.model, other.session_id) == ("codex", "gpt-5.5", attempt.session_id)
+    assert (other.work["kind"], other.work["said"][0]["words"]) == ("feedback", "also this")
+
+
+@pytest.mark.parametrize("how", ["sent back", "retried"])
+async def test_one_that_was_picked_keeps_its_agent(board: Board, how: str) -> None:
+    """It is the second of those that the task wants, although it is the only one that is left."""
+    task = await board.task(attempts=[{"agent": "demo"}, {"agent": "codex"}])
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 2)
+    for number in (1, 2):
+        await board.let(await board.attempt(task, number), AttemptStatus.READY)
+    picked = await board.attempt(task, 2)
+    await board.attempts.pick(board.owner, task.id, picked.id)
+    await board.until(lambda: len(board.executor.begun) == 3)
+    if how == "retried":
+        await board.attempts.fail(picked.id, "push_failed", "It could not be pushed.")
+        await board.tasks.retry(board.owner, task.id)
+    else:
+        await board.let(await board.attempt(task, 2), AttemptStatus.IN_REVIEW)
+        await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="also this")
+    assert (await board.attempt(task, 2)).agent == "codex"
+    await board.until(lambda: len(board.executor.begun) == 4)
+    await board.let(await board.attempt(task, 2), AttemptStatus.IN_REVIEW)
+    await board.tasks.update(board.owner, task.id, {"attempts": [], "agent": "opencode"})
+    await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="also that")
+    assert (await board.attempt(task, 2)).agent == "opencode"

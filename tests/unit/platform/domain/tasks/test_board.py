@@ -13,7 +13,7 @@ from sandyard.platform.db.models import Project
 from sandyard.platform.domain import paging
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.tasks import placing, releasing
-from sandyard.platform.domain.tasks.columns import BoardFilter
+from sandyard.platform.domain.tasks.columns import MAX_WORDS, SEARCHED_CHARACTERS, BoardFilter, has_words
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,
     FeedbackNeededError,
@@ -104,6 +104,28 @@ async def test_lists_are_paged_by_column_and_place(desk_anywhere: Desk) -> None:
     assert [task.title for task in (await desk.tasks.list(desk.me, PageRequest(), q="E")).items] == ["e"]
     with pytest.raises(InvalidInputError):
         await desk.tasks.list(desk.me, PageRequest(2, "tsk_0000"))
+
+
+async def test_a_search_looks_for_few_words_each_once(desk_anywhere: Desk) -> None:
+    desk = desk_anywhere
+    words = [f"word{number}" for number in range(MAX_WORDS)]
+    assert len(has_words(" ".join(["b B"] * 50))) == 1
+    assert len(has_words(" ".join([*words, "more"]))) == MAX_WORDS
+    await desk.card(" ".join(words))
+    shown = (await desk.tasks.list(desk.me, PageRequest(), q=" ".join([*words, "more"]))).items
+    assert [task.title for task in shown] == [" ".join(words)]
+    assert (await desk.tasks.list(desk.me, PageRequest(), q=" ".join([*words[1:], "more"]))).items == []
+
+
+async def test_a_search_reads_the_beginning_of_a_description(desk_anywhere: Desk) -> None:
+    desk = desk_anywhere
+    for title, before in (("first", SEARCHED_CHARACTERS - 6), ("second", SEARCHED_CHARACTERS - 5)):
+        fields = TaskFields(title=title, description="x" * before + "Needle")
+        await desk.tasks.create(desk.me, desk.project.id, fields)
+    listed = await desk.tasks.list(desk.me, PageRequest(), q="needle")
+    assert [task.title for task in listed.items] == ["first"]
+    page = await desk.tasks.board(desk.me, BoardFilter("needle"), limit=10)
+    assert [card.task.title for column in page.columns for card in column.cards] == ["first"]
 
 
 async def test_lists_of_long_descriptions_have_short_pages(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandyard.kit.errors import NotFoundError
+from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Ask, Attempt, Message, Session, Task
 from sandyard.platform.domain.agents.asks import Asks
@@ -109,8 +109,9 @@ async def has_session(board: Board, task: Task) -> str:
     """The session of its attempt; its id."""
     attempt, now = await board.attempt(task), utc_now()
     row = Session(
-        id=attempt.session_id, owner_id=board.owner.user_id, title="x", template="base", created_at=now, updated_at=now
-    )
+        id=attempt.session_id, owner_id=board.owner.user_id, project_id=task.project_id, title="x", template="base",
+        created_at=now, updated_at=now,
+    )  # fmt: skip
     async with board.database.transaction() as tx:
         tx.add(row)
     return attempt.session_id
@@ -213,6 +214,35 @@ async def test_only_so_much_waits_for_a_round_and_for_a_person(board: Board, rev
     reasons = [ask.detail["feedback"]["reason"] for ask in found]
     assert (reasons.count("pending"), reasons.count("no_write_access")) == (2, ASKED)
     assert len((await board.attempt(task)).detail["pending"]) == PENDING
+
+
+async def test_what_a_person_sends_to_one_that_has_failed_is_tried_with_it(board: Board, reviews: Reviews) -> None:
+    task = await in_review(board)
+    session_id = await has_session(board, task)
+    await say(board, task, "commented", author="mallory", text="@sandyard rename it", mayWrite=False)
+    (ask,) = await asked(board, session_id)
+    await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="also this")
+    attempt = await until_round(board, task, 2)
+    await board.attempts.fail(attempt.id, "verify_failed", "It still fails.")
+    asks = Asks(board.database, Prompts())  # type: ignore[arg-type]
+    await asks.answer(board.owner, ask.id, option_id="send")
+    row = await until_round(board, task, 3)
+    assert row.work["kind"] == "retry"
+    assert [said["words"].splitlines()[-1] for said in row.work["said"]] == ["also this", "> @sandyard rename it"]
+    assert (await board.tasks.get(board.owner, task.id)).error is None
+
+
+async def test_nothing_is_sent_to_agents_of_an_archived_project(board: Board, reviews: Reviews) -> None:
+    task = await in_review(board)
+    session_id = await has_session(board, task)
+    await say(board, task, "commented", author="mallory", text="@sandyard rename it", mayWrite=False)
+    (ask,) = await asked(board, session_id)
+    await board.projects.update(board.owner, board.project.id, archived=True)
+    asks = Asks(board.database, Prompts())  # type: ignore[arg-type]
+    for answer in ({"option_id": "send"}, {"decision": "allow"}):
+        with pytest.raises(ConflictError, match="archived"):
+            await asks.answer(board.owner, ask.id, **answer)  # type: ignore[arg-type]
+    await asks.answer(board.owner, ask.id, option_id="decline")
 
 
 @pytest.mark.parametrize("how", ["merged", "closed", "stopped"])

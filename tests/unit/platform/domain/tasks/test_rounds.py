@@ -124,7 +124,7 @@ async def test_stopped_in_its_last_step(board: Board, words: str | None) -> None
             async with board.database.transaction() as tx:
                 found = await locked(tx, attempt.id)
                 assert found is not None
-                board.attempts.send_back(tx, *found, words, "somebody")
+                await board.attempts.send_back(tx, *found, words, "somebody")
         await board.tasks.stop(board.owner, task.id)
 
     steps.meanwhile["pull_request"] = stopped

@@ -95,7 +95,7 @@ class Board:
             task = await tx.session.get(Task, attempt.task_id)
             assert row is not None
             assert task is not None
-            self.attempts.rest(tx, row, status)
+            await self.attempts.rest(tx, task, row, status)
             if row.status == AttemptStatus.IN_REVIEW:
                 await self.tasks.advance(tx, task, Column.IN_REVIEW)
         self.attempts.nudge()

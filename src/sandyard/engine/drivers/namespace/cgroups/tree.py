@@ -22,6 +22,7 @@ _FREEZE_TIMEOUT = 20.0
 
 _SWAP_TOO = "memory.memsw.limit_in_bytes"
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers apart, and without this not at all
+_SOCKETS_USED = "memory.kmem.tcp.usage_in_bytes"
 _LEAST_SOCKETS = 64 << 20
 _TCP_MEMORY = Path("/proc/sys/net/ipv4/tcp_mem")
 _SHARE = 16
@@ -55,6 +56,15 @@ class Cgroups:
             if hierarchy.controllers & {"io", "blkio"}:
                 io.weigh(hierarchy.root, limits.weight)
                 self._io[hierarchy.name] = list(io.files(hierarchy.version, limits, disk))
+
+    def limit_processes(self, sysctl: Path = Path("/proc/sys/kernel")) -> None:
+        """Of all sandboxes together, so that the machine always has process ids and threads left for everything else."""
+        hierarchy = self._serving("pids")
+        if hierarchy is None:
+            return
+        most = min(int((sysctl / name).read_text()) for name in ("pid_max", "threads-max"))
+        with contextlib.suppress(OSError):  # without root the engine's own group may belong to somebody else
+            _write(hierarchy.root / "pids.max", str(most * 3 // 4))
 
     def _named(self, name: str) -> Hierarchy | None:
         return next((h for h in self.hierarchies if h.name == name), None)
@@ -241,6 +251,15 @@ class Cgroups:
             )
             kills = _table(group / "memory.oom_control").get("oom_kill", 0)
         return Usage(cpu, max(memory - cache, 0), cache, kills)
+
+    def socket_memory(self, name: str) -> int | None:
+        """Bytes of socket buffers that are charged to the group; None where memory is not counted."""
+        hierarchy = self._serving("memory")
+        if hierarchy is None:
+            return None
+        if hierarchy.version == 2:
+            return _table(hierarchy.root / name / "memory.stat").get("sock", 0)
+        return _number(hierarchy.root / name / _SOCKETS_USED)
 
 
 async def _freeze_unified(group: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from ipaddress import IPv4Address
+from pathlib import Path
 
 from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, attribute, nested, u32
 
@@ -12,6 +13,18 @@ _NETFILTER = 12
 _DELETE = 1 << 8 | 2  # NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_DELETE
 _TUPLE_ORIG, _TUPLE_IP, _IP_V4_SRC = 1, 1, 1
 _FILTER, _FILTER_ORIG_FLAGS, _BY_SOURCE = 25, 1, 1 << 0
+_TABLE = Path("/proc/sys/net/netfilter")
+_CROWDED, _ROOMY = 1 / 2, 3 / 8
+"""Fractions of the host's table at which sandboxes may begin no more connections, and may again: a full table drops the host's own."""
+
+
+def is_crowded(before: bool, table: Path = _TABLE) -> bool:
+    """Whether the table holds too much for sandboxes to add to it; `before`: whether it did at the last look."""
+    try:
+        count, most = (int((table / f"nf_conntrack_{name}").read_text()) for name in ("count", "max"))
+    except FileNotFoundError:
+        return False  # this kernel does not say
+    return count > most * (_ROOMY if before else _CROWDED)
 
 
 class Conntrack:

@@ -46,6 +46,7 @@ class Firewall:
         self._layout = layout
         self._sets = KernelSets(nft, layout.names.table)
         self._private: Ranges | None = None
+        self._crowded = False
         self._written: dict[IPv4Address, Written] = {}
         self._egress: dict[IPv4Address, Egress] = {}
         self._resolved: dict[IPv4Address, dict[int, _Resolved]] = {}
@@ -71,6 +72,7 @@ class Firewall:
             self._resolved.setdefault(pair.owner, {})[int(pair.to)] = resolved
         self._private = None
         self.set_private(private)
+        self.set_crowded(self._crowded)
         for address in {*self._written, *self._resolved} - set(keep):
             self.clear(address)
 
@@ -79,6 +81,7 @@ class Firewall:
         if self._sets.table_exists():
             return False
         lines = [transaction(self._layout), *replace_set(self._layout.names, "private", self._private or ())]
+        lines += self._crowd()
         for address, written in self._written.items():
             lines += self._sets.difference(address, Written(), written)
         now = time.monotonic()
@@ -103,6 +106,16 @@ class Firewall:
         self._private = private
         for address, egress in list(self._egress.items()):
             self.apply(address, egress)
+
+    def set_crowded(self, crowded: bool) -> None:
+        """While it is crowded no sandbox begins a connection; those that exist go on."""
+        self._crowded = crowded
+        self._run(self._crowd())
+
+    def _crowd(self) -> list[str]:
+        subnet = self._layout.subnet
+        everybody = ((int(subnet.network_address), int(subnet.broadcast_address)),)
+        return replace_set(self._layout.names, "crowded", everybody if self._crowded else ())
 
     def apply(self, address: IPv4Address, egress: Egress) -> None:
         """Make this the policy, for existing connections too. Addresses of names that stay allowed stay open."""

@@ -6,6 +6,7 @@ namespace is configured with two datagrams.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket
@@ -132,6 +133,17 @@ class Netlink:
                         raise failure
                     return payloads, whole
                 payloads.append(payload)
+
+    def stream(self, message: Message) -> Iterator[bytes]:
+        """The payloads of a dump as they come, for tables too long to be kept. After one that was not read to its end, `close`."""
+        self._socket.send(self._frame(message, _DUMP))
+        while True:
+            for kind, flags, payload in split(self._socket.recv(_RECEIVE)):
+                if kind == _NLMSG_DONE:
+                    return
+                if kind == _NLMSG_ERROR:
+                    raise _failure(flags, payload) or NetlinkError(errno.EPROTO, "the kernel ended a dump")
+                yield payload
 
     def _frame(self, message: Message, flags: int) -> bytes:
         length = _HEADER.size + len(message.payload)

@@ -32,6 +32,8 @@ _LIVELY = (
 
 _QUESTIONS = 500  # DNS packets a second from one sandbox; more are dropped before they cost the engine anything
 
+_BEGUN = 1000  # connections a second that one sandbox may begin, whatever their kind
+
 _DIALS = 50  # web connections a second that one sandbox may begin through the proxy
 
 _HAIRPINS, _HAIRPIN_DIALS = 256, 20
@@ -47,6 +49,8 @@ _SETS = {
     "names": "type ipv4_addr . ipv4_addr; flags timeout; size 262144;",
     "lively": "type ipv4_addr . ipv4_addr; flags dynamic, timeout; size 262144;",
     "connections": "type ipv4_addr; flags dynamic; size 65536;",
+    "begun": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
+    "crowded": "type ipv4_addr; flags interval;",
     "ruled": "type ipv4_addr;",
     "denied": "type ipv4_addr . ipv4_addr . inet_proto . inet_service; flags dynamic, timeout; timeout 1h; size 16384;",
     "dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
@@ -158,7 +162,7 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "out", "ip daddr @never goto refuse"
     yield "out", f"ip dscp {MARK} ip dscp set cs0"
     if layout.connections:
-        yield "out", _counted(layout)
+        yield from _counted("out", layout)
     yield "out", "ip saddr vmap @verdicts"
     yield "out", "ct original ip daddr @private goto refuse"
     yield "out", "accept"
@@ -197,7 +201,7 @@ def _proxied(layout: Layout) -> Iterable[tuple[str, str]]:
     limit = f"limit rate over {_DIALS}/second burst {4 * _DIALS} packets"
     yield "proxied", f"ct state new update @dials {{ ip saddr {limit} }} goto refuse"
     if layout.connections:
-        yield "proxied", _counted(layout)
+        yield from _counted("proxied", layout)
     yield "proxied", "ip saddr vmap @verdicts"
     yield "proxied", "ct original ip daddr @private goto refuse"
     yield "proxied", "accept"
@@ -213,10 +217,14 @@ def _hairpin(layout: Layout, ports: HairpinPorts) -> Iterable[tuple[str, str]]:
     yield "hairpin", f"ct state new update @hairpin_dials {{ ip saddr {limit} }} goto refuse"
     yield "hairpin", f"ct state new add @hairpins {{ ip saddr ct count over {_HAIRPINS} }} goto refuse"
     if layout.connections:
-        yield "hairpin", _counted(layout)
+        yield from _counted("hairpin", layout)
     yield "hairpin", "ip saddr vmap @verdicts"
     yield "hairpin", "accept"
 
 
-def _counted(layout: Layout) -> str:
-    return f"ct state new add @connections {{ ip saddr ct count over {layout.connections} }} goto refuse"
+def _counted(chain: str, layout: Layout) -> Iterable[tuple[str, str]]:
+    """Bound what one sandbox takes of the host's connection table, and what all of them take together."""
+    limit = f"limit rate over {_BEGUN}/second burst {_BEGUN} packets"
+    yield chain, "ct state new ip saddr @crowded goto refuse"
+    yield chain, f"ct state new update @begun {{ ip saddr {limit} }} goto refuse"
+    yield chain, f"ct state new add @connections {{ ip saddr ct count over {layout.connections} }} goto refuse"

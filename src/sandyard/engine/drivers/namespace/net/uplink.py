@@ -7,6 +7,7 @@ that cannot be filtered must not be connected.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -19,7 +20,7 @@ from typing import TypeVar
 from sandyard.engine.contract import Denied, Hairpin, Outbound
 from sandyard.engine.drivers.namespace.net import hairpin, host_firewall, links, ranges
 from sandyard.engine.drivers.namespace.net import subnet as subnets
-from sandyard.engine.drivers.namespace.net.conntrack import Conntrack
+from sandyard.engine.drivers.namespace.net.conntrack import Conntrack, is_crowded
 from sandyard.engine.drivers.namespace.net.firewall import Firewall
 from sandyard.engine.drivers.namespace.net.forwarder import Forwarder
 from sandyard.engine.drivers.namespace.net.hairpin import GatewayNames
@@ -54,6 +55,7 @@ table {table} {{
 }}
 """
 _SELF_TEST = 0.25
+_CROWDING_INTERVAL = 1.0
 
 
 class Uplink:
@@ -81,6 +83,7 @@ class Uplink:
         self._forwarder: Forwarder | None = None
         self._proxy: ProxyThread | None = None
         self._watches: list[Watch] = []
+        self._crowding: asyncio.Task[None] | None = None
         self.hairpin: Hairpin | None = None
         self.subnet: Subnet | None = None
         self.mtu = 1500
@@ -128,6 +131,7 @@ class Uplink:
         await self._do(host_firewall.pass_docker, self._nft, self._names)
         self.missing.update(await self._do(host_firewall.complaints, self._nft))
         self._watches = [Watch(ADDRESS_CHANGED, self._readdress), Watch(RULES_CHANGED, self._restore)]
+        self._crowding = asyncio.get_running_loop().create_task(self._watch_crowding(self._firewall))
         self.subnet = subnet
 
     async def _open_proxy(self, gateway: IPv4Address) -> int:
@@ -235,6 +239,18 @@ class Uplink:
                 log.warning("network_table_restored table=%s", self._names.table)
             await self._do(host_firewall.pass_docker, self._nft, self._names)
 
+    async def _watch_crowding(self, firewall: Firewall) -> None:
+        crowded = False
+        while True:
+            await asyncio.sleep(_CROWDING_INTERVAL)
+            try:
+                if (now := is_crowded(crowded)) != crowded:
+                    await self._do(firewall.set_crowded, now)
+                    crowded = now
+                    log.warning("network_connection_table_crowded" if now else "network_connection_table_has_room")
+            except (OSError, NftError):
+                log.exception("network_crowding_unknown")
+
     def _forget_connections(self, indexes: Collection[int]) -> None:
         for index in indexes:
             if self._conntrack is None or self.subnet is None or index >= self.subnet.capacity:
@@ -259,6 +275,11 @@ class Uplink:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
     async def _end_watches(self) -> None:
+        if self._crowding is not None:
+            self._crowding.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._crowding
+            self._crowding = None
         while self._watches:
             await self._watches.pop().close()
 

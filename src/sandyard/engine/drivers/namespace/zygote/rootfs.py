@@ -22,6 +22,8 @@ ROOT = b"/root"
 FIRST_LAYER_FD, MOST_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
 _TTY_GROUP = 5
 _MOST_TERMINALS = 64  # of one sandbox: the machine has 4096 for all, less 1024 that are kept for itself
+# Files in /dev/shm: no cgroup counts their access lists, 4 KiB with the largest that seccomp lets through.
+_MOST_SHARED = 16_384
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -66,7 +68,7 @@ class RootFs:
         ids to it."""
         tty = "" if self.rootless else f",gid={uid + _TTY_GROUP}"
         pts = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}{tty}".encode()
-        shm = f"mode=1777,size={shm_bytes}".encode()
+        shm = f"mode=1777,size={shm_bytes},nr_inodes={_MOST_SHARED}".encode()
         return [
             *self._overlay(layers, uid, userns_fd),
             *self._devices,
@@ -112,7 +114,7 @@ def _mount(source: bytes, below: bytes, kind: bytes | None, flags: int, data: by
 
 def _devices(home: Home) -> list[Step]:
     """/dev, all of it belonging to whoever makes it."""
-    steps: list[Step] = [_mount(b"tmpfs", b"/dev", b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=64k")]
+    steps: list[Step] = [_mount(b"tmpfs", b"/dev", b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=64k,nr_inodes=64")]
     steps.append((libc.umask, (0,), _DEVICES))
     for name, numbers in DEVICES.items():
         path = ROOT + b"/dev/" + name.encode()

@@ -28,7 +28,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     SandboxUnreachableError,
     TerminalNotFoundError,
 )
-from sandyard.platform.domain.sandboxes.e2b.files import FileEntry
+from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry
 from sandyard.platform.domain.sandboxes.e2b.ports import AGENT_PORT, Listener, Ports, Route
 from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramTimeoutError, Ran
 from sandyard.platform.domain.sandboxes.e2b.relay import CommandSpec, Ended, EndReason, Output, Started, Stream

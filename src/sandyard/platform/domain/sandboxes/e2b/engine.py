@@ -40,8 +40,9 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     SandboxNotFoundError,
     translate,
 )
-from sandyard.platform.domain.sandboxes.e2b.files import FileEntry, Files
+from sandyard.platform.domain.sandboxes.e2b.files import Files
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, require_id
+from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry, FilePage
 from sandyard.platform.domain.sandboxes.e2b.ports import Ports
 from sandyard.platform.domain.sandboxes.e2b.programs import LIMIT, NO_ENVS, TIMEOUT_S, Programs, Ran
 from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF
@@ -339,7 +340,7 @@ class SandboxEngine:
         *,
         first: int = 0,
         limit: int = 1000,
-    ) -> tuple[list[FileEntry], bool]:  # type: ignore[valid-type]
+    ) -> FilePage:
         return await self._files.list(engine_id, path, depth, first, limit)
 
     async def stat(self, engine_id: str, path: str) -> FileEntry:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeVar
 
 from e2b import AsyncSandbox, EntryInfo, FileType
@@ -17,25 +15,12 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     translate,
 )
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate
+from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry, FilePage, read_page
 
-LISTINGS_AT_ONCE = 4
+LISTINGS_AT_ONCE = 16
+"""Each may hold `listing.MOST_BYTES`. More than one person may have under way, so that nobody takes them all."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """`kind` is file, dir, symlink or other."""
-
-    name: str
-    path: str
-    kind: str
-    size: int
-    mode: int
-    owner: str
-    group: str
-    modified_at: datetime
-    symlink_target: str | None = None
 
 
 class Files:
@@ -98,14 +83,16 @@ class Files:
             raise
         return written
 
-    async def list(self, engine_id: str, path: str, depth: int, first: int, limit: int) -> tuple[list[FileEntry], bool]:
-        """`limit` entries from the one with number `first` on, and whether there are more. The protocol knows no pages, so
-        the engine sends all of them; few callers at a time keep that in memory."""
+    async def list(self, engine_id: str, path: str, depth: int, first: int, limit: int) -> FilePage:
+        """At most `limit` entries, from the one with number `first` on."""
         async with self._listings:
-            entries = await self._at(
-                engine_id, path, "list_files", lambda sandbox: sandbox.files.list(path, depth=depth), idempotent=True
+            return await self._at(
+                engine_id,
+                path,
+                "list_files",
+                lambda sandbox: read_page(sandbox, path, depth, first, limit),
+                idempotent=True,
             )
-        return [_entry(entry) for entry in entries[first : first + limit]], len(entries) > first + limit
 
     async def stat(self, engine_id: str, path: str) -> FileEntry:
         found = await self._at(

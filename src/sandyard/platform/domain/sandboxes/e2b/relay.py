@@ -8,7 +8,6 @@ import base64
 import binascii
 import contextlib
 import hashlib
-import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +16,7 @@ from typing import Any
 
 from e2b import AsyncCommandHandle, CommandExitException
 
+from sandyard.kit import bounded_json
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import end_tasks
@@ -57,6 +57,7 @@ printf '\\n:: MARK\\n:i\\n'"""
 _SHELL_LINE = "exec /bin/bash -c 'eval \"$SANDYARD_RELAY\"' relay MARK ARGUMENTS"
 
 SPEC_INLINE = 96 << 10
+_RESULT = 4096
 """A longer one does not fit into a variable and goes by a file."""
 SILENCE_S = 30.0
 """The relay says something every 10 s. A stream that is silent for longer is dead, whatever the network says."""
@@ -135,7 +136,7 @@ class Ended:
     def parse(cls, text: str) -> Ended:
         """What is no result, because somebody wrote into the journal, says as much as none: LOST."""
         try:
-            told: dict[str, Any] = json.loads(text)
+            told: dict[str, Any] = bounded_json.parse(text, largest=_RESULT, values=100)
             ms = told.get("ms")
             return cls(
                 reason=EndReason(told["reason"]),
@@ -145,7 +146,7 @@ class Ended:
                 stdout_bytes=_number(told.get("out")),
                 stderr_bytes=_number(told.get("err")),
             )
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls(EndReason.LOST)
 
 

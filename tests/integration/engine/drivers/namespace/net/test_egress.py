@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Literal
 import pytest
 
 from sandyard.engine.contract import NetworkPolicy
-from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings, links
+from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings, links, uplink
+from sandyard.engine.drivers.namespace.net.conntrack import is_crowded
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft
 from sandyard.kit.errors import InvalidInputError, NotFoundError
@@ -333,6 +335,41 @@ async def test_one_sandbox_cannot_fill_the_hosts_connection_table(world: World, 
             connection.close()
     finally:
         await network.close(remove=True)
+
+
+async def test_all_together_leave_the_host_half_of_its_connection_table(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nf_conntrack_max").write_text("1000")
+
+    def fill(count: int) -> None:
+        (tmp_path / "nf_conntrack_count").write_text(str(count))
+
+    fill(500)
+    monkeypatch.setattr(uplink, "is_crowded", lambda before: is_crowded(before, tmp_path))
+    monkeypatch.setattr(uplink, "_CROWDING_INTERVAL", 0.01)
+    network = Network("crowd", tmp_path / "net", NetworkSettings(pool=1, resolv_conf=world.resolv_conf))
+    await network.open(())
+    try:
+        slot = await network.acquire(0)
+        held = await inside(slot.netns_path, lambda: socket.create_connection((WEB, 80), timeout=3))
+        fill(501)
+        await until(lambda: tcp(slot, WEB), REFUSED)
+        held.sendall(b"ping")
+        assert held.recv(10) == b"ping", "what exists goes on"
+        fill(376)
+        assert await tcp(slot, WEB) == REFUSED
+        fill(375)
+        await until(lambda: tcp(slot, WEB), "ok")
+        held.close()
+    finally:
+        await network.close(remove=True)
+
+
+async def until(ask: Callable[[], Awaitable[str]], wanted: str) -> None:
+    async with asyncio.timeout(20):
+        while await ask() != wanted:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_bad_policy_changes_nothing(network: Network) -> None:

@@ -4,11 +4,14 @@ import hashlib
 import os
 import resource
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.sandboxes.e2b import EngineSandbox, FileMissingError, SandboxEngine
+from sandyard.platform.domain.sandboxes.e2b.listing import FilePage
 from tests.unit.platform.domain.sandboxes.e2b.reading import run
 
 MIB = 1 << 20
@@ -100,13 +103,18 @@ async def test_list_stat_make_remove(engine: SandboxEngine, sandbox: EngineSandb
     await engine.write_file(sandbox.id, "/tmp/tree/branch/leaf", pieces(b"green"))
     await run(engine, sandbox.id, "ln -s branch/leaf /tmp/tree/link")
 
-    shallow = {entry.name: entry for entry in (await engine.list_files(sandbox.id, "/tmp/tree", 1))[0]}
+    shallow = {entry.name: entry for entry in (await engine.list_files(sandbox.id, "/tmp/tree", 1)).entries}
     assert {name: entry.kind for name, entry in shallow.items()} == {"branch": "dir", "link": "symlink"}
     assert shallow["link"].symlink_target is not None
-    everything, more = await engine.list_files(sandbox.id, "/tmp/tree", 3)
-    assert not more
+    page = await engine.list_files(sandbox.id, "/tmp/tree", 3)
+    everything = page.entries
+    assert page.next is None
     deep = {entry.path for entry in everything}
-    assert await engine.list_files(sandbox.id, "/tmp/tree", 3, first=1, limit=1) == (everything[1:2], True)
+    assert await engine.list_files(sandbox.id, "/tmp/tree", 3, first=1, limit=1) == FilePage(everything[1:2], 2)
+    assert await engine.list_files(sandbox.id, "/tmp/tree", 3, first=2, limit=1) == FilePage(everything[2:], None)
+    branch = await engine.stat(sandbox.id, "/tmp/tree/branch")
+    assert abs(everything[0].modified_at - branch.modified_at) <= timedelta(microseconds=1), "the SDK rounds"
+    assert replace(everything[0], modified_at=branch.modified_at) == branch
     assert "/tmp/tree/branch/leaf" in deep
 
     leaf = await engine.stat(sandbox.id, "/tmp/tree/branch/leaf")

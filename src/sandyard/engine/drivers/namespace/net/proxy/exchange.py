@@ -17,6 +17,7 @@ import h11
 from sandyard.engine.contract import HostRule, Outbound
 from sandyard.engine.drivers.namespace.net.proxy import rewriting
 from sandyard.engine.drivers.namespace.net.proxy.dialling import RefusedError
+from sandyard.kit.pacing import take_turn
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -49,6 +50,7 @@ class _Side:
             except h11.RemoteProtocolError as error:
                 raise GoneError(str(error)) from error
             if event is not h11.NEED_DATA:
+                await take_turn()  # of one read there may be ten thousand
                 return event
             self.http.receive_data(await self.reader.read(_READ))
 

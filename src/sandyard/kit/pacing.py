@@ -1,0 +1,197 @@
+"""Parse what others send in short turns, so that many tiny pieces from one connection do not hold up all the others.
+
+A chunk of HTTP or a frame of a WebSocket costs the same whether it carries one byte or a million. A single read may bring tens of
+thousands of them, which is more work than an event loop may do at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+PARTS = 128
+"""After how many parts (chunks, frames) a connection lets others have their turn."""
+TURN_SECONDS, REST_SECONDS = 0.002, 0.002
+"""How long connections with work left are served at a time, and how long everything else then has the loop."""
+PIECES = 16
+"""How many pieces are passed on between two rests, by all connections together."""
+
+
+class Inflow:
+    """What a connection has received and is still to be parsed. Reading is paused while there is any.
+
+    `parse` takes the next piece, of at most `slice_bytes`, and returns how many parts were in it. A piece is the least that is parsed at
+    once. While `wanted` returns false nothing is parsed, and while `may_read` does (unless given, it is `wanted`) nothing is read; call
+    `go_on` when one of them may return true again.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        parse: Callable[[bytes], int],
+        *,
+        slice_bytes: int,
+        wanted: Callable[[], bool] = lambda: True,
+        may_read: Callable[[], bool] | None = None,
+    ) -> None:
+        self._transport = transport
+        self._parse = parse
+        self._slice_bytes = slice_bytes
+        self._wanted = wanted
+        self._may_read = may_read or wanted
+        self._waiting = b""
+        self._position = 0
+        self._at_end: Callable[[], None] | None = None
+        self.queued = False  # by the turns
+
+    @property
+    def busy(self) -> bool:
+        """Whether something waits to be parsed."""
+        return bool(self._waiting)
+
+    def receive(self, data: bytes) -> None:
+        """Parse what was received, now as far as one turn goes. The rest follows by itself."""
+        if self._waiting:
+            self._waiting = self._waiting[self._position :] + data
+            self._position = 0
+            self.pause_reading()
+            return
+        self._waiting = data
+        if self.take_turn():
+            _turns().add(self)
+
+    def go_on(self) -> None:
+        """Parse and read again, if that is wanted."""
+        if self._waiting:
+            _turns().add(self)
+        else:
+            self._resume_reading()
+
+    def end(self, callback: Callable[[], None]) -> None:
+        """Nothing more will come. Call `callback` once all of it is parsed: now, if nothing waits."""
+        if self._waiting:
+            self._at_end = callback
+            _turns().add(self)
+        else:
+            callback()
+
+    def drop(self) -> None:
+        """Forget what was not parsed."""
+        self._waiting, self._position = b"", 0
+
+    def abort(self) -> None:
+        self.drop()
+        self._transport.abort()
+
+    def take_turn(self) -> bool:
+        """Parse until PARTS are exceeded; true when more can be parsed now."""
+        parts = 0
+        while self._waiting and parts < PARTS and self._wanted():
+            piece = self._waiting[self._position : self._position + self._slice_bytes]
+            self._position += len(piece)
+            if self._position >= len(self._waiting):
+                self.drop()
+            parts += self._parse(piece)
+        if self._waiting or not self._wanted():
+            self.pause_reading()
+            return bool(self._waiting) and self._wanted()
+        if self._at_end is not None:
+            callback, self._at_end = self._at_end, None
+            callback()
+        else:
+            self._resume_reading()
+        return False
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing() and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._may_read() and not self._transport.is_closing() and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+
+class _Turns:
+    """The connections of one event loop that have more to parse, each in its turn."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Inflow] = deque()
+        self._scheduled = False
+
+    def add(self, inflow: Inflow) -> None:
+        """Idempotent."""
+        if inflow.queued:
+            return
+        inflow.queued = True
+        self._queue.append(inflow)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = time.perf_counter() + TURN_SECONDS
+        while self._queue:
+            inflow = self._queue.popleft()
+            inflow.queued = False
+            try:
+                more = inflow.take_turn()
+            except Exception as error:  # as the loop does when `data_received` fails
+                loop.call_exception_handler({"message": "Parsing what was received failed.", "exception": error})
+                inflow.abort()
+                continue
+            if more and not inflow.queued:
+                inflow.queued = True
+                self._queue.append(inflow)
+            if time.perf_counter() >= until:
+                break
+        self._scheduled = bool(self._queue)
+        if self._scheduled:
+            loop.call_later(REST_SECONDS, self._run)
+
+
+class _Turnstile:
+    """Lets PIECES through, then nobody for REST_SECONDS; then those who wait, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._left = PIECES
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._resting = False
+
+    async def enter(self) -> None:
+        if self._left and not self._waiting:
+            self._pass_one()
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _pass_one(self) -> None:
+        self._left -= 1
+        if not self._resting:
+            self._resting = True
+            asyncio.get_running_loop().call_later(REST_SECONDS, self._open)
+
+    def _open(self) -> None:
+        self._resting, self._left = False, PIECES
+        while self._waiting and self._left:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else whoever waited was cancelled
+                turn.set_result(None)
+                self._pass_one()
+
+
+async def take_turn() -> None:
+    """Call before passing on a piece of somebody's stream. Returns at once unless very many pieces are passed on."""
+    await _TURNSTILES.setdefault(asyncio.get_running_loop(), _Turnstile()).enter()
+
+
+_TURNSTILES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turnstile] = WeakKeyDictionary()
+_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
+def _turns() -> _Turns:
+    return _TURNS.setdefault(asyncio.get_running_loop(), _Turns())

@@ -1,0 +1,219 @@
+"""uvicorn's WebSockets, with bounds, and a way to pass one on without looking at its frames."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, cast
+
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from sandyard.kit.connections import UnreadWatch
+from sandyard.kit.pacing import Inflow
+
+RAW = "sandyard.websocket.raw"
+"""Name of the scope extension, and type of the message that accepts a WebSocket in place of `websocket.accept`. Its `headers` are those of
+the answer, all but `Connection` and `Upgrade`. From then on `websocket.receive` and `websocket.send` carry `bytes` as they are on the
+wire, whatever frames they make up, and the connection is closed by returning."""
+SLICE_BYTES = 1024
+"""How much of what a client sent is parsed at once, at most: 170 empty frames."""
+FRAMES_PER_SECOND, FRAMES_AT_ONCE = 1000, 10_000
+"""How many frames of a raw WebSocket are followed."""
+CLIENT_GONE_SECONDS = 120
+"""After how long a client counts as gone that acknowledges nothing of what it was sent."""
+_PING, _PONG = b"\x89\x00", 0x8A
+_CONTROL = 0x08
+"""Bit of the opcodes of ping, pong and close."""
+
+
+class FrameTracker:
+    """Follows a stream of frames without decoding them, to know where it stands. One with very many frames is given up, since that would
+    cost too much: `lost` is then true for good."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._head = b""  # of a frame, as far as it came
+        self._left = 0  # bytes of the current frame
+        self._is_message = False  # the current frame belongs to one
+        self._allowed, self._since = float(FRAMES_AT_ONCE), clock()
+        self.lost = False
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether the last frame is complete and no other has begun."""
+        return not self.lost and not self._left and not self._head
+
+    def feed(self, data: bytes) -> bool:
+        """Whether messages may be in it, and not only pings, pongs and the like."""
+        if self.lost:
+            return True
+        self._refill()
+        found = False
+        position = 0
+        if self._head:
+            data, self._head = self._head + data, b""
+        while position < len(data):
+            if self._left:
+                taken = min(self._left, len(data) - position)
+                self._left -= taken
+                position += taken
+                found = found or self._is_message
+                continue
+            size = self._begin(data, position)
+            if not size:
+                self._head = data[position:]
+                break
+            position += size
+            found = found or self._is_message
+            self._allowed -= 1
+            if self._allowed < 0:
+                self.lost = True
+                return True
+        return found
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._allowed = min(FRAMES_AT_ONCE, self._allowed + (now - self._since) * FRAMES_PER_SECOND)
+        self._since = now
+
+    def _begin(self, data: bytes, at: int) -> int:
+        """Read a frame's head. Returns its size, 0 when not all of it is there."""
+        if len(data) < at + 2:
+            return 0
+        length = data[at + 1] & 0x7F
+        extended = 2 if length == 126 else 8 if length == 127 else 0
+        size = 2 + extended + (4 if data[at + 1] & 0x80 else 0)
+        if len(data) < at + size:
+            return 0
+        self._left = int.from_bytes(data[at + 2 : at + 2 + extended]) if extended else length
+        self._is_message = not data[at] & _CONTROL
+        return size
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """A client that sends many tiny frames has to wait for others (`pacing`), and one that reads nothing is cut off."""
+
+    _inflow: Inflow
+    _unread: UnreadWatch
+    _sent: FrameTracker | None = None  # what was sent on a raw connection
+    _late_pong = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._inflow = Inflow(self.transport, self._parse, slice_bytes=SLICE_BYTES, wanted=lambda: not self.read_paused)
+        self._unread = UnreadWatch(self.transport, self.loop)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unread.end()
+        self._inflow.drop()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._sent is None:
+            self._inflow.receive(data)
+        else:
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+            self.read_paused = True
+            self._inflow.pause_reading()
+
+    def _parse(self, data: bytes) -> int:
+        """The next piece of what the client sent. Returns how many frames were in it."""
+        self.conn.receive_data(data)
+        if self.conn.parser_exc is not None:
+            self._inflow.drop()
+            self.handle_parser_exception()
+            return 0
+        frames = len(self.conn.events)
+        self.handle_events()
+        if self.transport.is_closing():
+            self._inflow.drop()
+        return frames
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:
+            cast(dict[str, Any], self.scope["extensions"])[RAW] = {}
+
+    def handle_ping(self) -> None:
+        """While the client is behind, only the last of its pings is answered, once it has caught up."""
+        output = self.conn.data_to_send()
+        if self.writable.is_set() or not output or output[-1][:1] != bytes((_PONG,)):
+            self.transport.write(b"".join(output))
+        else:
+            self._late_pong = output[-1]
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.begin()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._late_pong and not self.close_sent:
+            self.transport.write(self._late_pong)
+        self._late_pong = b""
+
+    async def receive(self) -> Any:
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._inflow.go_on()
+        return message
+
+    async def send(self, message: Any) -> None:
+        if self._sent is not None:
+            await self._send_raw(message)
+        elif message["type"] == RAW:
+            self._accept_raw(message["headers"])
+        else:
+            await super().send(message)
+            if self.close_sent:
+                self._inflow.go_on()  # to the client's own farewell
+
+    def _accept_raw(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if self.disconnected or self.transport.is_closing():
+            raise ClientDisconnected
+        lines = [b"HTTP/1.1 101 Switching Protocols", b"Connection: Upgrade", b"Upgrade: websocket"]
+        lines += [b"%b: %b" % pair for pair in headers]
+        self.handshake_complete = True
+        self._sent = FrameTracker()
+        self._inflow.drop()
+        self._inflow.go_on()
+        with suppress(OSError, AttributeError):
+            line: socket.socket = self.transport.get_extra_info("socket")
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, CLIENT_GONE_SECONDS * 1000)
+        self.transport.write(b"\r\n".join((*lines, b"", b"")))
+        self.start_keepalive()
+
+    async def _send_raw(self, message: Any) -> None:
+        await self.writable.wait()
+        if self.disconnected or self.transport.is_closing():
+            raise ClientDisconnected
+        if message["type"] == "websocket.send":
+            assert self._sent is not None
+            self._sent.feed(message["bytes"])
+            self.transport.write(message["bytes"])
+
+    def send_keepalive_ping(self) -> None:
+        """On a raw connection between two frames, so that no proxy on the way takes it for idle."""
+        if self._sent is None:
+            super().send_keepalive_ping()
+            return
+        self.ping_timer = None
+        if self._sent.lost or self.transport.is_closing():
+            return
+        if self._sent.between_frames and self.writable.is_set():
+            self.transport.write(_PING)
+        self.schedule_ping()
+
+    def shutdown(self) -> None:
+        if self._sent is None:
+            super().shutdown()
+            return
+        self.stop_keepalive()
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._unread.begin()

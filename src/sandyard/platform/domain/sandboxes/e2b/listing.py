@@ -1,0 +1,175 @@
+"""Pages of a sandbox's folder, within bounds of time and memory.
+
+The protocol's ListDir knows no pages: the SDK would read all entries, of any number and length, and decode them in the event loop. Our
+engine gives a page to who asks for one with these headers; of another one's answer, which has all entries, the page is cut here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import httpx
+from e2b import AsyncSandbox
+from e2b.envd.api import ahandle_envd_api_transport_exception_with_health, format_envd_api_exception
+from e2b.envd.utils import authentication_header
+from e2b.exceptions import FileNotFoundException
+
+from sandyard.kit.text import storable
+from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, EngineInvalidError
+
+FIRST, LIMIT = "X-Sandyard-List-First", "X-Sandyard-List-Limit"
+MOST_BYTES = 32 << 20
+"""Of an answer. 100,000 entries with usual names have 23 MiB."""
+LONGEST_ENTRY = 512 << 10
+_USUAL_ENTRY = 16 << 10
+_URL = "/filesystem.Filesystem/ListDir"
+_TIMEOUT_S = 60.0
+_HEAD = re.compile(r'\s*\{\s*(?:"next"\s*:\s*(?P<next>null|[0-9]{1,9})\s*,\s*)?(?:"entries"\s*:\s*\[)?')
+_BETWEEN = re.compile(r"[\s,]*")
+_KINDS = {"FILE_TYPE_FILE": "file", "FILE_TYPE_DIRECTORY": "dir", "FILE_TYPE_SYMLINK": "symlink"}
+_decoder = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """`kind` is file, dir, symlink or other."""
+
+    name: str
+    path: str
+    kind: str
+    size: int
+    mode: int
+    owner: str
+    group: str
+    modified_at: datetime
+    symlink_target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FilePage:
+    """`next`: the number of the first entry of the next page, None on the last one."""
+
+    entries: list[FileEntry]
+    next: int | None
+
+
+async def read_page(sandbox: AsyncSandbox, path: str, depth: int, first: int, limit: int) -> FilePage:
+    """At most `limit` entries, from the one with number `first` on. EngineInvalidError when the engine's answer is too large."""
+    files = sandbox.files
+    headers = {
+        **authentication_header(files._envd_version),
+        FIRST: str(first),
+        LIMIT: str(limit),
+        "Accept-Encoding": "identity",
+    }
+    try:
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            files._envd_api.stream(
+                "POST", _URL, json={"path": path, "depth": depth}, headers=headers, timeout=_TIMEOUT_S
+            ) as reply,
+        ):
+            body = await _read(reply)
+    except httpx.TransportError as error:
+        raise await ahandle_envd_api_transport_exception_with_health(error, files._envd_health_api) from None
+    if not reply.is_success:
+        raise _failure(reply.status_code, body)
+    return await asyncio.to_thread(decode, body, first, limit)
+
+
+async def _read(reply: httpx.Response) -> bytes:
+    if reply.headers.get("content-encoding", "identity") != "identity":
+        raise EngineError("The sandbox sent a list of files in an encoding that it was not asked for.")
+    body = bytearray()
+    async for chunk in reply.aiter_raw():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise EngineInvalidError(
+                "It has too many entries, or their names are too long: list a smaller folder or with less depth, or use a command "
+                "such as `find`."
+            )
+    return bytes(body)
+
+
+def _failure(status: int, body: bytes) -> Exception:
+    said = body[:2000].decode(errors="replace")
+    try:
+        message = json.loads(said)["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = said
+    failure: Exception = format_envd_api_exception(status, str(message), {404: FileNotFoundException})
+    return failure
+
+
+def decode(body: bytes, first: int, limit: int) -> FilePage:
+    """In a thread: entry by entry, so that it never keeps the others from running. Entries of an unknown type are left out, as the SDK
+    does. EngineError for what is no list."""
+    try:
+        return _page(body.decode(), first, limit)
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise EngineError("The sandbox sent a list of files that cannot be read.") from error
+
+
+def _page(text: str, first: int, limit: int) -> FilePage:
+    head = _HEAD.match(text)
+    if head is None:
+        raise ValueError("this is no object")
+    found = _entries(text, head.end())
+    if head["next"] is not None:
+        page = list(islice(found, limit))
+        following = None if head["next"] == "null" else int(head["next"])
+        if following is not None and following <= first:
+            raise ValueError("the next page is none")
+    else:
+        page = list(islice(found, first, first + limit))
+        following = None if next(found, None) is None else first + limit
+    return FilePage([_entry(one) for one in page if one.get("type") in _KINDS], following)
+
+
+def _entries(text: str, start: int) -> Iterator[dict[str, Any]]:
+    while True:
+        start = _BETWEEN.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
+        if text[start : start + 1] != "{":
+            if text[start : start + 1] not in ("]", "}"):
+                raise ValueError("the list has no end")
+            return
+        try:
+            entry, length = _decoder.raw_decode(text[start : start + _USUAL_ENTRY])
+        except ValueError:
+            entry, length = _decoder.raw_decode(text[start : start + LONGEST_ENTRY])
+        yield entry
+        start += length
+
+
+def _entry(said: dict[str, Any]) -> FileEntry:
+    target = said.get("symlinkTarget")
+    return FileEntry(
+        name=storable(said.get("name", "")),
+        path=storable(said.get("path", "")),
+        kind="symlink" if said.get("isSymlink") is True else _KINDS[said["type"]],
+        size=_number(said.get("size", 0)),
+        mode=_number(said.get("mode", 0)),
+        owner=storable(said.get("owner", "")),
+        group=storable(said.get("group", "")),
+        modified_at=_moment(said.get("modifiedTime")),
+        symlink_target=None if target is None else storable(target),
+    )
+
+
+def _number(said: Any) -> int:
+    text = str(said)
+    if not text.isascii() or not text.isdigit() or len(text) > 19:
+        raise ValueError("this is no number")
+    return int(text)
+
+
+def _moment(said: Any) -> datetime:
+    found = datetime.fromisoformat(said) if said is not None else datetime.fromtimestamp(0, UTC)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

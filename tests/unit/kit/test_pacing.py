@@ -1,0 +1,136 @@
+"""Many tiny pieces are parsed, and passed on, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sandyard.kit import pacing
+from sandyard.kit.pacing import PARTS, PIECES, Inflow, take_turn
+
+
+class Line(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading, self.aborted = True, False
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def is_reading(self) -> bool:
+        return self.reading
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Parser:
+    """Every byte is a part, if `costly`."""
+
+    def __init__(self, *, costly: bool = True) -> None:
+        self.line, self.seen, self.open = Line(), b"", True
+        self.costly = costly
+        self.inflow = Inflow(self.line, self.parse, slice_bytes=16, wanted=lambda: self.open)
+
+    def parse(self, data: bytes) -> int:
+        assert len(data) <= 16
+        self.seen += data
+        return len(data) if self.costly else 0
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_a_turn_ends_after_so_many_parts_and_the_rest_follows() -> None:
+    parser, data = Parser(), bytes(range(250)) * 40
+    parser.inflow.receive(data)
+    assert len(parser.seen) == PARTS
+    assert not parser.line.reading
+    parser.inflow.receive(b"and more")
+    assert len(parser.seen) == PARTS, "what was received first is parsed first"
+    await until(lambda: not parser.inflow.busy)
+    assert parser.seen == data + b"and more"
+    assert parser.line.reading
+
+
+async def test_what_costs_little_is_parsed_at_once() -> None:
+    parser = Parser(costly=False)
+    parser.inflow.receive(bytes(100_000))
+    assert len(parser.seen) == 100_000
+    assert parser.line.reading
+
+
+async def test_connections_take_turns() -> None:
+    greedy, modest = Parser(), Parser()
+    ahead: list[int] = []  # what the greedy one had parsed whenever the other parsed something
+    parse = modest.inflow._parse
+    modest.inflow._parse = lambda data: ahead.append(len(greedy.seen)) or parse(data)  # type: ignore[func-returns-value]
+    greedy.inflow.receive(bytes(PARTS * 1000))
+    modest.inflow.receive(bytes(PARTS * 3))
+    await until(lambda: not modest.inflow.busy)
+    assert sorted(set(ahead)) == [PARTS, PARTS * 2, PARTS * 3]
+    greedy.inflow.drop()
+
+
+async def test_a_reader_that_wants_no_more_is_left_alone() -> None:
+    parser = Parser()
+    parser.open = False
+    parser.inflow.receive(b"abc")
+    assert (parser.seen, parser.line.reading) == (b"", False)
+    parser.inflow.go_on()
+    await asyncio.sleep(0.01)
+    assert parser.seen == b""
+    parser.open = True
+    parser.inflow.go_on()
+    await until(lambda: parser.seen == b"abc")
+    assert parser.line.reading
+
+
+async def test_the_end_comes_after_all_that_was_received() -> None:
+    parser, ended = Parser(), list[int]()
+    parser.inflow.receive(bytes(PARTS * 3))
+    parser.inflow.end(lambda: ended.append(len(parser.seen)))
+    assert not ended
+    await until(lambda: ended)
+    assert ended == [PARTS * 3]
+    parser.inflow.end(lambda: ended.append(0))
+    assert ended[1:] == [0], "nothing waits"
+
+
+async def test_a_parser_that_fails_ends_its_connection_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, other, told = Parser(), Parser(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    broken.inflow.receive(bytes(PARTS * 2))
+    other.inflow.receive(bytes(PARTS * 2))
+    broken.inflow._parse = lambda _: 1 // 0
+    await until(lambda: not other.inflow.busy)
+    assert broken.line.aborted
+    assert not broken.inflow.busy
+    assert isinstance(told[0]["exception"], ZeroDivisionError)
+
+
+async def test_pieces_are_passed_on_in_the_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "REST_SECONDS", 0.0)
+    passed: list[int] = []
+
+    async def one(number: int) -> None:
+        await take_turn()
+        passed.append(number)
+
+    tasks = [asyncio.ensure_future(one(number)) for number in range(PIECES * 3)]
+    await asyncio.sleep(0)
+    assert passed == list(range(PIECES)), "the others wait until everybody else had the loop"
+    tasks[PIECES].cancel()
+    await asyncio.wait(tasks, timeout=10)
+    assert passed == [number for number in range(PIECES * 3) if number != PIECES]

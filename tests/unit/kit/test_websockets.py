@@ -1,0 +1,211 @@
+"""WebSockets of the platform's server: floods of frames, and those that are passed on without a look at their frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+from websockets.asyncio.client import connect
+
+from sandyard.kit import websockets as bounded
+from sandyard.kit.pacing import PARTS
+from sandyard.kit.server import BoundedProtocol
+from sandyard.kit.websockets import RAW, SLICE_BYTES, BoundedWebSocket, FrameTracker
+from tests.unit.turns import count_parts
+
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+TEXT, PING, PONG, CLOSE = 0x81, 0x89, 0x8A, 0x88
+
+
+def frame(opcode: int, data: bytes = b"", *, masked: bool = True) -> bytes:
+    size, mask = len(data), 128 if masked else 0
+    if size < 126:
+        length = bytes([mask | size])
+    else:
+        length = bytes([mask | 126]) + size.to_bytes(2) if size < 1 << 16 else bytes([mask | 127]) + size.to_bytes(8)
+    return bytes([opcode]) + length + (bytes(4) if masked else b"") + data
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any, **options: Any) -> AsyncIterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, http=BoundedProtocol, ws=BoundedWebSocket, lifespan="off", log_config=None, access_log=False, **options
+    )
+    config.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve([listener]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+
+
+async def collect(scope: Any, receive: Any, send: Any) -> None:
+    """Says how many messages came when one of them is `end`."""
+    await receive()
+    await send({"type": "websocket.accept"})
+    count = 0
+    while (message := await receive())["type"] == "websocket.receive":
+        count += 1
+        if message.get("text") == "end":
+            await send({"type": "websocket.send", "text": str(count)})
+
+
+async def echo_raw(scope: Any, receive: Any, send: Any) -> None:
+    assert RAW in scope["extensions"]
+    await receive()
+    await send({"type": RAW, "headers": [(b"Sec-WebSocket-Accept", b"whatever")]})
+    while (message := await receive())["type"] == "websocket.receive":
+        await send({"type": "websocket.send", "bytes": message["bytes"]})
+
+
+async def upgraded(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(UPGRADE)
+    return reader, writer, await reader.readuntil(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("opcode", [TEXT, PING])
+async def test_a_flood_of_frames_is_parsed_in_turns(opcode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = count_parts(monkeypatch)
+    async with serving(collect) as port, asyncio.timeout(20):
+        reader, writer, _ = await upgraded(port)
+        writer.write(frame(opcode) * 2000 + frame(TEXT, b"end"))
+        told = b"2001" if opcode == TEXT else b"1"
+        await reader.readuntil(frame(TEXT, told, masked=False))
+        writer.close()
+    assert sum(turns) >= 2001
+    assert max(turns) <= PARTS + SLICE_BYTES // len(frame(opcode))
+
+
+async def test_a_client_that_does_not_read_is_not_answered_each_ping() -> None:
+    class Line(asyncio.Transport):
+        said = b""
+
+        def is_closing(self) -> bool:
+            return False
+
+        def is_reading(self) -> bool:
+            return True
+
+        def get_write_buffer_size(self) -> int:
+            return 0
+
+        def close(self) -> None:
+            pass
+
+        def write(self, data: Any) -> None:
+            self.said += data
+
+    config = uvicorn.Config(collect, ws=BoundedWebSocket, lifespan="off", log_config=None)
+    config.load()
+    line, protocol = Line(), BoundedWebSocket(config, uvicorn.server.ServerState(), {})
+    protocol.connection_made(line)
+    protocol.data_received(UPGRADE)
+    await asyncio.sleep(0)
+    line.said = b""
+    protocol.pause_writing()
+    protocol.data_received(frame(PING, b"1") + frame(PING, b"2"))
+    protocol.data_received(frame(PING, b"3"))
+    assert line.said == b""
+    protocol.resume_writing()
+    assert line.said == frame(PONG, b"3", masked=False)
+    protocol.data_received(frame(PING, b"4"))
+    assert line.said.endswith(frame(PONG, b"4", masked=False))
+    protocol.connection_lost(None)
+
+
+async def test_ordinary_clients_notice_nothing() -> None:
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({**message, "type": "websocket.send"})
+
+    async with serving(echo) as port, connect(f"ws://127.0.0.1:{port}", max_size=None) as client, asyncio.timeout(20):
+        for message in ("", "hello", b"\x00\xff", b"x" * 300_000):
+            await client.send(message)
+            assert await client.recv() == message
+        await client.ping()
+
+
+async def test_raw_bytes_pass_as_they_are() -> None:
+    async with serving(echo_raw) as port, asyncio.timeout(20):
+        reader, writer, head = await upgraded(port)
+        assert head.startswith(b"HTTP/1.1 101 ")
+        assert b"Sec-WebSocket-Accept: whatever\r\n" in head
+        for data in (b"no frame at all", frame(TEXT) * 10_000, bytes(3_000_000)):
+            writer.write(data)
+            assert await reader.readexactly(len(data)) == data
+        writer.close()
+
+
+async def test_raw_connections_are_kept_alive_between_frames() -> None:
+    said = frame(TEXT, b"hello", masked=False)
+    go_on = asyncio.Event()
+
+    async def halting(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": RAW, "headers": []})
+        await send({"type": "websocket.send", "bytes": said[:3]})
+        await go_on.wait()
+        await send({"type": "websocket.send", "bytes": said[3:]})
+        await receive()
+
+    async with serving(halting, ws_ping_interval=0.02) as port, asyncio.timeout(20):
+        reader, writer, _ = await upgraded(port)
+        assert await reader.readexactly(3) == said[:3]
+        await asyncio.sleep(0.1)
+        go_on.set()
+        assert await reader.readexactly(len(said) - 3) == said[3:], "no ping within a frame"
+        assert await reader.readexactly(2) == frame(PING, masked=False)
+        writer.close()
+
+
+async def test_a_raw_connection_ends_with_its_application() -> None:
+    async def brief(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": RAW, "headers": []})
+        await send({"type": "websocket.send", "bytes": b"bye"})
+
+    async with serving(brief) as port, asyncio.timeout(20):
+        reader, _, _ = await upgraded(port)
+        assert await reader.read() == b"bye"
+
+
+@pytest.mark.parametrize(("step", "size"), [(1, 300), (2, 300), (7, 300), (1000, 70_000)])
+def test_frames_are_followed(step: int, size: int) -> None:
+    messages = frame(TEXT, b"a" * 100) + frame(0x02, bytes(size), masked=False) + frame(TEXT)
+    control = frame(PING, b"1234") + frame(PONG) + frame(CLOSE, b"\x03\xe8", masked=False)
+    for data, found in ((messages, True), (control, False), (messages, True)):
+        tracker = FrameTracker()
+        pieces = [data[at : at + step] for at in range(0, len(data), step)]
+        seen = [tracker.feed(piece) for piece in pieces[:-1]]
+        assert not tracker.between_frames or not pieces[:-1]
+        assert any([*seen, tracker.feed(pieces[-1])]) is found
+        assert tracker.between_frames
+
+
+def test_a_flood_is_not_followed_for_long() -> None:
+    now = 0.0
+    tracker = FrameTracker(lambda: now)
+    for _ in range(15):
+        assert not tracker.feed(frame(PONG) * bounded.FRAMES_PER_SECOND)
+        now += 1
+    assert tracker.between_frames, "so many are a busy connection"
+    assert tracker.feed(frame(PONG) * (bounded.FRAMES_AT_ONCE + 1))
+    assert tracker.lost
+    assert tracker.feed(frame(PONG))
+    assert not tracker.between_frames

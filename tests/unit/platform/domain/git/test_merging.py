@@ -1,0 +1,46 @@
+"""What git says of a merge that conflicts."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandyard.platform.domain.git import merging
+from sandyard.platform.domain.git.errors import ConflictsError
+from sandyard.platform.domain.git.model import Conflict, Conflicts
+
+TREE = "1" * 40
+
+
+def listing(names: list[str], *messages: tuple[str, ...]) -> bytes:
+    """As `git merge-tree --write-tree --messages --name-only -z` says it."""
+    said = [field for *files, kind, detail in messages for field in (str(len(files)), *files, kind, detail)]
+    return "".join(f"{field}\0" for field in [TREE, *names, "", *said]).encode()
+
+
+def clash(name: str) -> tuple[str, str, str]:
+    return name, "CONFLICT (contents)", f"CONFLICT (add/add): Merge conflict in {name}\n"
+
+
+def test_files_and_what_git_says_of_them() -> None:
+    told = listing(["a", "b"], ("a", "Auto-merging", "Auto-merging a\n"), clash("a"))
+    detail = "CONFLICT (add/add): Merge conflict in a"
+    assert merging.parse(told) == Conflicts((Conflict("a", "add/add", detail), Conflict("b", "content")), 2)
+
+
+def test_a_file_that_only_a_message_names() -> None:
+    said = "CONFLICT (rename/delete): old renamed to new"
+    told = listing(["new"], ("old", "new", "CONFLICT (rename/delete)", said))
+    assert merging.parse(told) == Conflicts(
+        (Conflict("new", "rename/delete", said), Conflict("old", "rename/delete", said)), 2
+    )
+
+
+def test_only_the_first_of_very_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MOST", 3)
+    monkeypatch.setattr(merging, "_FIELDS", 10)  # two messages and a half
+    names = [f"f{number}" for number in range(50)]
+    found = merging.parse(listing(names, *map(clash, names)))
+    assert [one.path for one in found.files] == ["f0", "f1", "f2"]
+    assert [one.kind for one in found.files] == ["add/add", "add/add", "content"]
+    assert found.total == 50
+    assert "f0, f1, f2 and 47 more" in ConflictsError(found.files, total=found.total).message

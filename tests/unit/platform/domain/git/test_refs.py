@@ -1,0 +1,64 @@
+"""The list of a remote's branches and tags, of which it may have as many as it likes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandyard.platform.domain.git import bare, mirror, pushing
+from sandyard.platform.domain.git.errors import TooMuchError
+from sandyard.platform.domain.git.host import Finished
+from sandyard.platform.domain.git.mirror import Mirrors
+from sandyard.platform.domain.git.remote import parse
+from sandyard.platform.settings import PlatformSettings
+
+COMMIT = "a" * 40
+REMOTE = parse("https://git.example/acme/site.git")
+LISTING = f"ref: refs/heads/main\tHEAD\n{COMMIT}\tHEAD\n{COMMIT}\trefs/heads/main\n{COMMIT}\trefs/tags/v1\x85\n"
+
+
+@dataclass
+class Told:
+    """Git, as far as it answers `ls-remote` and `for-each-ref`."""
+
+    stdout: bytes = LISTING.encode()
+    truncated: bool = False
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    async def run(self, *_: str, **options: Any) -> Finished:
+        self.asked.append(options)
+        return Finished(0, self.stdout, "", truncated=self.truncated)
+
+
+def mirror_of(git: Told, tmp_path: Path) -> mirror.Mirror:
+    return Mirrors(git, PlatformSettings(data_dir=tmp_path)).of("prj_1")  # type: ignore[arg-type]
+
+
+async def test_a_list_without_end_is_refused(tmp_path: Path) -> None:
+    git = Told(truncated=True)
+    made = mirror_of(git, tmp_path)
+    for asked in (made.look(REMOTE, None), made.remote_branch(REMOTE, None, "main")):
+        with pytest.raises(TooMuchError, match="too many branches and tags"):
+            await asked
+    assert [options["limit"] for options in git.asked] == [bare.REFS_LIMIT] * 2
+
+
+async def test_a_list_is_parsed_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def listed(listing: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return real(listing)
+
+    real = bare.listed
+    for module in (bare, mirror, pushing):
+        monkeypatch.setattr(module, "listed", listed)
+    made = mirror_of(Told(), tmp_path)
+    assert await made.look(REMOTE, None) == {"main": COMMIT, "refs/tags/v1\x85": COMMIT}
+    assert await made.remote_branch(REMOTE, None, "main") == COMMIT
+    assert (await made.refs("refs/"))["refs/heads/main"] == COMMIT
+    assert len(threads) == 3 and threading.main_thread() not in threads

@@ -1,0 +1,185 @@
+"""The memory that requests to models may take: one person's do not keep others waiting, and what was sent takes none."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Session
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models import tunnel
+from sandyard.platform.domain.models.budgets import Budgets
+from sandyard.platform.domain.models.capability import Capabilities
+from sandyard.platform.domain.models.gateway import Gateway, Place
+from sandyard.platform.domain.models.ledger import Ledger
+from sandyard.platform.domain.models.providers import Providers
+from sandyard.platform.domain.models.service import REQUESTS_HELD
+from sandyard.platform.domain.models.tunnel import BODY_LIMIT, HELD_SMALL, SHARES, NoRoomError, Room, Serve, Tunnel
+from sandyard.platform.domain.sandboxes.model import utc_now
+from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream, chat
+from tests.unit.platform.world import ROOT, World
+
+LARGE = 2 * HELD_SMALL
+
+
+def test_every_request_fits_into_a_share() -> None:
+    assert REQUESTS_HELD // SHARES >= BODY_LIMIT
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for room."""
+    monkeypatch.setattr(tunnel, "ROOM_S", 0)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_one_person_takes_no_more_than_a_share() -> None:
+    room = Room(SHARES * LARGE)
+    taken = await room.take("greedy", LARGE)
+    for size in (LARGE, 1):  # in whichever of their sandboxes
+        with pytest.raises(NoRoomError):
+            await room.take("greedy", size)
+    assert await room.take("other", LARGE)
+    taken.give_back()
+    taken.give_back()
+    taken = await room.take("greedy", LARGE)
+    with pytest.raises(NoRoomError):
+        await room.take("greedy", 1)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_small_requests_need_no_room_of_others() -> None:
+    room = Room(SHARES * LARGE)
+    held = [await room.take(f"person {number}", LARGE) for number in range(SHARES)]
+    with pytest.raises(NoRoomError):
+        await room.take("other", LARGE)
+    held += [await room.take("other", HELD_SMALL) for _ in range(2)]  # what was refused has left nothing behind
+    with pytest.raises(NoRoomError):
+        await room.take("other", HELD_SMALL)
+
+
+async def test_who_waits_gets_what_is_given_back() -> None:
+    room = Room(SHARES * LARGE)
+    taken = await room.take("one", LARGE)
+    waiting = [asyncio.ensure_future(room.take("one", LARGE // 2)) for _ in range(3)]
+    leaving = asyncio.ensure_future(room.take("one", LARGE))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    taken.give_back()
+    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert (len(done), len(pending)) == (2, 1)
+    done.pop().result().give_back()
+    await asyncio.wait(pending)
+
+
+class Sandbox:
+    """The sandbox's end of a tunnel, which sends whatever is wanted of its requests' bodies."""
+
+    def __init__(self) -> None:
+        self._frames: asyncio.Queue[str] = asyncio.Queue()
+        self._bodies: dict[int, bytes] = {}
+        self._status: dict[int, int] = {}
+        self._over: dict[int, asyncio.Event] = {}
+        self.wanted = 0
+
+    def ask(self, target: str, capability: str, body: bytes) -> int:
+        number = len(self._over) + 1
+        self._bodies[number], self._over[number] = body, asyncio.Event()
+        headers = [["authorization", f"Bearer {capability}"]]
+        frame = {"t": "req", "id": number, "method": "POST", "target": target, "headers": headers, "size": len(body)}
+        self._frames.put_nowait(json.dumps(frame))
+        return number
+
+    async def status(self, number: int) -> int:
+        """Of an answer that is complete."""
+        await self._over[number].wait()
+        return self._status.get(number, 0)
+
+    async def lines(self) -> AsyncIterator[str]:
+        while True:
+            yield await self._frames.get()
+
+    def say(self, line: str) -> None:
+        frame: dict[str, Any] = json.loads(line)
+        number = frame.get("id", 0)
+        if frame["t"] == "want":
+            self.wanted += frame["n"]
+            piece, self._bodies[number] = self._bodies[number][: frame["n"]], self._bodies[number][frame["n"] :]
+            self._frames.put_nowait(json.dumps({"t": "body", "id": number, "d": base64.b64encode(piece).decode()}))
+        elif frame["t"] == "head":
+            self._status[number] = frame["status"]
+        elif frame["t"] in ("fin", "cut"):
+            self._over[number].set()
+
+
+@contextlib.asynccontextmanager
+async def served(serve: Serve, room: Room, owner_id: str = "usr_1") -> AsyncIterator[Sandbox]:
+    sandbox = Sandbox()
+    running = asyncio.ensure_future(Tunnel(sandbox, serve, room, lambda port: None, owner_id=owner_id).run())
+    try:
+        async with asyncio.timeout(20):
+            yield sandbox
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_request_without_room_is_refused_before_it_is_sent() -> None:
+    async def serve(asking: tunnel.Asking, answer: tunnel.Answering) -> None:
+        raise AssertionError("there was no room")
+
+    room = Room(SHARES * LARGE)
+    taken = await room.take("usr_1", LARGE)
+    async with served(serve, room) as sandbox:
+        assert await sandbox.status(sandbox.ask("/", "", b"x" * LARGE)) == 503
+        assert sandbox.wanted == 0
+    taken.give_back()
+
+
+async def test_what_was_sent_to_a_model_takes_no_room(world: World, upstream: Upstream) -> None:
+    """However long it takes to answer."""
+    answers, clock = asyncio.Event(), world.clock
+
+    async def slow(seen: Seen, reply: Reply) -> None:
+        await answers.wait()
+        await chat(seen, reply)
+
+    async def nothing(*_: object) -> None:
+        return
+
+    upstream.handler = slow
+    root = (await world.person("root", "admin")).principal
+    now = utc_now()
+    async with world.database.transaction() as tx:
+        tx.add(Session(id="ses_1", owner_id=root.user_id, title="s", template="base", created_at=now, updated_at=now))
+    providers = Providers(world.database, world.projects, world.vault, clock)
+    provider = await providers.create(
+        ROOT, name="slow", kind=ModelApi.OPENAI_CHAT, base_url=upstream.url, key=Secret("k" * 20)
+    )
+    capabilities, ledger = Capabilities(world.vault), Ledger(world.database, clock)
+    gateway = Gateway(
+        world.database, providers, capabilities, Budgets(world.database, ledger, clock), ledger,
+        timeout_s=60, over_budget=nothing, note_fault=lambda *_: None, refused=nothing,
+    )  # fmt: skip
+
+    async def serve(asking: tunnel.Asking, answer: tunnel.Answering) -> None:
+        await gateway.serve(Place("sbx_1", "ses_1", lambda: None), asking, answer)
+
+    body = json.dumps({"model": "tiny", "messages": [{"content": "x" * 300_000}]}).encode()
+    async with served(serve, Room(SHARES * len(body))) as sandbox:
+        ask = (f"/{provider.id}/v1/chat/completions", capabilities.of("sbx_1").reveal(), body)
+        numbers = [sandbox.ask(*ask) for _ in range(3)]  # there is room for one of them
+        while len(upstream.seen) < len(numbers):
+            await asyncio.sleep(0.01)
+        answers.set()
+        assert [await sandbox.status(number) for number in numbers] == [200] * len(numbers)
+    assert [(seen.body, seen.headers["content-length"]) for seen in upstream.seen] == [(body, str(len(body)))] * 3
+    await gateway.close()

@@ -1,0 +1,144 @@
+"""What is known of a turn's requests that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandyard.kit.clock import SystemClock
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import Session, Turn
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models.faults import Cause, Fault
+from sandyard.platform.domain.models.gateway import Place
+from sandyard.platform.domain.models.service import Models
+from sandyard.platform.domain.models.tunnel import Asking
+from sandyard.platform.domain.sandboxes.model import utc_now
+from tests.unit.platform.domain.models.people import PRICE
+from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream, chat
+from tests.unit.platform.world import ROOT, World
+
+
+class Answer:
+    status = 0
+
+    async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        self.status = status
+
+    async def data(self, data: bytes) -> None:
+        pass
+
+    async def end(self) -> None:
+        pass
+
+
+class Agent:
+    """One in a sandbox, in a turn. Each of its requests has a name, which is the model it asks for."""
+
+    def __init__(self, models: Models, provider_id: str) -> None:
+        self.models = models
+        self._provider_id = provider_id
+
+    async def ask(self, name: str) -> int:
+        capability = self.models._capabilities.of("sbx_1").reveal()
+        asking = Asking(
+            "POST",
+            f"/{self._provider_id}/v1/chat/completions",
+            (("authorization", f"Bearer {capability}"), ("content-type", "application/json")),
+            json.dumps({"model": name, "messages": []}).encode(),
+        )
+        answer = Answer()
+        await self.models._gateway.serve(Place("sbx_1", "s", lambda: "t"), asking, answer)
+        return answer.status
+
+    @property
+    def fault(self) -> Fault | None:
+        return self.models.fault("t")
+
+
+@pytest.fixture
+async def agent(world: World, upstream: Upstream) -> AsyncIterator[Agent]:
+    owner, now = (await world.person("ann")).principal.user_id, utc_now()
+    async with world.database.transaction() as tx:
+        tx.add(Session(id="s", owner_id=owner, title="", template="base", created_at=now, updated_at=now))
+        await tx.session.flush()
+        turn = Turn(id="t", session_id="s", number=1, origin="person", status="running", usage={}, queued_at=now)
+        tx.add(turn)
+    lifecycle: Any = SimpleNamespace(woken=[], ended=[])
+    frame: Any = {"settings": world.settings, "clock": SystemClock()}
+    models = Models(world.database, lifecycle, world.projects, world.vault, **frame)
+    provider = await models.providers.create(
+        ROOT,
+        name="scripted",
+        kind=ModelApi.OPENAI_CHAT,
+        base_url=upstream.url,
+        key=Secret("sk-1"),
+        models=["one", "two"],
+        prices={"one": PRICE, "two": PRICE},
+    )
+    with models.counted("sbx_1", turn):
+        yield Agent(models, provider.id)
+    await models.close()
+
+
+async def test_one_request_after_the_other(agent: Agent, upstream: Upstream) -> None:
+    answers = [200, 503, 503, 200]
+
+    async def reply_with(seen: Seen, reply: Reply) -> None:
+        await reply.whole({}, status=answers.pop(0))
+
+    upstream.handler = reply_with
+    for status in (200, 503, 503):
+        assert await agent.ask("one") == status
+        assert (agent.fault is None) == (status == 200)
+    assert agent.fault is not None
+    assert (agent.fault.cause, agent.fault.alone) == (Cause.BUSY, True)
+    assert agent.fault.at > 0
+    await agent.ask("one")
+    assert agent.fault is None
+
+
+@pytest.mark.parametrize("last", ["one", "two"])
+async def test_a_request_that_fails_beside_one_that_is_answered(agent: Agent, upstream: Upstream, last: str) -> None:
+    """It is not why the turn ends, whichever of them ends last."""
+    waiting = {"one": asyncio.Event(), "two": asyncio.Event()}
+
+    async def reply_late(seen: Seen, reply: Reply) -> None:
+        name = seen.json["model"]
+        if name == "two":
+            await waiting[name].wait()
+            await reply.whole({}, status=503)
+            return
+        await reply.stream()
+        await reply.event({"choices": []})
+        await waiting[name].wait()
+        await reply.end()
+
+    upstream.handler = reply_late
+    asked = {name: asyncio.create_task(agent.ask(name)) for name in ("one", "two")}
+    while len(upstream.seen) < 2:
+        await asyncio.sleep(0.001)
+    first = "two" if last == "one" else "one"
+    for name in (first, last):
+        waiting[name].set()
+        await asked[name]
+    assert agent.fault is None or not agent.fault.alone
+    assert (agent.fault is None) == (last == "one")
+
+
+async def test_a_provider_that_leads_elsewhere_has_not_answered(agent: Agent, upstream: Upstream) -> None:
+    async def redirect(seen: Seen, reply: Reply) -> None:
+        await reply.whole({}, status=307, location="https://elsewhere.example.org/")
+
+    upstream.handler = redirect
+    assert await agent.ask("one") == 307
+    assert agent.fault is not None
+    assert agent.fault.cause == Cause.ADDRESS
+    upstream.handler = chat
+    await agent.ask("one")
+    assert agent.fault is None

@@ -1,0 +1,98 @@
+"""A page of a folder, from what an engine says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from sandyard.platform.domain.sandboxes.e2b import listing
+from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, EngineInvalidError
+from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry, FilePage, decode
+
+
+def entry(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "path": f"/{name}", "type": "FILE_TYPE_FILE", **more}
+
+
+def names(page: FilePage) -> list[str]:
+    return [one.name for one in page.entries]
+
+
+def answer(*entries: dict[str, Any], **more: Any) -> bytes:
+    return json.dumps({**more, "entries": entries}).encode()
+
+
+def test_an_entry_is_what_the_sdk_would_make_of_it() -> None:
+    said = entry(
+        "a", size="9223372036854775807", mode=420, permissions="-rw-r--r--", owner="user", group="staff",
+        modifiedTime="2026-01-31T10:00:00.123456789Z", symlinkTarget="/b", isSymlink=True, metadata={"k": "v"},
+    )  # fmt: skip
+    moment = datetime(2026, 1, 31, 10, 0, 0, 123456, UTC)
+    expected = FileEntry("a", "/a", "symlink", 2**63 - 1, 0o644, "user", "staff", moment, "/b")
+    assert decode(answer(said), 0, 10) == FilePage([expected], None)
+    folder = decode(answer({"name": "d", "type": "FILE_TYPE_DIRECTORY"}), 0, 10).entries[0]
+    assert (folder.kind, folder.size, folder.modified_at) == ("dir", 0, datetime.fromtimestamp(0, UTC))
+
+
+def test_an_engine_that_knows_no_pages_sends_everything() -> None:
+    whole = answer(*(entry(str(number)) for number in range(5)))
+    assert (names(decode(whole, 0, 5)), decode(whole, 0, 5).next) == (list("01234"), None)
+    assert (names(decode(whole, 1, 2)), decode(whole, 1, 2).next) == (["1", "2"], 3)
+    assert decode(whole, 7, 2) == FilePage([], None)
+    for nothing in (b"{}", b' { "entries" : [ ] } '):
+        assert decode(nothing, 0, 5) == FilePage([], None)
+
+
+def test_ours_sends_a_page() -> None:
+    page = decode(answer(entry("x"), entry("socket", type="FILE_TYPE_UNSPECIFIED"), next=102), 100, 1000)
+    assert (names(page), page.next) == (["x"], 102)
+    assert decode(answer(entry("x"), next=None), 100, 1000).next is None
+
+
+def test_names_may_be_long() -> None:
+    long = "x" * listing._USUAL_ENTRY
+    assert names(decode(answer(entry(long), entry("short")), 0, 10)) == [long, "short"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"entries":[{"name":"a"',
+        b'{"entries":[1]}',
+        b'{"entries":[' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"]}",
+        answer(entry("a", size="9" * 5000)),
+        answer(entry("a", owner=1)),
+        answer(entry("a", modifiedTime="yesterday")),
+        answer(entry("a" * listing.LONGEST_ENTRY)),
+        answer(entry("a"), next=0),
+    ],
+    ids=["empty", "list", "bytes", "cut", "number", "deep", "size", "owner", "time", "long", "endless"],
+)
+def test_what_is_no_list(body: bytes) -> None:
+    with pytest.raises(EngineError, match="cannot be read"):
+        decode(body, 0, 10)
+
+
+async def test_no_more_is_read_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MOST_BYTES", 1000)
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b"x" * 400
+
+    with pytest.raises(EngineInvalidError, match="names are too long"):
+        await listing._read(httpx.Response(200, content=endless()))
+    assert sent == 3
+    with pytest.raises(EngineError, match="encoding"):
+        await listing._read(httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=endless()))

@@ -1,0 +1,103 @@
+"""How a command begins when the platform's database does not do its part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.db.database import (
+    Database,
+    DatabaseBusyError,
+    DatabaseFullError,
+    DatabaseUnavailableError,
+    Transaction,
+)
+from sandyard.platform.db.models import Command, Sandbox, User
+from sandyard.platform.domain.sandboxes.commands import Commands
+from sandyard.platform.domain.sandboxes.model import NewCommand, utc_now
+from sandyard.platform.domain.sandboxes.output import OutputFiles
+from sandyard.platform.domain.sandboxes.rows import SandboxRows
+from sandyard.platform.domain.users.model import Principal
+
+ANN = Principal("u", "ann", "member", "test")
+
+
+class Shelf:
+    """Commands of one sandbox that are stored and not run. Errors are raised one after the other: `after` the commit, as if the
+    connection broke in that moment, or instead of it."""
+
+    def __init__(self, database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.errors: list[SandyardError] = []
+        self.after: list[SandyardError] = []
+        self._real = database.transaction
+        monkeypatch.setattr(database, "transaction", self._transaction)
+        monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0)
+        lifecycle: Any = SimpleNamespace(rows=SandboxRows(database), before_pause=[], woken=[], ended=[])
+        files = OutputFiles(folder)
+        self.commands = Commands(database, lifecycle, files, max_timeout_s=100, output_kept=1 << 20)
+        monkeypatch.setattr(self.commands._runner, "start", lambda row, command, new: self.begun.append(command.id))
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        if self.errors:
+            raise self.errors.pop(0)
+        async with self._real() as tx:
+            yield tx
+        if self.after:
+            raise self.after.pop(0)
+
+    async def execute(self) -> Command:
+        return await self.commands.execute(ANN, "b", NewCommand(command="ls", timeout_s=10))
+
+
+@pytest.fixture
+async def shelf(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    now = utc_now()
+    async with database.transaction() as tx:
+        tx.add(User(id="u", name="ann", role="member", created_at=now))
+        await tx.session.flush()
+        tx.add(
+            Sandbox(
+                id="b", owner_id="u", template="base", idempotency_key="b", status="running", idle_seconds=1, created_at=now
+            )
+        )  # fmt: skip
+    return Shelf(database, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("error", [DatabaseFullError, DatabaseBusyError])
+async def test_who_asks_is_told_that_the_database_is_full_or_busy(shelf: Shelf, error: type[SandyardError]) -> None:
+    shelf.errors = [error()]
+    with pytest.raises(error):
+        await shelf.execute()
+    assert shelf.begun == []
+
+
+async def test_full_after_it_was_away(shelf: Shelf) -> None:
+    shelf.errors = [DatabaseUnavailableError(), DatabaseFullError()]
+    with pytest.raises(DatabaseFullError):
+        await shelf.execute()
+    assert shelf.begun == []
+
+
+async def test_a_commit_that_was_cut_off_is_looked_for(shelf: Shelf, database: Database) -> None:
+    """It has happened, and the command begins, once."""
+    shelf.after = [DatabaseUnavailableError()]
+    command = await shelf.execute()
+    assert shelf.begun == [command.id]
+    async with database.reading() as session:
+        assert await session.scalar(select(func.count()).select_from(Command)) == 1
+
+
+async def test_while_it_is_away_it_is_awaited(shelf: Shelf) -> None:
+    """Also while it is busy after that: whether the first commit has happened is not known yet."""
+    shelf.errors = [DatabaseUnavailableError(), DatabaseUnavailableError(), DatabaseBusyError()]
+    command = await shelf.execute()
+    assert shelf.begun == [command.id]

@@ -1,0 +1,104 @@
+"""What a sandbox may connect to, when the settings or the database change in the wrong moment."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import pytest
+
+from sandyard.kit.clock import SystemClock
+from sandyard.platform.db.database import DatabaseUnavailableError
+from sandyard.platform.db.models import Sandbox
+from sandyard.platform.domain.projects.egress import Allowed
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import NewSandbox
+from tests.unit.platform.world import Person, World
+
+
+class Engine:
+    """Sandboxes that are there at once, and what each may connect to."""
+
+    def __init__(self) -> None:
+        self.allowed: list[Allowed] = []
+
+    async def create(self, *, allowed: Allowed, **_: Any) -> Any:
+        self.allowed.append(allowed)
+        return SimpleNamespace(id="eng_1")
+
+    async def set_network(self, engine_id: str, allowed: Allowed) -> None:
+        self.allowed.append(allowed)
+
+
+class Place:
+    def __init__(self, world: World, owner: Person, project_id: str) -> None:
+        self.world, self.owner, self.project_id = world, owner, project_id
+        self.engine = Engine()
+        self.lifecycle = Lifecycle(
+            world.database, cast(Any, self.engine), cast(Any, None), Activity(SystemClock()), instance="x", idle_margin_s=1
+        )  # fmt: skip
+
+    async def allow(self, *hosts: str) -> None:
+        settings = ProjectSettings.model_validate({"network": {"mode": "listed", "allow": hosts}})
+        await self.world.projects.update(self.owner.principal, self.project_id, settings=settings)
+
+    async def sandbox(self) -> Sandbox:
+        wanted = NewSandbox(template="base", idle_seconds=300, project_id=self.project_id)
+        row = await self.lifecycle.create(self.owner.principal.user_id, wanted)
+        return await self.lifecycle.provisioned(row.id)
+
+
+@pytest.fixture
+async def place(world: World) -> Place:
+    owner = await world.person("ann")
+    project = await world.projects.create(owner.principal, "site")
+    return Place(world, owner, project.id)
+
+
+async def test_a_database_that_is_away_for_a_moment_fails_no_sandbox(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0)
+    real, errors = place.lifecycle._allowed, [DatabaseUnavailableError()]
+
+    async def shaky(project_id: str | None) -> Allowed:
+        if errors:
+            raise errors.pop()
+        return await real(project_id)
+
+    monkeypatch.setattr(place.lifecycle, "_allowed", shaky)
+    assert (await place.sandbox()).status == "running"
+
+
+class Lock(asyncio.Lock):
+    """Of a sandbox that somebody else is changing. `wanted` is set when another one waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted = asyncio.Event()
+
+    async def acquire(self) -> Literal[True]:
+        if self.locked():
+            self.wanted.set()
+        return await super().acquire()
+
+
+@pytest.mark.parametrize("status", ["running", "paused"])
+async def test_what_changes_while_it_waits_for_the_sandbox_counts(place: Place, status: str) -> None:
+    """The newest settings are applied, and to a sandbox that still runs."""
+    row = await place.sandbox()
+    await place.allow("one.example.org")
+    lock = place.lifecycle._locks[row.id] = Lock()
+    async with lock:
+        applying = asyncio.create_task(place.lifecycle.apply_network(place.project_id))
+        await lock.wanted.wait()
+        await place.allow("two.example.org")
+        await place.lifecycle.rows.note(row.id, status=status)
+    await applying
+    expected: list[Allowed] = [["two.example.org"]] if status == "running" else []
+    assert place.engine.allowed[1:] == expected
+    known = await place.lifecycle.rows.get(row.id)
+    assert known.network == (expected[0] if expected else None)

@@ -1,0 +1,108 @@
+"""What an agent is told at the beginning of a round."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandyard.platform.db.models import AgentRun, Attempt, Project, Sandbox, Session, Task, Turn
+from sandyard.platform.domain.agents.model import PLATFORM, Origin, TurnStatus
+from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.tasks.steps import Steps, Work
+from tests.unit.platform.domain.tasks.yard import Board
+
+
+class Sandboxes:
+    """Sessions, agents, git and turns of one sandbox, where the agent does nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Origin, list[dict[str, Any]]]] = []
+
+    async def sandbox(self, *_: Any) -> Any:
+        return SimpleNamespace(id="sbx_1")
+
+    async def profile(self, *_: Any) -> Any:
+        return SimpleNamespace(demo=False)
+
+    async def checkout(self, *_: Any) -> Any:
+        return SimpleNamespace(base_commit="c0ffee", branch="task/1")
+
+    async def prompt(self, *given: Any, origin: Origin, **_: Any) -> Turn:
+        self.told.append((origin, list(given[2])))
+        return Turn(id="trn_1", status=TurnStatus.COMPLETED)
+
+    async def wait(self, _: str) -> Turn:
+        return Turn(id="trn_1", status=TurnStatus.COMPLETED)
+
+    async def end_leftovers(self, _: str) -> int:
+        return 0
+
+
+async def told(board: Board, task: Task) -> tuple[Origin, list[str]]:
+    """What the agent of its attempt is told now: whose words it is, then each part; "(platform)" is the platform's own."""
+    inside = Sandboxes()
+    parts: Any = [board.database, inside, None, None, inside, inside, None, None, inside, None]
+    async with board.database.reading() as session:
+        attempt = await session.get(Attempt, (await board.attempt(task)).id)
+        row, project = await session.get(Task, task.id), await session.get(Project, task.project_id)
+    assert attempt is not None and row is not None and project is not None
+    work = Work(attempt, row, project, board.owner)
+    await Steps(*parts).agent(work, (attempt.id, attempt.round, 1), {}, turn="agent", words=None)
+    ((origin, said),) = inside.told
+    return origin, ["(platform)" if one.get("source") == PLATFORM else one["text"] for one in said]
+
+
+async def has_worked(board: Board, attempt: Attempt, agent: str) -> None:
+    now = utc_now()
+    async with board.database.transaction() as tx:
+        frame = {"owner_id": board.owner.user_id, "template": "base", "created_at": now}
+        tx.add(Session(id=attempt.session_id, title="x", updated_at=now, **frame))
+        await tx.session.flush()
+        box = {"session_id": attempt.session_id, "idempotency_key": "b", "status": "running", "idle_seconds": 1}
+        tx.add(Sandbox(id="sbx_1", **frame, **box))
+        await tx.session.flush()
+        of = {"session_id": attempt.session_id}
+        tx.add(AgentRun(id="run_1", sandbox_id="sbx_1", agent=agent, status="ended", started_at=now, **of))
+        await tx.session.flush()
+        turn = {"number": 1, "origin": "task", "status": "failed", "queued_at": now, "request": 3}
+        tx.add(Turn(id="trn_0", run_id="run_1", **of, **turn))
+
+
+async def begun(board: Board) -> tuple[Task, Attempt]:
+    task = await board.task("Paint it", agent="codex")
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 1)
+    return task, await board.attempt(task)
+
+
+@pytest.mark.parametrize("agent", [None, "codex", "opencode"])
+async def test_the_words_of_a_retry_are_told_to_whoever_goes_on(board: Board, agent: str | None) -> None:
+    """Also when nobody was prompted before, because the round failed before that."""
+    task, attempt = await begun(board)
+    if agent is not None:
+        await has_worked(board, attempt, agent)
+    await board.attempts.fail(attempt.id, "no_model", "There is no model.")
+    await board.tasks.retry(board.owner, task.id, message="Blue, please.")
+    expected = {
+        None: ["Paint it", "(platform)", "Blue, please."],
+        "codex": ["(platform)", "Blue, please."],
+        "opencode": ["Paint it", "(platform)", "(platform)", "Blue, please."],
+    }
+    assert await told(board, task) == (Origin.TASK, expected[agent])
+
+
+@pytest.mark.parametrize("agent", ["codex", "opencode"])
+async def test_what_is_sent_back_comes_with_the_task_for_an_agent_that_does_not_know_it(
+    board: Board, agent: str
+) -> None:
+    task, attempt = await begun(board)
+    await has_worked(board, attempt, "codex")
+    await board.let(attempt, AttemptStatus.IN_REVIEW)
+    await board.tasks.update(board.owner, task.id, {"agent": agent})
+    await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="Blue, please.")
+    origin, said = await told(board, task)
+    expected = {"codex": ["Blue, please."], "opencode": ["Paint it", "(platform)", "(platform)", "Blue, please."]}
+    assert (origin, said) == (Origin.FEEDBACK, expected[agent])

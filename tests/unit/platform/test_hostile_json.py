@@ -1,0 +1,127 @@
+"""JSON of many values, at every door where somebody else's comes in: nothing of it is parsed, because everybody would wait for that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from sandyard.kit.bounded_json import TooManyValuesError
+from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.api import remote, terminal
+from sandyard.platform.domain.agents import wire
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.forge import connection
+from sandyard.platform.domain.forge.deliveries import payload_of
+from sandyard.platform.domain.forge.errors import ForgeUnreachableError
+from sandyard.platform.domain.forge.refusals import words
+from sandyard.platform.domain.forge.remembered import Kept
+from sandyard.platform.domain.mcp_servers import probe
+from sandyard.platform.domain.models import faults, gateway, trying
+from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.counting import Counter
+from sandyard.platform.domain.models.model import Tokens
+from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
+from sandyard.platform.domain.preparing import jsonc
+from sandyard.platform.domain.remote.line import Line, SshError
+from sandyard.platform.domain.sandboxes.e2b.relay import Ended, EndReason
+
+CHAT = Asked("/v1/chat/completions", "", counted=True)
+
+
+def flood(**fields: object) -> bytes:
+    """An object with these fields, and one of 300,000 empty lists."""
+    return json.dumps(fields).encode()[:-1] + b', "flood": [' + b"[]," * 300_000 + b"[]]}"
+
+
+def _count(event: str) -> Tokens:
+    counter = Counter(ModelApi.OPENAI, "text/event-stream" if event else "application/json")
+    counter.feed(event.encode() + flood(usage={"input_tokens": 1}))
+    return counter.result()
+
+
+DOORS: dict[str, Callable[[], object]] = {
+    "terminal": lambda: terminal._size(flood(type="resize", cols=1, rows=1).decode()),
+    "ssh": lambda: remote._is_end(flood(type="eof").decode()),
+    "command": lambda: Ended.parse(flood(reason="exited").decode()),
+    "agent": lambda: wire.parse(flood(method="session/update")),
+    "forge error": lambda: words(flood(message="no")),
+    "provider error": lambda: faults._quote(flood(error="no").decode())[:20],
+    "models": lambda: trying._listed(flood(data=[{"id": "m"}])),
+    "mcp server": lambda: probe._message(flood(id=1), 1),
+    "stream": lambda: _count("data: "),
+    "answer": lambda: _count(""),
+}
+REFUSED: dict[str, object] = {
+    "terminal": None,
+    "ssh": False,
+    "command": Ended(EndReason.LOST),
+    "agent": None,
+    "forge error": "",
+    "provider error": ' It said: {"error": ',
+    "models": [],
+    "mcp server": None,
+    "stream": Tokens(),
+    "answer": Tokens(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loads(*_: object, **__: object) -> None:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr(json, "loads", loads)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_it_is_passed_over(door: str) -> None:
+    assert DOORS[door]() == REFUSED[door]
+
+
+def test_a_webhook_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"more than 200,000 values\.$"):
+        payload_of("application/json", flood(action="labeled"))
+
+
+def test_a_forge_is_none() -> None:
+    with pytest.raises(ForgeUnreachableError, match=r"forge\.apiUrl"):
+        connection._answer(Kept("", flood(number=1), ""))
+
+
+def test_a_request_to_a_model_is_refused() -> None:
+    with pytest.raises(TooManyValuesError):
+        gateway._parsed(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
+
+
+def test_a_devcontainer_is_invalid() -> None:
+    with pytest.raises(ValueError, match="more than 20,000 values"):
+        jsonc.parse(flood(image="x")[: 1 << 19].decode())
+
+
+class Script:
+    """A program in a sandbox that says one thing."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    async def lines(self) -> AsyncIterator[str]:
+        yield self._line
+
+    def say(self, line: str) -> None:
+        pass
+
+
+async def test_a_tunnel_ends() -> None:
+    async def serve(*_: object) -> None: ...
+
+    with pytest.raises(TunnelError, match="does not understand"):
+        await Tunnel(Script(flood(t="ping").decode()), serve, Room(1), lambda _: None).run()
+
+
+async def test_an_ssh_connection_ends() -> None:
+    line = Line(Script(flood(t="ack", n=1).decode()), "ssh-ed25519 AAAA")
+    await line.run()
+    with pytest.raises(SshError, match="does not understand"):
+        await line.receive()

@@ -1,0 +1,38 @@
+"""JSON as agents, models and forges really send it: long texts with few values are taken."""
+
+from __future__ import annotations
+
+import json
+
+from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.forge.connection import _answer
+from sandyard.platform.domain.forge.remembered import Kept
+from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.counting import Counter
+from sandyard.platform.domain.models.gateway import _parsed
+from sandyard.platform.domain.models.model import Tokens
+
+CODE = 'values = [{"a": 1, "b": [2, 3]}, {"c": "\\""}]\n' * 30_000  # 210,000 commas and brackets
+
+
+def test_a_request_with_a_long_context() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
+    said = [{"role": "user", "content": [{"type": "text", "text": CODE}, image]}]
+    short = [{"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}] * 5_000
+    body = json.dumps({"model": "m", "messages": [*said, *short]}).encode()
+    assert _parsed(body, Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == ("m", body, [])
+
+
+def test_an_event_that_repeats_the_whole_answer() -> None:
+    tools = [{"type": "function", "name": f"t{number}", "parameters": {"type": "object"}} for number in range(500)]
+    response = {"output": [{"text": CODE}], "tools": tools, "usage": {"input_tokens": 5, "output_tokens": 6}}
+    counter = Counter(ModelApi.OPENAI, "text/event-stream")
+    counter.feed(b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n")
+    assert counter.result() == Tokens(5, 6)
+
+
+def test_a_page_of_pull_requests() -> None:
+    repository = {f"{number}_url": "https://api.github.com/repos/acme/site" for number in range(110)}
+    pull = {"body": CODE[:5_000], "head": {"repo": repository}, "base": {"repo": repository}, **repository}
+    page = [pull] * 100
+    assert _answer(Kept("", json.dumps(page).encode(), "")).json == page

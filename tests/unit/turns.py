@@ -1,0 +1,31 @@
+"""How much is parsed in one turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandyard.kit.pacing import Inflow
+
+
+def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The parts (chunks, frames) of each turn that any connection takes from now on."""
+    turns: list[int] = []
+    take_turn = Inflow.take_turn
+
+    def counted(self: Inflow) -> bool:
+        parse = self._parse
+        turns.append(0)
+
+        def parsed(data: bytes) -> int:
+            parts = parse(data)
+            turns[-1] += parts
+            return parts
+
+        self._parse = parsed
+        try:
+            return take_turn(self)
+        finally:
+            self._parse = parse
+
+    monkeypatch.setattr(Inflow, "take_turn", counted)
+    return turns
