@@ -92,7 +92,7 @@ export function Form({
         >
           <p className="mr-auto min-w-0 text-[13px]" aria-live="polite">
             {error ? (
-              <span className="text-bad">{overall(error)}</span>
+              <span className="text-bad">{onForce ? "The test failed. Nothing was saved." : overall(error)}</span>
             ) : (
               <span className="text-soft">Not saved yet.</span>
             )}

@@ -11,4 +11,7 @@ test("links between documents lead to their pages; what is not here is no link",
   expect(withOwnLinks("![The board](docs/screenshots/board-light.png)\n[x](../README.md)")).toBe(
     "\n[x](/help?tab=README)",
   );
+  expect(withOwnLinks("Before\n\n| | |\n|---|---|\n| ![a](a.png) | ![b](b.png) |\n\n| x |\n|---|\n")).toBe(
+    "Before\n\n\n| x |\n|---|\n",
+  );
 });
