@@ -60,6 +60,7 @@ PAGES = {
     "settings-secrets": ("/settings?tab=secrets", "OWN_TOKEN"),
     "settings-people": ("/settings?tab=people", "grace"),
     "settings-about": ("/settings?tab=about", "Engine"),
+    "help": ("/help", "Sandyard"),
     "not-found": ("/no/such/page", "There is no such page"),
     "task-not-found": ("/tasks/tsk_00000000000000000000000000", "There is no such task"),
 }

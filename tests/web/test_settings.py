@@ -126,8 +126,13 @@ def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, git
     page.get_by_role("button", name="Add and check").click()
     expect(page.get_by_role("radiogroup", name="Agent")).to_be_visible()
     without_pulls.get_by_role("link", name="Git and forge settings").click()
-    page.get_by_label("API address").fill(github.api_url)
+    wrong = github.api_url.replace("/api/v3", "/nothing/here")
+    page.get_by_label("API address").fill(wrong)
     page.get_by_role("button", name="Save").press("Enter")
+    expect(page.get_by_label("API address")).to_have_accessible_description(re.compile(re.escape(wrong)))
+    expect(page.get_by_role("button", name="Save without testing")).to_be_visible()
+    page.get_by_label("API address").fill(github.api_url)
+    page.get_by_role("button", name="Save", exact=True).press("Enter")
     expect(without_pulls).to_be_hidden()
     for one in yard.get("/projects")["items"]:
         if one["name"] == "private":
@@ -243,6 +248,9 @@ def test_a_person_is_added_signs_in_and_is_disabled(page: Page, browser: Browser
     page.get_by_role("button", name="Add a person").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("linus")
+    dialog.get_by_label("Password").fill("short")
+    dialog.get_by_role("button", name="Add", exact=True).click()
+    expect(dialog.get_by_label("Password")).to_have_accessible_description("Use at least 10 characters.")
     dialog.get_by_label("Password").fill("a long enough password")
     dialog.get_by_role("button", name="Add", exact=True).click()
     expect(page.get_by_role("button", name="Disable linus")).to_be_visible()
@@ -251,6 +259,9 @@ def test_a_person_is_added_signs_in_and_is_disabled(page: Page, browser: Browser
     theirs.goto("/sign-in")
     theirs.get_by_role("button", name="Sign in with name and password instead").click()
     theirs.get_by_label("Name").fill("linus")
+    theirs.get_by_label("Password").fill("a wrong password")
+    theirs.get_by_role("button", name="Sign in", exact=True).click()
+    expect(theirs.get_by_role("alert")).to_contain_text("An administrator can set a new password for you.")
     theirs.get_by_label("Password").fill("a long enough password")
     theirs.get_by_role("button", name="Sign in", exact=True).click()
     places = theirs.get_by_role("navigation", name="Places")
@@ -360,6 +371,11 @@ def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
         dialog.get_by_role("button", name="Test and save").click()
         expect(dialog.get_by_role("alert")).to_contain_text("issues rejected the configured headers (401).")
         assert yard.get(path)["items"] == []
+        expect(dialog.get_by_role("button", name="Save without testing")).to_be_visible()
+        choose(page, dialog.get_by_label("Type"), "Command")
+        expect(dialog.get_by_role("alert")).to_have_count(0)
+        expect(dialog.get_by_role("button", name="Save without testing")).to_have_count(0)
+        choose(page, dialog.get_by_label("Type"), "URL")
         dialog.get_by_label("Value of X-Api-Key").fill("mcp-the-real-key-of-it")
         dialog.get_by_role("button", name="Test and save").click()
         expect(dialog).to_be_hidden()
@@ -388,12 +404,16 @@ def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
         expect(row.get_by_role("img", name="works", exact=True)).to_be_visible()
         assert "mcp-the-real-key-of-it" not in page.content()
     page.get_by_role("button", name="Add a server").click()
-    dialog.get_by_label("Name").fill("notes")
+    dialog.get_by_label("Name").fill("my notes")
     choose(page, dialog.get_by_label("Type"), "Command")
     expect(dialog.get_by_text("Not secret: everybody who sees the project sees them")).to_be_visible()
     dialog.get_by_label("Command").fill("npx")
     dialog.get_by_label("Arguments").fill("-y\n@example/notes@1.2.3")
     dialog.get_by_label("Variables").fill("LEVEL=info")
+    dialog.get_by_role("button", name="Save", exact=True).click()
+    rule = "Use letters, digits and dashes; begin and end with a letter or a digit."
+    expect(dialog.get_by_label("Name")).to_have_accessible_description(rule)
+    dialog.get_by_label("Name").fill("notes")
     dialog.get_by_role("button", name="Save", exact=True).click()
     expect(dialog).to_be_hidden()
     expect(page.get_by_role("button", name="Edit notes")).to_be_visible()
@@ -541,6 +561,20 @@ def test_the_palette(page: Page, yard: Yard) -> None:
     expect(page.get_by_role("option", name="Audit log")).to_be_visible()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/audit"))
+    page.keyboard.press("Control+k")
+    for words, found in (
+        ("key", "Model providers and keys"),
+        ("password", "Profile and password"),
+        ("people", "People"),
+        ("token", "API tokens"),
+        ("budget", "Board and budgets"),
+        ("mcp", "Agent and MCP servers"),
+        ("docs", "Help"),
+    ):
+        typed.fill(words)
+        expect(option.filter(has_text=found).first).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Sandyard", level=1)).to_be_visible()  # of the first document
     page.keyboard.press("Control+k")
     typed.fill("no such thing at all")
     expect(page.get_by_text("Nothing by that name.")).to_be_visible()

@@ -228,10 +228,18 @@ const settings = createRoute({
   component: lazyRouteComponent(() => import("./features/settings/page"), "SettingsPage"),
 });
 
+const help = createRoute({
+  getParentRoute: () => inside,
+  path: "/help",
+  validateSearch: tabSearch,
+  component: lazyRouteComponent(() => import("./features/help/page"), "HelpPage"),
+});
+
 const tree = root.addChildren([
   signIn,
   inside.addChildren([
     home, welcome, board, task, sessions, session, sandboxes, sandbox, projectList, projectPage, agents, schedules, usage, audit, settings,
+    help,
   ]), // biome-ignore format: a list of names
 ]);
 

@@ -4261,6 +4261,12 @@ export interface components {
              */
             hasPassword: boolean;
             /**
+             * Defaultnetwork
+             * @description What sandboxes may connect to whose project does not say.
+             * @enum {string}
+             */
+            defaultNetwork: "none" | "listed" | "all";
+            /**
              * Lastevent
              * @description `Last-Event-ID` of a stream that misses nothing of what happens after this answer.
              * @example 4711
@@ -5265,10 +5271,11 @@ export interface components {
         };
         /**
          * Origin
-         * @description Who has prompted: a person in the session, a task's description, its failed checks, or words on its pull request.
+         * @description Who has prompted: a person in the session, a task's description, its failed checks, words on its pull request, or the test of
+         *     an agent.
          * @enum {string}
          */
-        Origin: "person" | "task" | "verify" | "feedback";
+        Origin: "person" | "task" | "verify" | "feedback" | "test";
         /**
          * Outcome
          * @description FAILED: also a check that ran and found something. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the
@@ -7461,7 +7468,7 @@ export interface components {
             field: string;
             /**
              * Message
-             * @example Input should be less than or equal to 200
+             * @example Must be at most 200
              */
             message: string;
         };
@@ -9562,7 +9569,10 @@ export interface operations {
     };
     project_update: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Ask the forge's API first, as the project would; if that fails, nothing is stored (`connection_test_failed`, with `findings`). */
+                test?: boolean;
+            };
             header?: never;
             path: {
                 /** @description The project's id. */

@@ -2,11 +2,13 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { Bell, CircleAlert, CircleCheck, CircleHelp } from "lucide-react";
-import { pendingAsks } from "@/api/queries";
+import { useState } from "react";
+import { pendingAsks, session } from "@/api/queries";
+import type { Ask } from "@/api/types";
 import { Button } from "@/ui/button";
 import { Popover } from "@/ui/menu";
 import { Ago } from "@/ui/time";
-import { headline, type Notice, useNotices } from "./notices";
+import { headline, type Notice, plainText, useNotices } from "./notices";
 
 const ICONS = {
   needsYou: <CircleHelp className="size-4 text-warn" aria-hidden />,
@@ -16,14 +18,21 @@ const ICONS = {
 
 /** What waits for a person, and what has happened since they looked. `small`: in the bar of a phone, with its name below. */
 export function Inbox({ small = false }: { small?: boolean }) {
-  const { notices, unread, read } = useNotices();
-  const asks = useQuery(pendingAsks);
-  const waiting = asks.data?.length ?? 0;
-  const label = `${small ? "Inbox" : "Notifications"}: ${unread.length} unread, ${waiting} waiting for an answer`;
+  const known = useNotices();
+  const [open, setOpen] = useState(false);
+  const close = () => setOpen(false);
+  const asks = useQuery(pendingAsks).data ?? [];
+  // what waits is listed as the server has it; this browser's notice of the same would be there twice
+  const isListed = (one: Notice) => asks.some((ask) => ask.id === one.askId);
+  const notices = known.notices.filter((one) => !isListed(one));
+  const unread = known.unread.filter((one) => !isListed(one));
+  const label = `${small ? "Inbox" : "Notifications"}: ${unread.length} unread, ${asks.length} waiting for an answer`;
   return (
     <Popover
       label="Notifications"
       align="start"
+      open={open}
+      onOpenChange={setOpen}
       className="w-[min(24rem,92vw)] !p-0"
       trigger={
         <button
@@ -38,14 +47,14 @@ export function Inbox({ small = false }: { small?: boolean }) {
         >
           <Bell className={small ? "size-5" : "size-4"} aria-hidden />
           {small && "Inbox"}
-          {unread.length + waiting > 0 && (
+          {unread.length + asks.length > 0 && (
             <span
               className={clsx(
                 "absolute top-0 grid h-4 min-w-4 place-items-center rounded-full bg-accent px-1 text-2xs font-semibold text-on-accent tabular-nums",
                 small ? "left-1/2 ml-1" : "right-0",
               )}
             >
-              {Math.max(unread.length, waiting)}
+              {unread.length + asks.length}
             </span>
           )}
         </button>
@@ -53,17 +62,22 @@ export function Inbox({ small = false }: { small?: boolean }) {
     >
       <div className="flex items-center gap-2 border-b px-3 py-2">
         <h2 className="mr-auto text-[13px] font-semibold">Notifications</h2>
-        <Button size="sm" look="ghost" disabled={!unread.length} onClick={() => read(() => true)}>
+        <Button size="sm" look="ghost" disabled={!unread.length} onClick={() => known.read(() => true)}>
           Mark all as read
         </Button>
       </div>
       <ul className="max-h-96 overflow-y-auto py-1">
-        {notices.length === 0 && (
+        {asks.map((one) => (
+          <li key={one.id}>
+            <AskLink ask={one} onOpen={close} />
+          </li>
+        ))}
+        {notices.length + asks.length === 0 && (
           <li className="px-3 py-6 text-center text-[13px] text-soft">Nothing has happened yet.</li>
         )}
         {notices.map((one) => (
           <li key={one.seq}>
-            <NoticeLink one={one} unread={unread.includes(one)} />
+            <NoticeLink one={one} unread={unread.includes(one)} onOpen={close} />
           </li>
         ))}
       </ul>
@@ -71,25 +85,60 @@ export function Inbox({ small = false }: { small?: boolean }) {
   );
 }
 
-function NoticeLink({ one, unread }: { one: Notice; unread: boolean }) {
-  const look = clsx("flex gap-2 px-3 py-2 hover:bg-hover", unread && "bg-accent-soft");
+/** A question that waits for an answer, whatever this browser has heard of it. */
+function AskLink({ ask, onOpen }: { ask: Ask; onOpen: () => void }) {
+  const about = useQuery(session(ask.sessionId)).data;
+  return (
+    <Row
+      kind="needsYou"
+      title={about ? `An agent needs you: ${about.title}` : "An agent needs you"}
+      detail={plainText(ask.title)}
+      at={ask.createdAt}
+      taskId={about?.taskId ?? null}
+      sessionId={ask.sessionId}
+      marked
+      onOpen={onOpen}
+    />
+  );
+}
+
+function NoticeLink({ one, unread, onOpen }: { one: Notice; unread: boolean; onOpen: () => void }) {
+  return <Row {...one} title={headline(one)} marked={unread} unread={unread} onOpen={onOpen} />;
+}
+
+function Row({
+  kind,
+  title,
+  detail,
+  at,
+  taskId,
+  sessionId,
+  marked,
+  unread = false,
+  onOpen,
+}: Pick<Notice, "kind" | "title" | "detail" | "at" | "taskId" | "sessionId"> & {
+  marked: boolean;
+  unread?: boolean;
+  onOpen: () => void;
+}) {
+  const look = clsx("flex gap-2 px-3 py-2 hover:bg-hover", marked && "bg-accent-soft");
   const inner = (
     <>
-      <span className="mt-0.5 shrink-0">{ICONS[one.kind]}</span>
+      <span className="mt-0.5 shrink-0">{ICONS[kind]}</span>
       <span className="min-w-0 flex-1">
-        <span className={clsx("block text-[13px]", unread && "font-medium")}>{headline(one)}</span>
-        {one.detail && <span className="line-clamp-2 text-xs break-words text-soft">{one.detail}</span>}
-        <Ago at={one.at} className="text-2xs text-faint" />
+        <span className={clsx("block text-[13px]", marked && "font-medium")}>{title}</span>
+        {detail && <span className="line-clamp-2 text-xs break-words text-soft">{detail}</span>}
+        <Ago at={at} className="text-2xs text-faint" />
       </span>
       {unread && <span className="sr-only">unread</span>}
     </>
   );
-  return one.taskId ? (
-    <Link to="/tasks/$taskId" params={{ taskId: one.taskId }} className={look}>
+  return taskId ? (
+    <Link to="/tasks/$taskId" params={{ taskId }} className={look} onClick={onOpen}>
       {inner}
     </Link>
   ) : (
-    <Link to="/sessions/$sessionId" params={{ sessionId: one.sessionId ?? "" }} className={look}>
+    <Link to="/sessions/$sessionId" params={{ sessionId: sessionId ?? "" }} className={look} onClick={onOpen}>
       {inner}
     </Link>
   );

@@ -23,7 +23,7 @@ export function Layout() {
       >
         Skip to the page
       </a>
-      <div className="flex h-full flex-col-reverse sm:flex-row">
+      <div className="flex h-full flex-col-reverse pt-[var(--toasts,0px)] transition-[padding] sm:flex-row sm:pt-0">
         <Sidebar />
         <main id="main" className="flex min-h-0 min-w-0 flex-1 flex-col">
           <LiveLine />

@@ -48,6 +48,7 @@ describe("what a person hears of", () => {
   it("hears of a turn's end only where no task tells it", () => {
     expect(notice(event("turn.completed"))).toBeNull();
     expect(notice(event("turn.completed", {}, null))?.kind).toBe("finished");
+    expect(notice(event("turn.completed", { origin: "test" }, null))).toBeNull();
   });
   it("hears nothing of what goes on", () => {
     for (const kind of ["message.delta", "command.output", "git.progress", "turn.started"])

@@ -44,6 +44,7 @@ export function notice(event: PlatformEvent): Notice | null {
     taskId: event.taskId,
     sessionId: event.sessionId,
   });
+  const isTest = data.origin === "test"; // of an agent, whose result is shown where it was asked for
   switch (event.kind) {
     case "ask.created":
       return made("needsYou", "An agent needs you", data.title ?? "", { askId: data.askId });
@@ -61,9 +62,9 @@ export function notice(event: PlatformEvent): Notice | null {
     case "turn.over_budget":
       return made("failed", "Stopped at the budget", data.error ?? "");
     case "turn.completed":
-      return event.taskId ? null : made("finished", "The agent has finished its turn");
+      return event.taskId || isTest ? null : made("finished", "The agent has finished its turn");
     case "turn.failed":
-      return event.taskId ? null : made("failed", "The agent's turn failed", data.error ?? "");
+      return event.taskId || isTest ? null : made("failed", "The agent's turn failed", data.error ?? "");
     default:
       return null;
   }
@@ -72,7 +73,7 @@ export function notice(event: PlatformEvent): Notice | null {
 const FOLDER = /\/home\/user\/workspace\//g;
 
 /** Markdown's marks of code and the folder that all work is in say nothing here. */
-const plainText = (text: string): string => text.replace(/`+/g, "").replace(FOLDER, "");
+export const plainText = (text: string): string => text.replace(/`+/g, "").replace(FOLDER, "");
 
 /** What is said first, and alone where there is little room. */
 export const headline = (one: Notice): string => (one.subject ? `${one.title}: ${one.subject}` : one.title);

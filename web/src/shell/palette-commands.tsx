@@ -1,13 +1,13 @@
 import { useQuery } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
 import clsx from "clsx";
-import { CirclePlus, FolderGit2, MessageSquarePlus, MoonStar, SquareCheck } from "lucide-react";
+import { CirclePlus, FolderGit2, MessageSquarePlus, MoonStar, Settings, Settings2, SquareCheck } from "lucide-react";
 import { type ComponentType, Fragment, type KeyboardEvent, useEffect, useId, useState } from "react";
 import { me, projects, searched } from "@/api/queries";
 import { COLUMNS } from "@/lib/status";
 import { useTheme } from "@/lib/theme";
 import { type Entry, markedEntry, matchEntries, stepFrom } from "./palette-entries";
-import { PLACES } from "./places";
+import { CORNERS, PLACES, PROJECT_CORNERS } from "./places";
 
 interface Command extends Entry {
   icon: ComponentType<{ className?: string; "aria-hidden"?: boolean }>;
@@ -144,8 +144,18 @@ function useCommands(words: string): [Command[], boolean] {
       id: place.to,
       group: "Go to",
       label: place.label,
+      words: place.words ?? "",
       icon: place.icon,
       run: () => navigate({ to: place.to }),
+    })),
+    ...CORNERS.filter((corner) => !corner.admin || admin).map((corner) => ({
+      id: `${corner.to}/${corner.tab}`,
+      group: "Settings",
+      label: corner.label,
+      words: `settings ${corner.words}`,
+      quiet: true,
+      icon: Settings,
+      run: () => navigate({ to: corner.to, search: { tab: corner.tab } }),
     })),
     ...(tasks.data ?? []).map((task) => ({
       id: task.id,
@@ -164,6 +174,19 @@ function useCommands(words: string): [Command[], boolean] {
       icon: FolderGit2,
       run: () => navigate({ to: "/board", search: { project: project.id } }),
     })),
+    ...(known.data ?? []).flatMap((project) =>
+      PROJECT_CORNERS.map((corner) => ({
+        id: `${project.id}/${corner.tab}`,
+        group: "Project settings",
+        label: corner.label,
+        note: project.name,
+        words: `settings ${project.name} ${corner.words}`,
+        quiet: true,
+        icon: Settings2,
+        run: () =>
+          navigate({ to: "/projects/$projectId", params: { projectId: project.id }, search: { tab: corner.tab } }),
+      })),
+    ),
   ];
   return [commands, answered && !known.isPending];
 }

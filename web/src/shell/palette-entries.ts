@@ -5,18 +5,24 @@ export interface Entry {
   group: string;
   label: string;
   note?: string;
+  /** What else people call it. */
+  words?: string;
+  /** Only for words that somebody has typed: there are many of its kind. */
+  quiet?: boolean;
   /** The platform has found it for these very words, which may be in its description. */
   found?: boolean;
   run: () => unknown;
 }
 
-/** Entries in whose label every word begins one, and those that the platform has found; the former first. Groups stay in the order given,
+/** Entries in whose label or other names every word begins one, and those that the platform has found; the former first. Groups stay in the order given,
  * so that what arrives late moves nothing that is above it. */
 export function matchEntries<T extends Entry>(entries: T[], words: string): T[] {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   const groups = [...new Set(entries.map((entry) => entry.group))];
   const rank = (entry: T) => {
-    return wanted.every((word) => beginsWord(entry.label.toLowerCase(), word)) ? 0 : entry.found ? 1 : 2;
+    if (entry.quiet && wanted.length === 0) return 2;
+    const names = `${entry.label} ${entry.words ?? ""}`.toLowerCase();
+    return wanted.every((word) => beginsWord(names, word)) ? 0 : entry.found ? 1 : 2;
   };
   return groups.flatMap((group) => {
     const own = entries.filter((entry) => entry.group === group).map((entry) => ({ entry, rank: rank(entry) }));

@@ -3,6 +3,7 @@ import {
   Bot,
   CalendarClock,
   ChartNoAxesColumn,
+  CircleHelp,
   Container,
   FolderGit2,
   MessagesSquare,
@@ -22,13 +23,16 @@ export interface Place {
     | "/schedules"
     | "/usage"
     | "/audit"
-    | "/settings";
+    | "/settings"
+    | "/help";
   label: string;
   icon: ComponentType<{ className?: string; "aria-hidden"?: boolean }>;
   /** Only administrators. */
   admin?: boolean;
   /** Has its own place in the bar of a phone. */
   small?: boolean;
+  /** What else people call it. */
+  words?: string;
 }
 
 export const PLACES: Place[] = [
@@ -41,4 +45,40 @@ export const PLACES: Place[] = [
   { to: "/usage", label: "Usage", icon: ChartNoAxesColumn },
   { to: "/audit", label: "Audit log", icon: ScrollText, admin: true },
   { to: "/settings", label: "Settings", icon: Settings },
+  { to: "/help", label: "Help", icon: CircleHelp, words: "docs documentation manual guide" },
+];
+
+export interface Corner {
+  to: "/agents" | "/settings";
+  tab: string;
+  label: string;
+  /** What else people call it. */
+  words: string;
+  admin?: boolean;
+}
+
+/** Parts of pages that the palette finds, by what people look for. */
+export const CORNERS: Corner[] = [
+  { to: "/agents", tab: "providers", label: "Model providers and keys", words: "api keys llm anthropic openai" },
+  { to: "/settings", tab: "profile", label: "Profile and password", words: "account name change" },
+  { to: "/settings", tab: "people", label: "People", words: "users members add person accounts invite", admin: true },
+  { to: "/settings", tab: "tokens", label: "API tokens", words: "access keys" },
+  { to: "/settings", tab: "secrets", label: "Secrets", words: "environment variables" },
+  { to: "/settings", tab: "notifications", label: "Notification settings", words: "alerts" },
+  { to: "/settings", tab: "appearance", label: "Appearance", words: "theme colours dark light" },
+  { to: "/settings", tab: "about", label: "About", words: "version health api openapi" },
+];
+
+/** The same of each project. */
+export const PROJECT_CORNERS = [
+  { tab: "access", label: "Repository access", words: "token credentials ssh key github webhook" },
+  { tab: "agent", label: "Agent and MCP servers", words: "permissions tools" },
+  { tab: "setup", label: "Setup and checks", words: "tests verify" },
+  { tab: "forge", label: "Git and forge", words: "github enterprise pull requests commits" },
+  { tab: "board", label: "Board and budgets", words: "limits costs" },
+  { tab: "policy", label: "Command policy", words: "allow deny" },
+  { tab: "network", label: "Network", words: "internet hosts" },
+  { tab: "secrets", label: "Secrets", words: "environment variables" },
+  { tab: "models", label: "Models", words: "keys providers" },
+  { tab: "members", label: "Members", words: "people users" },
 ];

@@ -1,7 +1,7 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link, useRouter } from "@tanstack/react-router";
 import clsx from "clsx";
-import { LogOut, MoonStar, MoreHorizontal, PanelLeftClose, PanelLeftOpen, Search, Sun } from "lucide-react";
+import { KeyRound, LogOut, MoonStar, MoreHorizontal, PanelLeftClose, PanelLeftOpen, Search, Sun } from "lucide-react";
 import { api, got } from "@/api/client";
 import { me } from "@/api/queries";
 import { useStored } from "@/lib/stored";
@@ -196,8 +196,13 @@ function OwnItems() {
     },
     onError: failed("Could not sign out"),
   });
+  const hasPassword = useQuery(me).data?.hasPassword ?? true;
   return (
     <>
+      <MenuItem onSelect={() => router.navigate({ to: "/settings", search: { tab: "profile" } })}>
+        <KeyRound className="size-4" aria-hidden />
+        {hasPassword ? "Profile and password" : "Set a password"}
+      </MenuItem>
       <MenuItem onSelect={() => choose(theme === "dark" ? "light" : "dark")}>
         {theme === "dark" ? <Sun className="size-4" aria-hidden /> : <MoonStar className="size-4" aria-hidden />}
         {theme === "dark" ? "Light colours" : "Dark colours"}

@@ -22,7 +22,7 @@ export function Dialog({ wide = false, ...shown }: Shown) {
     <Panel
       {...shown}
       className={clsx(
-        "inset-0 sm:inset-auto sm:top-[8vh] sm:left-1/2 sm:max-h-[84vh] sm:-translate-x-1/2 sm:rounded-lg sm:border",
+        "inset-0 top-[var(--toasts,0px)] sm:inset-auto sm:top-[8vh] sm:left-1/2 sm:max-h-[84vh] sm:-translate-x-1/2 sm:rounded-lg sm:border",
         wide ? "sm:w-[min(56rem,94vw)]" : "sm:w-[min(34rem,94vw)]",
       )}
     />

@@ -16,6 +16,9 @@ export interface Draft<T> {
   take: (stored: T) => void;
 }
 
+/** What a field's hint needs below it. */
+const ROOM = 40;
+
 const same = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
 
 /** What is being written. What others store meanwhile comes in, but for what was changed here. */
@@ -50,6 +53,7 @@ export function Form({
   draft,
   children,
   onSave,
+  onForce,
   busy,
   error,
   frozen,
@@ -57,24 +61,38 @@ export function Form({
   draft: Pick<Draft<object>, "dirty" | "reset">;
   children: ReactNode;
   onSave: () => void;
+  /** Offered after a test that failed: save what was not found to work. */
+  onForce?: (() => void) | undefined;
   busy: boolean;
   error?: unknown;
   frozen?: string | undefined;
 }) {
+  const form = useRef<HTMLFormElement>(null);
+  const bar = useRef<HTMLDivElement>(null);
+  // what is being filled in stays in sight when the bar appears
+  useEffect(() => {
+    const field = document.activeElement;
+    if (!draft.dirty || !bar.current || !field || !form.current?.contains(field)) return;
+    if (field.getBoundingClientRect().bottom > bar.current.getBoundingClientRect().top - ROOM)
+      field.scrollIntoView({ block: "center" });
+  }, [draft.dirty]);
   const submit = (event: FormEvent) => {
     event.preventDefault();
     if (!busy && draft.dirty) onSave();
   };
   return (
-    <form onSubmit={submit} noValidate>
+    <form ref={form} onSubmit={submit} noValidate className="[&_:is(input,textarea,button)]:scroll-mb-28">
       <fieldset disabled={Boolean(frozen)} className="min-w-0">
         {children}
       </fieldset>
       {draft.dirty && (
-        <div className="sticky bottom-0 z-10 -mx-1 mb-4 flex flex-wrap items-center gap-2 rounded-lg border bg-raised px-3 py-2 shadow-float">
+        <div
+          ref={bar}
+          className="sticky bottom-0 z-10 -mx-1 mb-4 flex flex-wrap items-center gap-2 rounded-lg border bg-raised px-3 py-2 shadow-float"
+        >
           <p className="mr-auto min-w-0 text-[13px]" aria-live="polite">
             {error ? (
-              <span className="text-bad">{overall(error)}</span>
+              <span className="text-bad">{onForce ? "The test failed. Nothing was saved." : overall(error)}</span>
             ) : (
               <span className="text-soft">Not saved yet.</span>
             )}
@@ -82,6 +100,11 @@ export function Form({
           <Button onClick={draft.reset} disabled={busy}>
             Cancel
           </Button>
+          {onForce && (
+            <Button onClick={onForce} disabled={busy}>
+              Save without testing
+            </Button>
+          )}
           <Button type="submit" look="primary" busy={busy}>
             Save
           </Button>

@@ -63,6 +63,7 @@ export function Popover({
   children,
   align = "end",
   className,
+  ...shown
 }: {
   /** What it is called by those who do not see it. */
   label?: string;
@@ -70,9 +71,12 @@ export function Popover({
   children: ReactNode;
   align?: "start" | "end";
   className?: string;
+  /** Given where what is inside closes it, too. */
+  open?: boolean;
+  onOpenChange?: (open: boolean) => void;
 }) {
   return (
-    <RadixPopover.Root>
+    <RadixPopover.Root {...shown}>
       <RadixPopover.Trigger asChild>{trigger}</RadixPopover.Trigger>
       <RadixPopover.Portal>
         <RadixPopover.Content

@@ -1,6 +1,7 @@
 /** Many tabs: beside the page where there is room, above it in one line where there is not. Each is an address. */
 import { Link } from "@tanstack/react-router";
-import { type ReactNode, useEffect, useRef } from "react";
+import clsx from "clsx";
+import { type ReactNode, useEffect, useRef, useState } from "react";
 
 export interface SideTab {
   id: string;
@@ -19,17 +20,28 @@ export function SideTabs({
   children: ReactNode;
 }) {
   const list = useRef<HTMLUListElement>(null);
+  /** More of them are to the right: the last one in sight fades. */
+  const [more, setMore] = useState(false);
+  const look = () => {
+    const { scrollLeft = 0, clientWidth = 0, scrollWidth = 0 } = list.current ?? {};
+    setMore(scrollLeft + clientWidth < scrollWidth - 4);
+  };
   // biome-ignore lint/correctness/useExhaustiveDependencies: whenever another one is shown
   useEffect(() => {
     const shown = list.current?.querySelector<HTMLElement>("[aria-current=page]");
     if (shown && list.current) list.current.scrollLeft = shown.offsetLeft - list.current.offsetLeft - 40;
+    look();
   }, [value]);
   return (
     <div className="flex flex-col gap-4 md:flex-row md:gap-6">
       <nav aria-label={label} className="md:w-44 md:shrink-0">
         <ul
           ref={list}
-          className="relative -mx-1 flex gap-1 overflow-x-auto px-1 pb-1 md:sticky md:top-4 md:flex-col md:overflow-visible"
+          onScroll={look}
+          className={clsx(
+            "relative -mx-1 flex gap-1 overflow-x-auto px-1 pb-1 md:sticky md:top-4 md:flex-col md:overflow-visible",
+            more && "max-md:[mask-image:linear-gradient(to_right,black_calc(100%-3rem),transparent)]",
+          )}
         >
           {tabs.map((tab) => (
             <li key={tab.id}>

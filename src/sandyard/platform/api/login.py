@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Request, Response
 from pydantic import Field, SecretStr, model_validator
@@ -17,12 +17,14 @@ from sandyard.platform.api.trail import note
 from sandyard.platform.api.users import Password, UserView
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.users import service
+from sandyard.platform.settings import PlatformSettings
 
 router = api_router("login")
 BODY_LIMIT, BODY_VALUES = 16 * 1024, 20
 """Of a sign-in, which anybody may try: a name and a password, also if every character of them is escaped."""
 Events = Annotated[Feed, part("events")]
 Users = Annotated[service.Users, part("users")]
+Settings = Annotated[PlatformSettings, part("settings")]
 
 
 class LoginRequest(Input):
@@ -52,6 +54,9 @@ class Me(Model):
         examples=["token:tok_0mh3k7a1x2abcdefghij"], description="What was shown: token, cookie, ticket."
     )
     has_password: bool = Field(description="Whether the person can sign in by name.")
+    default_network: Literal["none", "listed", "all"] = Field(
+        description="What sandboxes may connect to whose project does not say."
+    )
     last_event: int = Field(
         examples=[4711],
         description="`Last-Event-ID` of a stream that misses nothing of what happens after this answer.",
@@ -112,13 +117,14 @@ async def logout(caller: Caller, cookie: Cookie, response: Response, users: User
 
 
 @router.get("/me", name="login.get")
-async def me(caller: Caller, users: Users, events: Events) -> Me:
+async def me(caller: Caller, users: Users, events: Events, settings: Settings) -> Me:
     last = events.last
     user = await users.get(caller, caller.user_id)
     return Me(
         user=UserView.model_validate(user),
         means=caller.means,
         has_password=user.password is not None,
+        default_network=settings.network,
         last_event=last,
     )
 

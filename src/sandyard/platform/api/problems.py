@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from sandyard.kit.errors import SandyardError
+from sandyard.platform.api.validation_messages import message_of
 
 MEDIA_TYPE = "application/problem+json"
 FAILED = "The platform failed to do this; its log says why, under the request's id. Try again, or report it."
@@ -38,7 +39,7 @@ _CODES = {
 
 class FieldError(BaseModel):
     field: str = Field(examples=["limit"])
-    message: str = Field(examples=["Input should be less than or equal to 200"])
+    message: str = Field(examples=["Must be at most 200"])
 
 
 class ConflictedFile(BaseModel):
@@ -191,8 +192,7 @@ def _fault(error: Mapping[str, Any]) -> dict[str, str]:
     places = [str(part) for part in error["loc"]]
     if len(places) > 1 and places[0] in ("body", "query", "path", "header", "cookie"):
         places = places[1:]
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": ".".join(places)[:_LONGEST_FIELD] or "body", "message": message}
+    return {"field": ".".join(places)[:_LONGEST_FIELD] or "body", "message": message_of(error)}
 
 
 def _sentence(connection: HTTPConnection, error: HTTPException) -> str:

@@ -203,10 +203,26 @@ async def get_project(caller: Caller, project_id: ProjectId, projects: Projects,
 
 @router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute")])
 async def update_project(
-    caller: Caller, project_id: ProjectId, body: ProjectChange, request: Request, projects: Projects, models: Models
+    caller: Caller,
+    project_id: ProjectId,
+    body: ProjectChange,
+    request: Request,
+    projects: Projects,
+    access: Access,
+    models: Models,
+    test: Annotated[
+        bool,
+        Query(
+            description="Ask the forge's API first, as the project would; if that fails, nothing is stored "
+            "(`connection_test_failed`, with `findings`)."
+        ),
+    ] = False,
 ) -> ProjectView:
     given = {name: getattr(body, name) for name in body.model_fields_set}
     note(request, changed=sorted(given))
+    if test:
+        tested = {name: given[name] for name in ("repository", "base_branch", "settings") if name in given}
+        await access.check_api(await projects.draft_update(caller, project_id, **tested))
     return await view(models, await projects.update(caller, project_id, **given))
 
 

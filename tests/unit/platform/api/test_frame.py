@@ -200,7 +200,7 @@ async def test_bad_bodies_name_the_place(web: httpx.AsyncClient, body: bytes, fi
 
 async def test_bad_queries_name_the_place(web: httpx.AsyncClient) -> None:
     found = problem(await web.post("/api/v1/things?size=9", json={"name": "a"}), 400, "invalid_argument")
-    assert found["errors"] == [{"field": "size", "message": "Input should be less than or equal to 5"}]
+    assert found["errors"] == [{"field": "size", "message": "Must be at most 5"}]
     for path in ("/api/v1/%00", "/health?x=%00"):
         problem(await web.get(path), 400, "invalid_argument")
 

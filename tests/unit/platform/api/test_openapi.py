@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from sandyard.platform.api.openapi import TAGS
+from sandyard.platform.api.validation_messages import PATTERNS
 from sandyard.platform.app import ROUTERS
 from tests.unit.platform.world import client, opened
 
@@ -54,6 +55,20 @@ def test_bodies_have_examples(document: dict[str, Any]) -> None:
         if body is not None and "application/json" in body["content"] and operation["tags"] != ["webhooks"]:
             schema = schemas[body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]]
             assert schema["examples"], f"{method} {path}"
+
+
+def test_patterns_of_components_are_explained(document: dict[str, Any]) -> None:
+    """What people fill in wrongly is answered with a rule in words, never with a regular expression."""
+
+    def patterns(part: Any) -> set[str]:
+        if isinstance(part, list):
+            return {one for inner in part for one in patterns(inner)}
+        if not isinstance(part, dict):
+            return set()
+        own = {part["pattern"]} if isinstance(part.get("pattern"), str) else set()
+        return own.union(part.get("patternProperties", ()), *(patterns(inner) for inner in part.values()))
+
+    assert patterns(document["components"]["schemas"]) <= set(PATTERNS)
 
 
 def test_references_lead_somewhere(document: dict[str, Any]) -> None:

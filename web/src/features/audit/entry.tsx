@@ -10,7 +10,7 @@ export type AuditEntry = Schemas["AuditView"];
 /** One line; the rest of it is folded. Long lists stay quick: what is out of sight is not laid out. */
 export function Entry({ entry }: { entry: AuditEntry }) {
   return (
-    <li className="[contain-intrinsic-size:auto_36px] [content-visibility:auto]">
+    <li className="[contain-intrinsic-size:auto_56px] sm:[contain-intrinsic-size:auto_36px] [content-visibility:auto]">
       <details className="group">
         <summary className="flex cursor-pointer list-none flex-wrap items-center gap-x-3 gap-y-0.5 px-3 py-2 text-[13px] hover:bg-hover [&::-webkit-details-marker]:hidden">
           <ChevronRight
@@ -18,10 +18,14 @@ export function Entry({ entry }: { entry: AuditEntry }) {
             aria-hidden
           />
           <Ago at={entry.at} className="w-20 shrink-0 text-xs text-soft tabular-nums" />
-          <span className="w-24 shrink-0 truncate font-medium">{entry.userName ?? "nobody"}</span>
-          <code className="font-mono text-xs">{entry.action}</code>
-          <span className="min-w-0 flex-1 truncate font-mono text-xs text-soft">{entry.target}</span>
-          <Badge tone={entry.outcome === "ok" ? "ok" : "bad"}>{entry.outcome}</Badge>
+          <span className="min-w-0 flex-1 truncate font-medium sm:w-24 sm:flex-none">{entry.userName ?? "nobody"}</span>
+          <Badge tone={entry.outcome === "ok" ? "ok" : "bad"} className="sm:order-last">
+            {entry.outcome}
+          </Badge>
+          <span className="flex min-w-0 basis-full gap-x-3 pl-[26px] sm:flex-1 sm:basis-0 sm:pl-0">
+            <code className="shrink-0 font-mono text-xs">{entry.action}</code>
+            <span className="min-w-0 truncate font-mono text-xs text-soft">{entry.target}</span>
+          </span>
         </summary>
         <dl className="grid grid-cols-[auto_1fr] gap-x-4 gap-y-1 border-t bg-page px-4 py-2.5 text-xs sm:px-9">
           <Pair name="When">

@@ -3,6 +3,7 @@ import { useState } from "react";
 import type { FileDiff } from "@/api/types";
 import { placeWords, promptOf, useComments } from "@/features/changes/comments";
 import { useDraft } from "@/features/conversation/compose";
+import { isCoarse } from "@/lib/pointer";
 import { Button, IconButton } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Textarea } from "@/ui/field";
@@ -12,13 +13,13 @@ const REVIEW = {
   title: "Send back to the agent",
   action: "Send back",
   label: "What should be different?",
-  hint: "The agent reads this and goes on with the work it has done. Ctrl+Enter sends it.",
+  hint: "The agent reads this and goes on with the work it has done.",
 };
 const TURN = {
   title: "Send to the agent",
   action: "Send to the agent",
   label: "Message (optional)",
-  hint: "Placed above the comments. Ctrl+Enter sends it.",
+  hint: "Placed above the comments.",
 };
 
 /**
@@ -75,7 +76,7 @@ export function FeedbackDialog({
     >
       <Field
         label={shown.label}
-        hint={shown.hint}
+        hint={isCoarse() ? shown.hint : `${shown.hint} Ctrl+Enter sends it.`}
         error={missing && empty ? "Write what the agent should do." : undefined}
       >
         {(wear) => (

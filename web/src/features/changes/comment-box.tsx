@@ -76,7 +76,13 @@ export function Writing({
   onCancel: () => void;
 }) {
   const box = useRef<HTMLTextAreaElement>(null);
-  useEffect(() => box.current?.focus({ preventScroll: true }), []);
+  const frame = useRef<HTMLElement>(null);
+  useEffect(() => {
+    box.current?.focus({ preventScroll: true });
+    // the list places it in the next frame; its buttons must be in sight, too
+    const later = requestAnimationFrame(() => frame.current?.scrollIntoView({ block: "nearest" }));
+    return () => cancelAnimationFrame(later);
+  }, []);
   const key = (event: KeyboardEvent) => {
     event.stopPropagation();
     if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) {
@@ -85,7 +91,11 @@ export function Writing({
     } else if (event.key === "Escape") onCancel();
   };
   return (
-    <section aria-label={`Write a comment on ${place.path}, ${placeWords(place)}`} className={`${FRAME} p-2.5`}>
+    <section
+      ref={frame}
+      aria-label={`Write a comment on ${place.path}, ${placeWords(place)}`}
+      className={`${FRAME} scroll-my-2 p-2.5`}
+    >
       <p className="mb-1.5 text-xs text-soft">
         On {placeWords(place)}.
         <span className="pointer-coarse:hidden"> Click another line number with Shift for a range.</span>

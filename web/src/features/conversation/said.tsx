@@ -18,6 +18,7 @@ const ORIGINS: Record<Turn["origin"], string | null> = {
   task: "The task",
   verify: "The project's check",
   feedback: "Feedback",
+  test: "The test of the agent",
 };
 
 /** What somebody asked of the agent: as it was written, in full when wanted. */

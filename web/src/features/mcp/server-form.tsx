@@ -76,7 +76,11 @@ export function ServerForm({
   return (
     <form onSubmit={submit} className="flex flex-col gap-3" noValidate>
       <div className="grid gap-3 sm:grid-cols-2">
-        <Field label="Name" hint="Letters, digits and dashes. Part of the names of its tools." error={at("name")}>
+        <Field
+          label="Name"
+          hint="Up to 40 letters, digits and dashes. Part of the names of its tools."
+          error={at("name")}
+        >
           {(wear) => (
             <Input
               {...wear}
@@ -94,7 +98,10 @@ export function ServerForm({
               <Select
                 {...wear}
                 value={form.type}
-                onChange={(type) => set({ type: type as typeof form.type })}
+                onChange={(type) => {
+                  set({ type: type as typeof form.type });
+                  save.reset(); // what was found of the one says nothing of the other
+                }}
                 choices={TYPES}
               />
             )}
@@ -128,7 +135,11 @@ export function ServerForm({
         </>
       ) : (
         <>
-          <Field label="Command" hint="A program in the sandbox. No shell." error={at("command")}>
+          <Field
+            label="Command"
+            hint="A program in the sandbox, without a shell. It is not tested when you save it: to see why one fails, run it in the terminal of a task."
+            error={at("command")}
+          >
             {(wear) => (
               <Input
                 {...wear}
@@ -175,7 +186,7 @@ export function ServerForm({
           {overall(save.error)}
         </p>
       )}
-      <div className="flex justify-end gap-2">
+      <div className="flex flex-wrap justify-end gap-2">
         <Button onClick={onDone}>Cancel</Button>
         {refused && (
           <Button disabled={save.isPending} onClick={() => save.mutate(false)}>

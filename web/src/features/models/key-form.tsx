@@ -1,7 +1,7 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
 import { api, got, type Schemas } from "@/api/client";
-import { me, presets as presetsQuery } from "@/api/queries";
+import { me, project as oneProject, presets as presetsQuery } from "@/api/queries";
 import type { Agent } from "@/api/types";
 import { findingsOf } from "@/features/projects/findings";
 import { safeHref } from "@/lib/links";
@@ -25,6 +25,24 @@ export function KeyTitle({ agent }: { agent: Agent }) {
 
 type Preset = Schemas["ModelPresetView"];
 
+/** Whose key the caller may add: everybody's, that of the project they own, or none. Undefined: it is not known yet. */
+export function useKeyScope(projectId: string | undefined): "everybody" | "project" | "none" | undefined {
+  const caller = useQuery(me).data?.user;
+  const known = useQuery({ ...oneProject(projectId ?? ""), enabled: projectId !== undefined });
+  if (!caller) return undefined;
+  if (caller.role === "admin") return "everybody";
+  if (projectId === undefined) return "none";
+  if (!known.data) return known.isError ? "none" : undefined;
+  return known.data.ownerId === caller.id ? "project" : "none";
+}
+
+/** For those who may not add a key. */
+export function AskForKey({ projectId }: { projectId: string | undefined }) {
+  return (
+    <p className="text-[13px] text-soft">Ask an administrator{projectId && " or the project's owner"} to add a key.</p>
+  );
+}
+
 /** The key of a provider that an agent can use, tested and stored: by administrators for everybody, by others for their project. */
 export function KeyForm({
   agent,
@@ -36,13 +54,14 @@ export function KeyForm({
   onDone: () => void;
 }) {
   const query = useQuery(presetsQuery);
-  const admin = useQuery(me).data?.user.role === "admin";
+  const scope = useKeyScope(projectId);
   return (
     <Loaded query={query}>
       {(found) => {
         const fitting = found.items.filter((one) => one.agents.includes(agent.name));
-        if (!admin && !projectId) return <p className="text-[13px] text-soft">Ask an administrator to add a key.</p>;
-        return <Entry presets={fitting} projectId={admin ? undefined : projectId} onDone={onDone} />;
+        if (scope === undefined) return null;
+        if (scope === "none") return <AskForKey projectId={projectId} />;
+        return <Entry presets={fitting} projectId={scope === "project" ? projectId : undefined} onDone={onDone} />;
       }}
     </Loaded>
   );
@@ -93,7 +112,13 @@ function Entry({
   };
   const link = safeHref(preset.keyUrl ?? undefined);
   return (
-    <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate aria-label="Key of the model provider">
+    <form
+      onSubmit={submit}
+      onKeyDown={(event) => event.stopPropagation()} // Ctrl+Enter is not meant for a form that this one was opened from
+      className="grid gap-3 sm:grid-cols-2"
+      noValidate
+      aria-label="Key of the model provider"
+    >
       <Field label="Provider" hint={projectId ? "For this project." : "For everybody on this platform."}>
         {(wear) => (
           <Select

@@ -3,9 +3,10 @@ import { Link } from "@tanstack/react-router";
 import { KeyRound } from "lucide-react";
 import { useState } from "react";
 import { agents } from "@/api/queries";
+import type { Agent } from "@/api/types";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
-import { KeyForm } from "./key-form";
+import { AskForKey, KeyForm, useKeyScope } from "./key-form";
 import { providers } from "./providers";
 
 const LOOK =
@@ -28,6 +29,18 @@ export function ProviderHelp({
   return code?.startsWith("model_") ? <SettingsLink projectId={projectId} /> : null;
 }
 
+/** Before something is begun with an agent that lacks its key: that it would fail, and the way to the key. */
+export function KeyNote({ agent, projectId }: { agent: Agent; projectId: string | undefined }) {
+  return (
+    <div role="note" className="flex flex-wrap items-center gap-x-3 gap-y-1.5 rounded-md bg-warn-soft px-2.5 py-2">
+      <p className="min-w-0 flex-1 basis-56 text-[13px]">
+        {agent.title} has no key for its model: it fails until there is one.
+      </p>
+      <AddKey agent={agent.name} projectId={projectId} onAdded={undefined} />
+    </div>
+  );
+}
+
 function AddKey({
   agent: name,
   projectId,
@@ -39,9 +52,12 @@ function AddKey({
 }) {
   const known = useQuery(agents);
   const agent = known.data?.find((one) => one.name === name);
+  const scope = useKeyScope(projectId);
   const [open, setOpen] = useState(false);
   if (known.isPending) return null;
   if (!agent) return <SettingsLink projectId={projectId} />;
+  if (scope === undefined) return null;
+  if (scope === "none") return <AskForKey projectId={projectId} />;
   return (
     <>
       <Button size="sm" look="primary" onClick={() => setOpen(true)}>

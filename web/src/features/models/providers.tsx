@@ -1,7 +1,9 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
 import { Brain, CircleCheck, CircleX, Plus, Trash2 } from "lucide-react";
 import { useState } from "react";
 import { all, api, got, type Schemas } from "@/api/client";
+import { me } from "@/api/queries";
 import { Section } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
@@ -97,6 +99,7 @@ function Row({
     onSuccess: () => client.invalidateQueries({ queryKey: ["providers"] }),
     onError: failed("Could not delete the provider"),
   });
+  const admin = useQuery(me).data?.user.role === "admin";
   const fixed = frozen || shared;
   return (
     <li className="px-4 py-2.5">
@@ -109,11 +112,26 @@ function Row({
           <p className="truncate font-mono text-xs text-soft" title={provider.baseUrl}>
             {provider.baseUrl}
           </p>
-          <p className="truncate text-xs text-soft">
-            {provider.models.length ? provider.models.join(", ") : "any model"} · <KeyHint hint={provider.hint} />
-            {!Object.keys(provider.prices).length && " · no prices"}
+          <p className="flex flex-wrap gap-x-1 text-xs text-soft">
+            <span className="max-w-full truncate">
+              {provider.models.length ? provider.models.join(", ") : "any model"}
+            </span>
+            <span>
+              · <KeyHint hint={provider.hint} />
+            </span>
+            {!Object.keys(provider.prices).length && <span>· no prices</span>}
           </p>
         </div>
+        {shared && admin && (
+          <Link
+            to="/agents"
+            search={{ tab: "providers" }}
+            aria-label={`Edit ${provider.name} for everybody`}
+            className="text-xs text-accent underline underline-offset-2"
+          >
+            Edit for everybody
+          </Link>
+        )}
         {!shared && (
           <div className="flex gap-1.5">
             <Button

@@ -13,10 +13,10 @@ export function findingsOf(error: unknown): Tested["findings"] | null {
   return Array.isArray(found) ? found : [];
 }
 
-/** What a refused connection test says about one box of a form (`token`), each sentence once; undefined: nothing. */
+/** What a refused connection test says first about one box of a form (`token`); undefined: nothing. What else is wrong there often is
+ * so for the same reason. */
 export function findingAt(error: unknown, field: string): string | undefined {
-  const wrong = findingsOf(error)?.filter((finding) => !finding.ok && finding.field === field);
-  return wrong?.length ? [...new Set(wrong.map((finding) => finding.detail))].join(" ") : undefined;
+  return findingsOf(error)?.find((finding) => !finding.ok && finding.field === field)?.detail;
 }
 
 export function useConnectionTest(projectId: string) {

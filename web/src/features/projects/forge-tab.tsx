@@ -3,8 +3,10 @@ import { Section } from "@/shell/page";
 import { Field, Input, Select, Switch } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
+import { findingsOf } from "./findings";
 import { ForgeNote } from "./forge-note";
 import { type ProjectForm, useProjectForm } from "./form";
+import type { Settings } from "./settings";
 
 const MESSAGES = [
   { value: "conventional", label: "Conventional commits", detail: "feat: …, fix(scope): …" },
@@ -31,8 +33,12 @@ const LISTS = [
   { key: "assignees", label: "Assignees" },
 ] as const;
 
+/** Then the new address is asked before it is saved. */
+const isApiChanged = (before: Settings, now: Settings) =>
+  now.forge.kind !== "plain" && now.forge.apiUrl !== null && now.forge.apiUrl !== before.forge.apiUrl;
+
 export function ForgeTab({ project }: { project: Project }) {
-  const made = useProjectForm(project);
+  const made = useProjectForm(project, { test: isApiChanged });
   const { settings, edit, form, fault } = made;
   const { git, forge } = settings;
   return (
@@ -74,7 +80,7 @@ export function ForgeTab({ project }: { project: Project }) {
           <Field
             label="API address"
             hint="Of a GitHub Enterprise Server. Empty: GitHub's own."
-            error={fault("forge.apiUrl")}
+            error={fault("forge.apiUrl") ?? findingsOf(form.error)?.[0]?.detail}
           >
             {(wear) => (
               <Input
@@ -126,7 +132,7 @@ export function ForgeTab({ project }: { project: Project }) {
   );
 }
 
-/** A name and an address, or nobody: both boxes empty. */
+/** A name and an e-mail address, or nobody: both boxes empty. */
 function Identity({
   made,
   which,
@@ -156,7 +162,7 @@ function Identity({
           />
         )}
       </Field>
-      <Field label={`${label}: address`} error={fault(`git.${which}.email`)}>
+      <Field label={`${label}: e-mail`} error={fault(`git.${which}.email`)}>
         {(wear) => (
           <Input
             {...wear}

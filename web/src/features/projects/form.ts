@@ -6,6 +6,7 @@ import { merged } from "@/lib/merge";
 import { fault } from "@/lib/problems";
 import { type Draft, useDraft } from "@/ui/form";
 import { toast } from "@/ui/toast";
+import { findingsOf } from "./findings";
 import type { Part, Settings } from "./settings";
 
 interface Written {
@@ -24,7 +25,15 @@ export interface ProjectForm {
   /** What the platform says about a field of the settings (`agent.stuckMinutes`) or of the project (`/name`). */
   fault: (field: string) => string | undefined;
   /** What `Form` wants to know. */
-  form: { draft: Draft<Written>; onSave: () => void; busy: boolean; error: unknown; frozen: string | undefined };
+  form: {
+    draft: Draft<Written>;
+    onSave: () => void;
+    /** After a connection test that failed. */
+    onForce: (() => void) | undefined;
+    busy: boolean;
+    error: unknown;
+    frozen: string | undefined;
+  };
 }
 
 const written = (project: Project): Written => ({
@@ -41,14 +50,18 @@ export function useFrozen(project: Project): string | undefined {
   return "You are a member of this project. Only its owner and administrators can change this.";
 }
 
-/** A project being changed. Saving reads it again first: what others have changed meanwhile is not lost. */
-export function useProjectForm(project: Project): ProjectForm {
+/** A project being changed. Saving reads it again first: what others have changed meanwhile is not lost. `test`: whether the forge's API
+ * is asked before that is saved. */
+export function useProjectForm(
+  project: Project,
+  { test = () => false }: { test?: (before: Settings, now: Settings) => boolean } = {},
+): ProjectForm {
   const client = useQueryClient();
   const stored = written(project);
   const draft = useDraft(stored);
   const frozen = useFrozen(project);
   const save = useMutation({
-    mutationFn: async () => {
+    mutationFn: async (forced: boolean) => {
       const mine = draft.value;
       const path = { params: { path: { project_id: project.id } } };
       const now = written(await got(api.GET("/api/v1/projects/{project_id}", path)));
@@ -58,7 +71,8 @@ export function useProjectForm(project: Project): ProjectForm {
         ...(mine.baseBranch !== stored.baseBranch && { baseBranch: mine.baseBranch.trim() || null }),
         settings: merged(stored.settings, mine.settings, now.settings),
       };
-      return got(api.PATCH("/api/v1/projects/{project_id}", { ...path, body }));
+      const query = { test: !forced && test(stored.settings, mine.settings) };
+      return got(api.PATCH("/api/v1/projects/{project_id}", { params: { ...path.params, query }, body }));
     },
     onSuccess: (saved) => {
       client.setQueryData(oneProject(project.id).queryKey, saved);
@@ -74,6 +88,13 @@ export function useProjectForm(project: Project): ProjectForm {
     edit: (part, patch) =>
       draft.set({ settings: { ...draft.value.settings, [part]: { ...draft.value.settings[part], ...patch } } }),
     fault: (field) => fault(save.error, field.startsWith("/") ? field.slice(1) : `settings.${field}`),
-    form: { draft, onSave: () => save.mutate(), busy: save.isPending, error: save.error, frozen },
+    form: {
+      draft,
+      onSave: () => save.mutate(false),
+      onForce: findingsOf(save.error) ? () => save.mutate(true) : undefined,
+      busy: save.isPending,
+      error: save.error,
+      frozen,
+    },
   };
 }

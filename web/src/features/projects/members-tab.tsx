@@ -1,4 +1,5 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
 import { type FormEvent, useState } from "react";
 import { api, got } from "@/api/client";
 import { me, users } from "@/api/queries";
@@ -115,7 +116,21 @@ function Add({
       <Field
         label="Add somebody"
         className="min-w-0 flex-1 basis-52"
-        hint={people ? undefined : "Their user id is on their own page Settings, Profile."}
+        hint={
+          people ? (
+            people.length || loading ? undefined : (
+              <>
+                Everybody who can sign in is in this project.{" "}
+                <Link to="/settings" search={{ tab: "people" }} className="text-accent underline underline-offset-2">
+                  Add a person
+                </Link>{" "}
+                first, then choose them here.
+              </>
+            )
+          ) : (
+            "Their user id is on their own page Settings, Profile."
+          )
+        }
       >
         {(wear) =>
           people ? (

@@ -1,3 +1,5 @@
+import { useQuery } from "@tanstack/react-query";
+import { me } from "@/api/queries";
 import type { Project } from "@/api/types";
 import { Section } from "@/shell/page";
 import { Checkbox, Field, Select } from "@/ui/field";
@@ -7,9 +9,8 @@ import { useProjectForm } from "./form";
 
 const PLATFORM = "platform";
 const MODES = [
-  { value: PLATFORM, label: "The platform's default" },
   { value: "none", label: "Nothing", detail: "No connection leaves the sandbox." },
-  { value: "listed", label: "Listed hosts only", detail: "The presets and hosts below." },
+  { value: "listed", label: "Listed hosts only", detail: "Presets and hosts that are listed." },
   { value: "all", label: "Everything", detail: "The whole internet." },
 ];
 const PRESETS = [
@@ -26,6 +27,8 @@ const PRESETS = [
 export function NetworkTab({ project }: { project: Project }) {
   const { settings, edit, form, fault } = useProjectForm(project);
   const { network } = settings;
+  const platform = useQuery(me).data?.defaultNetwork;
+  const usual = MODES.find((one) => one.value === platform);
   const toggle = (preset: (typeof network.presets)[number], on: boolean) =>
     edit("network", {
       presets: on ? [...network.presets, preset] : network.presets.filter((one) => one !== preset),
@@ -47,7 +50,13 @@ export function NetworkTab({ project }: { project: Project }) {
                 {...wear}
                 value={network.mode ?? PLATFORM}
                 onChange={(mode) => edit("network", { mode: mode === PLATFORM ? null : (mode as typeof network.mode) })}
-                choices={MODES}
+                choices={[
+                  {
+                    value: PLATFORM,
+                    label: usual ? `The platform's default: ${usual.label}` : "The platform's default",
+                  },
+                  ...MODES,
+                ]}
               />
             )}
           </Field>

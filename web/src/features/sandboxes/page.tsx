@@ -123,14 +123,14 @@ function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
               params={{ sandboxId: row.id }}
               title={row.id}
               className={clsx(
-                "min-w-0 truncate hover:underline",
+                "min-w-0 flex-1 basis-[calc(100%-2rem)] truncate hover:underline sm:flex-none sm:basis-auto",
                 row.title ? "text-[13px] font-medium" : "font-mono text-xs text-accent",
               )}
             >
               {row.title ?? row.id}
             </Link>
             <Status word={SANDBOXES[row.status]} />
-            {row.projectName && <span className="text-xs text-soft">{row.projectName}</span>}
+            {row.projectName && <span className="max-w-40 truncate text-xs text-soft">{row.projectName}</span>}
             {!SNAPSHOT.test(row.template) && <span className="text-xs text-faint">{row.template}</span>}
             {row.taskId ? (
               <Link to="/tasks/$taskId" params={{ taskId: row.taskId }} className="text-xs text-accent hover:underline">

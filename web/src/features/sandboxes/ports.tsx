@@ -3,6 +3,7 @@ import { ExternalLink, PanelRight } from "lucide-react";
 import { api, got } from "@/api/client";
 import { openInTab } from "@/features/previews/open";
 import { showPreview } from "@/features/previews/shown";
+import { useWide } from "@/features/workspace/use-wide";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { failed } from "@/ui/toast";
@@ -17,6 +18,7 @@ export function Ports({ sandboxId, awake }: { sandboxId: string; awake: boolean 
       got(api.GET("/api/v1/sandboxes/{sandbox_id}/ports", { params: { path: { sandbox_id: sandboxId } } })),
     refetchInterval: awake ? EVERY_MS : false,
   });
+  const wide = useWide();
   const open = useMutation({
     mutationFn: (port: number) => openInTab(sandboxId, port),
     onError: failed("Could not open the preview"),
@@ -43,7 +45,7 @@ export function Ports({ sandboxId, awake }: { sandboxId: string; awake: boolean 
                   size="sm"
                   onClick={() => showPreview({ sandboxId, port: one.port, path: "/", title: `Port ${one.port}` })}
                 >
-                  <PanelRight className="size-3.5" aria-hidden /> Beside
+                  <PanelRight className="size-3.5" aria-hidden /> {wide ? "Beside" : "Preview"}
                 </Button>
               </li>
             ))}

@@ -3,7 +3,8 @@ import { useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, got } from "@/api/client";
 import { agents as agentsQuery, projects as projectsQuery } from "@/api/queries";
-import { pickerTitle } from "@/features/agents/ready";
+import { needsKey, pickerTitle } from "@/features/agents/ready";
+import { KeyNote } from "@/features/models/provider-help";
 import { agentTitle } from "@/features/tasks/card-facts";
 import { useStored } from "@/lib/stored";
 import { Button } from "@/ui/button";
@@ -143,6 +144,9 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
             />
           )}
         </Field>
+        {agent && needsKey(agent, project === NONE ? null : project) && (
+          <KeyNote agent={agent} projectId={project === NONE ? undefined : project} />
+        )}
         <div className="grid gap-3 sm:grid-cols-2">
           {(!agent || agent.apis.length > 0) && (
             <Field label="Model" hint="Empty: as the project or the agent has it.">

@@ -1,4 +1,5 @@
 import { useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
 import { api, got } from "@/api/client";
 import { duration } from "@/lib/format";
 import type { Word } from "@/lib/status";
@@ -56,6 +57,12 @@ export function About() {
                 }
               />
               {health.engine.reason && <span className="text-xs break-words text-soft">{health.engine.reason}</span>}
+            </dd>
+            <dt className="text-soft">Documentation</dt>
+            <dd>
+              <Link to="/help" className="text-accent underline underline-offset-2">
+                Help
+              </Link>
             </dd>
             <dt className="text-soft">API</dt>
             <dd>

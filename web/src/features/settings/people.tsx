@@ -14,6 +14,7 @@ import { SecretInput } from "@/ui/inputs";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { failed, toast } from "@/ui/toast";
+import { NAME_RULE, PASSWORD_RULE } from "./rules";
 
 const ROLES = [
   { value: "member", label: "Member", detail: "Works on their own projects and those they are a member of." },
@@ -47,7 +48,7 @@ export function People() {
         open={adding}
         onOpenChange={setAdding}
         title="Add a person"
-        description="Without a password they can only use API tokens."
+        description="There are no invitations: tell them the name and the password yourself. Without a password they can only use API tokens."
       >
         <Add onDone={() => setAdding(false)} />
       </Dialog>
@@ -145,7 +146,7 @@ function Reset({ user, onDone }: { user: User; onDone: () => void }) {
   };
   return (
     <form onSubmit={submit} className="flex flex-col gap-3" noValidate>
-      <Field label="New password" error={fault(save.error, "password")}>
+      <Field label="New password" hint={PASSWORD_RULE} error={fault(save.error, "password")}>
         {(wear) => (
           <SecretInput {...wear} autoFocus value={password} onChange={(event) => setPassword(event.target.value)} />
         )}
@@ -192,7 +193,7 @@ function Add({ onDone }: { onDone: () => void }) {
   };
   return (
     <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
-      <Field label="Name" hint="What they sign in with." error={fault(add.error, "name")}>
+      <Field label="Name" hint={`What they sign in with. ${NAME_RULE}`} error={fault(add.error, "name")}>
         {(wear) => (
           <Input
             {...wear}
@@ -213,7 +214,7 @@ function Add({ onDone }: { onDone: () => void }) {
           />
         )}
       </Field>
-      <Field label="Password" className="sm:col-span-2" error={fault(add.error, "password")}>
+      <Field label="Password" className="sm:col-span-2" hint={PASSWORD_RULE} error={fault(add.error, "password")}>
         {(wear) => (
           <SecretInput {...wear} value={form.password} onChange={(event) => set({ password: event.target.value })} />
         )}

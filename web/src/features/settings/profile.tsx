@@ -14,6 +14,7 @@ import { SecretInput } from "@/ui/inputs";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
+import { NAME_RULE, PASSWORD_RULE } from "./rules";
 
 export function Profile() {
   const query = useQuery(me);
@@ -70,7 +71,7 @@ function Name({ user }: { user: User }) {
     <Form draft={draft} onSave={() => save.mutate()} busy={save.isPending} error={save.error} frozen={frozen}>
       <Section title="Profile">
         <Fields>
-          <Field label="Name" hint={frozen ?? "What you sign in with."} error={fault(save.error, "name")}>
+          <Field label="Name" hint={frozen ?? `What you sign in with. ${NAME_RULE}`} error={fault(save.error, "name")}>
             {(wear) => (
               <Input
                 {...wear}
@@ -130,7 +131,7 @@ function Password({ hasOne }: { hasOne: boolean }) {
               )}
             </Field>
           )}
-          <Field label="New password" error={fault(change.error, "password")}>
+          <Field label="New password" hint={PASSWORD_RULE} error={fault(change.error, "password")}>
             {(wear) => (
               <SecretInput
                 {...wear}

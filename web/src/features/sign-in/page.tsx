@@ -11,6 +11,12 @@ import { inside, tokenIn } from "./address";
 
 type Shown = { token: string } | { name: string; password: string };
 
+const WRONG = {
+  token:
+    "That is not right. Check for missing letters. With SANDYARD_NEW_ADMIN_TOKEN=true, `sandyard up` makes a new token.",
+  password: "The name or the password is wrong. An administrator can set a new password for you.",
+};
+
 /** The door. `#token=` (as `sandyard up` prints it) is taken out of the address at once, and opens it by itself where nobody is signed in: a
  * link on any page could otherwise put somebody else in one's place unseen. */
 export function SignInPage() {
@@ -111,9 +117,7 @@ export function SignInPage() {
           )}
           {login.error && (
             <p role="alert" className="rounded-md bg-bad-soft px-3 py-2 text-[13px] text-bad">
-              {login.error instanceof ApiError && login.error.status === 401
-                ? "That is not right. Check for missing letters. With SANDYARD_NEW_ADMIN_TOKEN=true, `sandyard up` makes a new token."
-                : words(login.error)}
+              {login.error instanceof ApiError && login.error.status === 401 ? WRONG[by] : words(login.error)}
             </p>
           )}
         </div>

@@ -2,6 +2,8 @@ import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
 import { agents, projects } from "@/api/queries";
 import type { Task } from "@/api/types";
+import { needsKey } from "@/features/agents/ready";
+import { KeyNote } from "@/features/models/provider-help";
 import { Field, Input, Select, Switch, Textarea } from "@/ui/field";
 import { AttemptRows } from "./attempt-rows";
 import { DemoHelp } from "./demo-help";
@@ -27,6 +29,10 @@ export function TaskFields({
   const project = known.data?.find((one) => one.id === draft.projectId);
   const demo = draft.rows.some(
     (row) => workers.data?.find((one) => one.name === (row.agent || project?.defaultAgent))?.demo,
+  );
+  const lacking = (workers.data ?? []).filter(
+    (one) =>
+      needsKey(one, draft.projectId) && draft.rows.some((row) => one.name === (row.agent || project?.defaultAgent)),
   );
   const [more, setMore] = useState(
     Boolean(draft.baseBranch || draft.priority || draft.usd || draft.tokens || draft.needs.length),
@@ -87,6 +93,9 @@ export function TaskFields({
         project={project}
         faults={faults}
       />
+      {lacking.map((one) => (
+        <KeyNote key={one.name} agent={one} projectId={draft.projectId || undefined} />
+      ))}
       <details
         open={more || wrong}
         onToggle={(event) => setMore(event.currentTarget.open)}

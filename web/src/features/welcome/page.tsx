@@ -63,6 +63,7 @@ function useDefaultAgent(project: Project | null, onChanged: (project: Project) 
 /** From nothing to the first pushed branch in three steps. */
 export function WelcomePage() {
   const known = useQuery(agents);
+  const own = useQuery(me);
   const [step, setStep] = useState(0);
   const [project, setProject] = useState<Project | null>(null);
   const [suggestions, setSuggestions] = useState<Suggestion[]>([]);
@@ -106,6 +107,15 @@ export function WelcomePage() {
           );
         })}
       </ol>
+      {own.data && !own.data.hasPassword && step === 0 && (
+        <p role="note" className="mb-4 rounded-md bg-info-soft px-2.5 py-1.5 text-[13px]">
+          You have signed in with a token, which is not shown again.{" "}
+          <Link to="/settings" search={{ tab: "profile" }} className="text-accent underline underline-offset-2">
+            Set a password
+          </Link>{" "}
+          to sign in as {own.data.user.name} without it.
+        </p>
+      )}
       {project && step > 0 && <ForgeNote project={project} className="mb-4" />}
       {task ? (
         <Progress taskId={task.id} again={() => setTask(null)} />

@@ -45,7 +45,7 @@ class Turn(Base):
     session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
     number: Mapped[int] = mapped_column(Integer)
     key: Mapped[str | None] = mapped_column(String(200), unique=True)  # asked for again under it, it is the same turn
-    origin: Mapped[Word]  # person, task, verify, feedback
+    origin: Mapped[Word]  # person, task, verify, feedback, test
     user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
     prompt_id: Mapped[str | None] = mapped_column(String(40))  # the message that it answers
     model: Mapped[str | None] = mapped_column(String(200))

@@ -34,12 +34,14 @@ PLATFORM = "platform"
 
 
 class Origin(StrEnum):
-    """Who has prompted: a person in the session, a task's description, its failed checks, or words on its pull request."""
+    """Who has prompted: a person in the session, a task's description, its failed checks, words on its pull request, or the test of
+    an agent."""
 
     PERSON = "person"
     TASK = "task"
     VERIFY = "verify"
     FEEDBACK = "feedback"
+    TEST = "test"
 
 
 class RunStatus(StrEnum):

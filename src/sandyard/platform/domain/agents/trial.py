@@ -19,7 +19,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting, Turn, User
 from sandyard.platform.domain.agents.catalogue import Agents
 from sandyard.platform.domain.agents.installing import INSTALLED
-from sandyard.platform.domain.agents.model import Profile, TurnStatus
+from sandyard.platform.domain.agents.model import Origin, Profile, TurnStatus
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.events.model import EventFilter, EventView
 from sandyard.platform.domain.paging import PageRequest
@@ -38,7 +38,13 @@ _EVENTS = 5000
 
 class TurnsPort(Protocol):
     async def prompt(
-        self, caller: Principal, session_id: str, parts: list[dict[str, Any]], *, key: str | None = None
+        self,
+        caller: Principal,
+        session_id: str,
+        parts: list[dict[str, Any]],
+        *,
+        key: str | None = None,
+        origin: Origin = Origin.PERSON,
     ) -> Turn: ...
     async def wait(self, turn_id: str) -> Turn: ...
     async def cancel_all(self, session_id: str) -> None: ...
@@ -151,7 +157,11 @@ class Trials:
                 )
                 text = DEMO_QUESTION if profile.demo else QUESTION
                 turn = await self._turns.prompt(
-                    caller, session_id, [{"type": "text", "text": text}], key=f"trial-{session_id}"
+                    caller,
+                    session_id,
+                    [{"type": "text", "text": text}],
+                    key=f"trial-{session_id}",
+                    origin=Origin.TEST,
                 )
                 turn = await self._turns.wait(turn.id)
         except StoppingError:

@@ -151,6 +151,15 @@ class Access:
         if failure_of(findings) is not None:
             raise ConnectionTestFailedError(findings)
 
+    async def check_api(self, project: Project) -> None:
+        """Ask the forge's API as the project would, which may be a draft of one that is stored. Nothing is asked of a plain remote.
+        Raises ConnectionTestFailedError."""
+        if project.repository is None or self.forge(project) is not ForgeKind.GITHUB:
+            return
+        findings = [one for one in await Checkup(self, self._mirrors.of(_DRAFT), project, ()).run_api() if not one.ok]
+        if findings:
+            raise ConnectionTestFailedError(findings)
+
     async def token_expires(self, project: Project) -> str | None:
         """When the project's own token ends, as GitHub last said; None: it did not."""
         return (await self._line(project)).token_expires

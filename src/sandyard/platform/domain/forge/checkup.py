@@ -10,8 +10,10 @@ from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
 from sandyard.platform.domain.forge.errors import (
     ForgeForbiddenError,
+    ForgeNotFoundError,
     ForgeRateLimitedError,
     ForgeUnauthorizedError,
+    ForgeUnsupportedError,
 )
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
@@ -20,12 +22,13 @@ from sandyard.platform.domain.git.mirror import Mirror
 from sandyard.platform.domain.git.model import Credential
 from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.credentials import CredentialKind
+from sandyard.platform.domain.projects.model import ProjectSettings
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.forge.access import Access
 
 
-_TOKEN, _REPOSITORY = "token", "repository"
+_TOKEN, _REPOSITORY, _API_URL = "token", "repository", "apiUrl"
 
 
 class Checkup:
@@ -51,6 +54,14 @@ class Checkup:
             note = explain_missing_pull_requests(self._project)
             self._say("forge", True, note or "A plain git remote: branches are pushed there without pull requests.")
         await self._repository(remote, credential, default)
+        return self._findings
+
+    async def run_api(self) -> list[Finding]:
+        """Whether the forge's API answers for the repository; nothing else is looked at."""
+        try:
+            await self._permissions()
+        except SandyardError as error:
+            self._fail_api(error)
         return self._findings
 
     async def _credential(self, remote: Remote) -> Credential | None:
@@ -88,10 +99,9 @@ class Checkup:
     async def _forge(self) -> str | None:
         """The default branch, if GitHub says it."""
         try:
-            github = await self._access.github(self._project, max_wait_s=0)
-            allowed = await github.permissions()
+            github, allowed = await self._permissions()
         except SandyardError as error:
-            self._say("api", False, error.message, _field_of(error))
+            self._fail_api(error)
             return None
         expires = await self._access.token_expires(self._project)
         self._say("api", True, "GitHub answers." + (f" The token ends at {expires[:40]}." if expires else ""))
@@ -107,6 +117,25 @@ class Checkup:
                 "webhook", True, "No secret for webhooks is set: pull requests are asked after now and then instead."
             )
         return allowed.default_branch
+
+    async def _permissions(self) -> tuple[GitHubRepository, Permissions]:
+        github = await self._access.github(self._project, max_wait_s=0)
+        return github, await github.permissions()
+
+    def _fail_api(self, error: SandyardError) -> None:
+        """An API address that somebody has entered may be what is wrong: it is named."""
+        given, field = ProjectSettings.of(self._project).forge.api_url, _field_of(error)
+        if given is None:
+            self._say("api", False, error.message, field)
+            return
+        words = f"{given} did not answer as GitHub's API: {error.message}"
+        if isinstance(error, ForgeUnsupportedError):  # it was not asked
+            words = error.message
+        elif isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, ForgeRateLimitedError)):
+            words = f"{error.message} The API address is {given}."
+        elif isinstance(error, ForgeNotFoundError):
+            words = f"{given} has no such repository. Check the API address, the repository's address, and what the token may see."
+        self._say("api", False, words, _API_URL if field != _TOKEN else field)
 
     async def _repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:
         try:

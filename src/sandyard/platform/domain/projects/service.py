@@ -144,21 +144,7 @@ class Projects:
             await _check_patterns(settings)
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
-            require_owner(caller, project)
-            before = remotes.servers(project.repository, ProjectSettings.of(project))
-            if name is not None:
-                project.name = name
-            if repository is not UNCHANGED and repository != project.repository:
-                project.repository = None if repository is None else remotes.clean(caller, repository)
-                project.connection_error = None
-            if base_branch is not UNCHANGED:
-                project.base_branch = None if base_branch is None else names.check(base_branch)
-            if settings is not None:
-                project.settings, project.template = settings.stored(), settings.template
-            if repository is not UNCHANGED or settings is not None:
-                await self._check(tx.session, project)
-            if await _has_credentials(tx.session, project_id):
-                remotes.check_move(before, remotes.servers(project.repository, ProjectSettings.of(project)))
+            await self._change(tx.session, caller, project, name, repository, base_branch, settings)
             if archived is not None and archived != (project.archived_at is not None):
                 project.archived_at = instant(self._clock) if archived else None
             project.updated_at = instant(self._clock)
@@ -166,6 +152,48 @@ class Projects:
         for hook in self.changed:
             hook(project.id)
         return project
+
+    async def draft_update(
+        self,
+        caller: Principal,
+        project_id: str,
+        *,
+        repository: str | None = UNCHANGED,
+        base_branch: str | None = UNCHANGED,
+        settings: ProjectSettings | None = None,
+    ) -> Project:
+        """The project as `update` would store it, for a test before that. Raises like `update`."""
+        async with self._database.reading() as session:
+            project = await _load(session, caller, project_id)
+            session.expunge(project)
+            await self._change(session, caller, project, None, repository, base_branch, settings)
+        return project
+
+    async def _change(  # noqa: PLR0917 - what `update` takes
+        self,
+        session: AsyncSession,
+        caller: Principal,
+        project: Project,
+        name: str | None,
+        repository: str | None,
+        base_branch: str | None,
+        settings: ProjectSettings | None,
+    ) -> None:
+        require_owner(caller, project)
+        before = remotes.servers(project.repository, ProjectSettings.of(project))
+        if name is not None:
+            project.name = name
+        if repository is not UNCHANGED and repository != project.repository:
+            project.repository = None if repository is None else remotes.clean(caller, repository)
+            project.connection_error = None
+        if base_branch is not UNCHANGED:
+            project.base_branch = None if base_branch is None else names.check(base_branch)
+        if settings is not None:
+            project.settings, project.template = settings.stored(), settings.template
+        if repository is not UNCHANGED or settings is not None:
+            await self._check(session, project)
+        if await _has_credentials(session, project.id):
+            remotes.check_move(before, remotes.servers(project.repository, ProjectSettings.of(project)))
 
     async def delete(self, caller: Principal, project_id: str) -> None:
         """Its tasks and secrets go with it; its sessions and sandboxes stay their owners'."""

@@ -1,0 +1,96 @@
+"""What people read when a field of a request is not valid, instead of Pydantic's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sandyard.platform.domain.mcp_servers import model as mcp_servers
+
+_VARIABLE = "Use letters, digits and _; do not begin with a digit"
+PATTERNS: Mapping[str, str] = {
+    r"^[A-Za-z0-9][A-Za-z0-9._@-]*$": "Use letters, digits and . _ @ -; begin with a letter or a digit",
+    rf"^{mcp_servers.NAME}$": "Use letters, digits and dashes; begin and end with a letter or a digit",
+    rf"^{mcp_servers.ENV_NAME}$": _VARIABLE,
+    r"^[A-Za-z_][A-Za-z0-9_]*$": _VARIABLE,
+    r"^[a-z][a-z0-9-]*$": "Use lower-case letters, digits and dashes; begin with a letter",
+    r"^[^<>\r\n\x00]+$": "Use one line without < and >",
+    r"^[^<>\s\x00]+$": "Enter an e-mail address, without spaces and without < and >",
+    r"^https?://[^\s@?#]+$": "Enter an address that begins with https:// or http://, without a user name, ? and #",
+    r"^([^\s/]+/)?[a-z0-9_.-]+$": "Enter a tool's name, such as web_search or PROVIDER/web_search",
+    r"^[A-Za-z0-9-]+\[bot\]$": "Enter the name of a bot, such as dependabot[bot]",
+    r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$": "Use letters, digits and . _ / : -; begin with a letter or a digit",
+    r"^[A-Za-z0-9._:-]+$": "Use letters, digits and . _ : -",
+    r"^([0-9a-f]{40}|[0-9a-f]{64})$": "Enter the full id of a commit",
+}
+"""The rule of a pattern that requests have, in words. tests/unit/platform/api/test_openapi.py misses none."""
+
+
+def message_of(error: Mapping[str, Any]) -> str:
+    """One of Pydantic's errors in plain words, without the full stop. A validator's own sentence stays as it is."""
+    describe = _MESSAGES.get(error["type"])
+    return describe(error.get("ctx", {})) if describe else str(error["msg"]).removeprefix("Value error, ")
+
+
+def _number(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _characters(limit: int) -> str:
+    return "1 character" if limit == 1 else f"{limit} characters"
+
+
+def _entries(limit: int) -> str:
+    return "1 entry" if limit == 1 else f"{limit} entries"
+
+
+def _too_short(ctx: Mapping[str, Any]) -> str:
+    limit = ctx["min_length"]
+    if ctx.get("field_type", "Value") != "Value":
+        return f"Add at least {_entries(limit)}"
+    return "Must not be empty" if limit == 1 else f"Use at least {_characters(limit)}"
+
+
+def _too_long(ctx: Mapping[str, Any]) -> str:
+    counted = _characters if ctx.get("field_type", "Value") == "Value" else _entries  # "Value": a secret's text
+    return f"Use at most {counted(ctx['max_length'])}"
+
+
+def _says(text: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda _: text
+
+
+_WHOLE, _NUMBER, _OBJECT = _says("Must be a whole number"), _says("Must be a number"), _says("Must be an object")
+_TIME = _says("Must be a time with its zone, such as 2026-01-31T10:00:00Z")
+_MESSAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "missing": _says("This is required"),
+    "extra_forbidden": _says("There is no such field"),
+    "string_too_short": _too_short,
+    "too_short": _too_short,
+    "string_too_long": _too_long,
+    "too_long": _too_long,
+    "string_pattern_mismatch": lambda ctx: PATTERNS.get(ctx["pattern"], "This is not in the form that is expected"),
+    "greater_than": lambda ctx: f"Must be more than {_number(ctx['gt'])}",
+    "greater_than_equal": lambda ctx: f"Must be at least {_number(ctx['ge'])}",
+    "less_than": lambda ctx: f"Must be less than {_number(ctx['lt'])}",
+    "less_than_equal": lambda ctx: f"Must be at most {_number(ctx['le'])}",
+    "literal_error": lambda ctx: f"Must be {ctx['expected']}",
+    "enum": lambda ctx: f"Must be {ctx['expected']}",
+    "string_type": _says("Must be text"),
+    "bool_type": _says("Must be true or false"),
+    "bool_parsing": _says("Must be true or false"),
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": _NUMBER,
+    "list_type": _says("Must be a list"),
+    "dict_type": _OBJECT,
+    "model_type": _OBJECT,
+    "model_attributes_type": _OBJECT,
+    "datetime_type": _TIME,
+    "datetime_parsing": _TIME,
+    "datetime_from_date_parsing": _TIME,
+    "timezone_aware": _TIME,
+}
