@@ -43,6 +43,7 @@ def test_files_are_kept(engine: Engine, new_sandbox: Callable[..., Sandbox]) -> 
     assert again.get_info().end_at == ends_at, "its timeout is as it was"
 
 
+@pytest.mark.slow
 def test_a_sandbox_of_a_snapshot_and_its_fork(engine: Engine, new_sandbox: Callable[..., Sandbox]) -> None:
     first = new_sandbox()
     first.files.write("work.txt", "precious")

@@ -199,6 +199,7 @@ def test_strangers_are_kept_out(
     ok(client.delete(f"/users/{other['id']}"))
 
 
+@pytest.mark.slow
 def test_a_revoked_token_ends_it(desk: Desk, platform: Platform, host: str) -> None:
     made = ok(platform.client.post("/tokens", json={"name": "short"}), 201)
     process = Desk(platform, desk.home, made["value"]).begin(host, "echo ready; sleep 300")

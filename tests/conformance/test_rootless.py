@@ -63,7 +63,7 @@ def _interpreter(packages: str) -> str | None:
 @pytest.mark.parametrize(
     "files",
     [
-        ("test_connect.py", "test_lifecycle.py"),
+        ("test_connect.py",),
         pytest.param((".",), marks=pytest.mark.slow),
     ],
     ids=["some", "all"],

@@ -228,6 +228,7 @@ def test_typescript_and_bash(sandbox: Sandbox) -> None:
     assert sandbox.run_code("false", language="bash").error is not None
 
 
+@pytest.mark.slow
 def test_deno(sandbox: Sandbox) -> None:
     assert sandbox.run_code("console.log('Hello')", language="deno").logs.stdout == ["Hello\n"]
     assert sandbox.run_code("const add = (x: number) => x + 1; await add(1)", language="deno").text == "2"

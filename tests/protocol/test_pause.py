@@ -108,6 +108,7 @@ def test_connecting_at_the_same_time_is_one_resume(sandbox: Sandbox, api: httpx.
     assert {state for _, state in answers} == {"running"}
 
 
+@pytest.mark.slow  # the time of a command stands still as well
 def test_paused_time_does_not_count(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox()
     sandbox.set_timeout(4)

@@ -453,6 +453,7 @@ def test_uploads_need_their_link_and_nothing_else(name: str, api: httpx.Client) 
     assert "failed to copy 'a' to 'b'" in status["reason"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_package_managers_and_git(name: str, tmp_path: Path) -> None:
     template = (

@@ -349,6 +349,7 @@ def test_what_is_no_tls_disturbs_nobody(team: Team) -> None:
         assert line.recv(65536).startswith(b"HTTP/1.1 204")
 
 
+@pytest.mark.slow
 def test_certificates_of_others_are_renewed_without_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "live"
     folder.mkdir()

@@ -203,6 +203,7 @@ print(volume.read_file("/file"), Volume.destroy(volume.volume_id))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(os.geteuid() != 0, reason="port 443, a name server and a mount namespace are root's")
 def test_with_tls_the_address_of_the_api_is_enough(unique: str) -> None:

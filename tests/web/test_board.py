@@ -294,6 +294,7 @@ def test_what_is_looked_for_is_in_the_address(page: Page, board: Board) -> None:
     shows(page, "In progress", "Never ends")
 
 
+@pytest.mark.slow  # tests/unit/platform/api/test_tasks.py has the pages
 def test_a_long_column_is_loaded_as_it_is_scrolled(page: Page, board: Board) -> None:
     """The first answer has what fits on a screen; counts, search, moves and what happens meanwhile are of all cards."""
     cards = [board.task(f"Card {number:02}") for number in range(60)]
@@ -365,6 +366,7 @@ def test_a_card_says_that_its_agent_is_being_installed(page: Page, new_board: Ne
     expect(page.get_by_role("alert")).to_contain_text("no such package", timeout=SLOW_MS)
 
 
+@pytest.mark.slow
 def test_a_spent_budget_is_raised_where_it_is_told(page: Page, new_board: NewBoard) -> None:
     board = new_board()
     task = board.task("Costs too much", "fail: no", start=True, budget={"usd": 0.1})
@@ -394,6 +396,7 @@ def test_a_spent_budget_is_raised_where_it_is_told(page: Page, new_board: NewBoa
     assert (now["budget"]["usd"], now["attempts"][0]["round"]) == (2.5, 2)
 
 
+@pytest.mark.slow
 def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board: NewBoard) -> None:
     board = new_board(parallel=1)
     first = board.task("First", LONG, start=True)

@@ -162,6 +162,7 @@ def test_on_a_phone_a_tap_on_a_line_opens_a_comment(phone: Page, reviewed: str) 
     fits(phone)
 
 
+@pytest.mark.slow  # those on a task become its next round
 def test_comments_in_a_session_become_its_next_turn(page: Page, yard: Yard, seat: dict[str, Any]) -> None:
     page.goto(f"/sessions/{seat['id']}?tab=changes")
     _comment(page, 1, "say: heard-the-comment")
@@ -226,6 +227,7 @@ def test_a_commit_is_made_with_the_message_that_is_suggested(page: Page, yard: Y
     expect(box).to_be_hidden()
 
 
+@pytest.mark.slow  # tests/integration/platform/domain/git/test_service.py has it without a browser
 def test_a_checkpoint_is_kept_and_restored_into_a_new_sandbox(page: Page, yard: Yard, site: Work) -> None:
     made = yard.session("Keep and restore", site.id)
     session, sandbox = made["id"], made["sandboxId"]
@@ -313,6 +315,7 @@ def test_a_plain_remote_has_a_branch_to_compare(page: Page, yard: Yard) -> None:
     expect(panel.get_by_text("2 commits", exact=True)).to_be_visible()
 
 
+@pytest.mark.slow  # tests/integration/platform/domain/forge/test_service.py merges one
 def test_a_plain_remote_is_merged_here_and_its_steps_say_what_came_of_them(
     page: Page, yard: Yard, github: GitHub
 ) -> None:

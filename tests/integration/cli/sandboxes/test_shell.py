@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.cli.real import Yard, in_terminal, read
 
 
@@ -23,6 +25,7 @@ def test_a_shell(yard: Yard, box: str) -> None:
         assert terminal.ends() == 0
 
 
+@pytest.mark.slow  # tests/web/test_files_terminal.py has one that outlives its page
 def test_a_shell_is_found_again(yard: Yard, box: str) -> None:
     with in_terminal(yard, "sandbox", "shell", box) as terminal:
         terminal.until("$ ")

@@ -204,6 +204,7 @@ async def test_a_search_that_takes_too_long_says_what_to_do(
         async with database.searching("maria") as session:
             await session.execute(ENDLESS)
     assert refused.value.status == 400
+    monkeypatch.undo()
     async with database.searching("maria") as session:
         assert await session.scalar(text("SELECT 1")) == 1
 

@@ -126,7 +126,7 @@ function Row({
           <Link
             to="/agents"
             search={{ tab: "providers" }}
-            aria-label={`Edit ${provider.name} for everybody`}
+            aria-label={`Edit for everybody: ${provider.name}`}
             className="text-xs text-accent underline underline-offset-2"
           >
             Edit for everybody

@@ -189,10 +189,10 @@ class TestCheck:
         found = await office.findings(project)
         assert [ok for ok, _ in found.values()] == [False, False, False]
         assert "no token and no GitHub App" in found["credential"][1]
-        assert "or the credential may not see it" in found["api"][1]
+        assert "what the token may see" in found["api"][1]
         assert await office.wrong_fields(project) == {
             "credential": "token",
-            "api": "repository",
+            "api": "apiUrl",
             "repository": "token",
         }
 

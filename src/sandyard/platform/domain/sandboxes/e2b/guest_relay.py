@@ -42,7 +42,7 @@ LONGEST = 2.0  # but no longer than this
 HEARTBEAT = 10.0
 FROZEN = 2.0  # a wait that took this much longer than asked for was a pause of the sandbox
 FOLLOW_INTERVAL = 0.05
-LOOK_INTERVAL = 0.5
+LOOK_INTERVAL = 0.2
 RUN_VARIABLE = "SANDYARD_RUN"  # in the environment of an agent, and of all that it starts
 SWEEP_GRACE = 2.0  # between SIGTERM and SIGKILL for what was left behind
 SWEEP_LONGEST = 10.0
@@ -340,7 +340,7 @@ class Relay:
         exited_at = quiet_since = 0.0
         while True:
             now = time.monotonic()
-            wait = min(1.0, max(0.02, (self.kill_at if self.why else deadline) - now))
+            wait = min(LOOK_INTERVAL, max(0.02, (self.kill_at if self.why else deadline) - now))
             if exited_at:
                 grouped = self.why and now < self.kill_at + 1 and self.group_lives()
                 done = all(stream.pipe is None for stream in self.streams)
