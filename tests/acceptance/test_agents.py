@@ -44,6 +44,9 @@ FILES = {
 }
 CHECKOUT = "/home/user/workspace"
 FILE = f"{CHECKOUT}/app.py"
+LOOK = "(cat app.py; python3 -m unittest -q) >/tmp/seen 2>&1; cat /tmp/seen"
+"""Prints all at once: Codex listens only after a command has started, and may miss the first of several pieces. Without `$(…)`, which
+Gemini CLI refuses."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,7 @@ def desk(request: pytest.FixtureRequest, platform: Platform, github: GitHub, mod
         word,
         [
             *look,
-            # printed at once: Codex listens only after a command has started, and may miss the first of several pieces
-            Shell('seen=$(cat app.py; python3 -m unittest -q 2>&1); echo "$seen"', say="I look at the tests first."),
+            Shell(LOOK, say="I look at the tests first."),
             # another length: Python takes a file of the same size and second for the one it has compiled
             Edit(FILE, "    return a - b\n", "    return a * b * 1\n"),
             Say("It should be right now."),
