@@ -142,7 +142,7 @@ def test_a_page(name: str, window: Page, places: dict[str, str]) -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.slow  # colours and names are those of the page in the light, but for a few
+@pytest.mark.slow  # test_a_page checks the same page in light colours on a desktop
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_on_a_phone_in_the_dark(name: str, window: Page, places: dict[str, str]) -> None:
     address, words = PAGES[name]

@@ -14,7 +14,7 @@ from typing import Any
 _PIECE = 256 << 10
 """Bytes that are looked at in one go: in between, other threads get their turn."""
 _SIGNS = (b",", b"[", b"{")
-"""What comes before every value but the first: what is in an object is counted with its name as one."""
+"""One of them precedes every value except the outermost. A name in an object and its value count as one."""
 _NOT_UTF8 = (b"\0", b"\xfe", b"\xff")
 """At least one of them is in every JSON text of UTF-16 or UTF-32, and none of them in one of UTF-8."""
 
@@ -33,7 +33,7 @@ class ValueCounter:
         self._backslash = b""
         self._quotes = 0
         self.values = 0
-        """So far, about. Of what is not JSON it says nothing."""
+        """How many were counted so far, approximately. Meaningless for text that is not JSON."""
 
     def feed(self, data: bytes) -> None:
         """TooManyValuesError as soon as there are more than the limit, ValueError for a text that is not UTF-8."""

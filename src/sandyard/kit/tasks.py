@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from sandyard.kit.errors import SandyardError
@@ -51,6 +51,17 @@ def heeded() -> Iterator[None]:
         raise
     if task.cancelling() > before:
         raise asyncio.CancelledError
+
+
+async def uninterrupted(work: Awaitable[T]) -> T:
+    """Return the result of `work`. Cancellation is delayed until it has ended, as for a thread, which can't be stopped."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await task
+        raise
 
 
 class TaskSet:

@@ -203,7 +203,7 @@ class Attempts:
         for row in rows:
             place = 0 if len(wanted) == 1 and row.work.get("solo", True) else row.work.get("place")
             if place is not None and place < len(wanted):
-                await _let_work(tx, row, *wanted[place])
+                await _assign_agent(tx, row, *wanted[place])
 
     async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:
         """The one of several that becomes the pull request; the others are archived, with all that was said."""
@@ -420,7 +420,7 @@ def _newest(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-async def _let_work(tx: Transaction, row: Attempt, agent: str, model: str | None) -> None:
+async def _assign_agent(tx: Transaction, row: Attempt, agent: str, model: str | None) -> None:
     """Let this agent, with this model, go on in the attempt's session, if it is another one than before."""
     if row.agent == agent:
         row.model = model or row.model

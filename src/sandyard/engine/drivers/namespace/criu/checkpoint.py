@@ -13,17 +13,16 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sandyard
 from sandyard.engine.drivers.namespace.criu.child import EXIT_REFUSED
 from sandyard.kit.errors import NoSpaceError, SandyardError, UnsupportedError
 from sandyard.kit.python import bare_python_command
-
-T = TypeVar("T")
+from sandyard.kit.tasks import uninterrupted
 
 PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where scripts/get-criu puts it
 OLDEST = (4, 1)
@@ -104,7 +103,7 @@ class Criu:
         end even when the caller is cancelled, because a CRIU that is killed leaves its marks in the processes. Raises
         UnsupportedError naming what in the sandbox can't be dumped, NoSpaceError when the disk is full."""
         partial, library = images.with_name(images.name + _PARTIAL), images.parent / _LIBRARY
-        await _uninterrupted(self._dump(sandbox, images, partial, library))
+        await uninterrupted(self._dump(sandbox, images, partial, library))
 
     async def _dump(self, sandbox: Frozen, images: Path, partial: Path, library: Path) -> None:
         request: dict[str, Any] = {"verb": "dump", "pid": sandbox.pid, "freezer": str(sandbox.freezer)}
@@ -126,7 +125,7 @@ class Criu:
         request: dict[str, Any] = {"verb": "restore", "images": str(images), "library": str(images.parent / _LIBRARY)}
         request |= {"holder": place.holder, "root": str(place.root), "socket": str(place.socket)}
         request["cgroups"] = [str(folder) for folder in place.cgroups]
-        return int(await _uninterrupted(self._child(request, "be brought back", answer="pid")))
+        return int(await uninterrupted(self._child(request, "be brought back", answer="pid")))
 
     async def _child(self, request: dict[str, Any], what: str, answer: str | None = None) -> str:
         command = bare_python(f"from {_CHILD} import main; main()")
@@ -172,17 +171,6 @@ async def _run(command: list[str]) -> tuple[int, str, str]:
     )
     output, errors = await process.communicate()
     return process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Its result; when cancelled, only after it has ended."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):
-            await task
-        raise
 
 
 def _prepare(partial: Path, library: Path) -> None:

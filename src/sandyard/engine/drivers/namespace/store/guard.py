@@ -11,19 +11,17 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from sandyard.engine.drivers.namespace.store import btrfs
 from sandyard.engine.drivers.namespace.store import image as images
 from sandyard.kit.errors import FullError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import uninterrupted
 
 log = get_logger(__name__)
-T = TypeVar("T")
 
 _INTERVAL = 0.5
 _CHANGE = 64 << 20  # smaller changes of the limit are not worth a transaction
@@ -126,13 +124,14 @@ class Guard:
             raise FullError(f"The machine is full (disk): {self._room.where} has {free} MiB left beside its reserve.")
 
     async def _run(self, threads: Executor) -> None:
+        loop = asyncio.get_running_loop()
         failed = None
         while True:
             try:
-                if await _call_in_thread(threads, images.is_read_only, self._store):
+                if await uninterrupted(loop.run_in_executor(threads, images.is_read_only, self._store)):
                     self.broken.set()
                 else:
-                    await _call_in_thread(threads, self._adjust)
+                    await uninterrupted(loop.run_in_executor(threads, self._adjust))
                     failed = None
             except OSError as error:  # the next round may see better; creates are still checked
                 if failed != str(error):
@@ -186,14 +185,3 @@ class Guard:
             self._grown_at = now  # what is in its last part fits nowhere else for now
             raise
         return True
-
-
-async def _call_in_thread(threads: Executor, function: Callable[..., T], *arguments: object) -> T:
-    """Call the function in a thread. Cancellation is delayed until it returns, because a thread can't be stopped."""
-    call = asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
-    try:
-        return await asyncio.shield(call)
-    except asyncio.CancelledError:
-        with contextlib.suppress(OSError):
-            await call
-        raise
