@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass
 
 from sandyard.kit.errors import ForbiddenError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 RESOLVE_S = 10.0
 _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _NEVER_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "::/96", "::ffff:0:0:0/96")))
 """What Python's `is_global` of some versions takes for public: protocol assignments, former site-local and IPv4-compatible addresses."""
+_ROUTES, _ADDRESSES6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
+_ROUTE = re.compile(r"\|-- (?P<address>[0-9.]+)\n(?P<kinds>(?:\s+/\d+ .*\n)+)")
+_ATTACHED = re.compile(r"/(\d+) (?:link UNICAST|host LOCAL)")
 
 
 class PrivateAddressError(ForbiddenError):
@@ -33,7 +39,7 @@ class Destinations:
     are not public. ValueError for what is none of these."""
 
     def __init__(self, private: Sequence[str] = ()) -> None:
-        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._networks: list[Network] = []
         self._names: set[str] = set()
         for entry in private:
             try:
@@ -63,7 +69,8 @@ class Destinations:
             self.check_name(entry)
             return
         listed = any(network[0] in known and network[-1] in known for known in self._networks)
-        if not listed and not (is_public(network[0]) and is_public(network[-1])):
+        attached = any(network.version == own.version and network.overlaps(own) for own in attached_networks())
+        if not listed and (attached or not (is_public(network[0]) and is_public(network[-1]))):
             raise _refused(entry)
 
     async def resolve(self, host: str, port: int) -> list[str]:
@@ -96,11 +103,30 @@ async def resolve(host: str, port: int) -> list[Address]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it, and every address of IPv4 within it to which a gateway would translate it, is on the public internet."""
+    """Whether it, and every address of IPv4 within it to which a gateway would translate it, is on the public internet, and neither
+    this machine's nor a direct neighbour's: a firewall in front of them does not see connections from here."""
+    private = [*_NEVER_PUBLIC, *attached_networks()]
     return all(
-        one.is_global and not one.is_multicast and not any(one in network for network in _NEVER_PUBLIC)
+        one.is_global and not one.is_multicast and not any(one in network for network in private)
         for one in _meant(address)
     )
+
+
+def attached_networks() -> Iterator[Network]:
+    """The addresses of this machine and the networks it reaches without a router."""
+    for route in _ROUTE.finditer(_read(_ROUTES)):
+        for length in _ATTACHED.findall(route["kinds"]):
+            yield ipaddress.IPv4Network((route["address"], int(length)), strict=False)
+    for line in _read(_ADDRESSES6).splitlines():
+        address, _, length = line.split()[:3]
+        yield ipaddress.IPv6Network((bytes.fromhex(address), int(length, 16)), strict=False)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # a kernel without IPv6, or a system without /proc
+        return ""
 
 
 def is_proxied(scheme: str, host: str) -> bool:
@@ -120,5 +146,6 @@ def _meant(address: Address) -> list[Address]:
 
 def _refused(host: str) -> PrivateAddressError:
     return PrivateAddressError(
-        f"{host[:200]} is in a private network, which is for administrators only, unless the host is in SANDYARD_PRIVATE_HOSTS."
+        f"{host[:200]} is in a private network or a network of this machine, which is for administrators only, unless the host is in "
+        "SANDYARD_PRIVATE_HOSTS."
     )

@@ -142,7 +142,7 @@ def _made(
         destinations=destinations,
         local=settings.local_git,
     )
-    mirrors = Mirrors(host_git, settings)
+    mirrors = Mirrors(host_git, settings, owner_of=projects.owner_of)
     access = Access(credentials, projects, mirrors, clock, destinations)
     stack.push_async_callback(access.close)
     git = GitService(Ground(database, lifecycle, mirrors, access.credential, settings), projects)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,26 @@ def test_networks() -> None:
         with pytest.raises(PrivateAddressError):
             destinations.check_entry(private)
     for fine in ("10.1.2.0/24", "10.1.2.3", "8.8.8.0/24", "8.8.8.8", "*.example.org", "example.org"):
+        destinations.check_entry(fine)
+
+
+async def test_the_machines_own_public_networks_are_not_public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    routes, addresses = tmp_path / "fib_trie", tmp_path / "if_inet6"
+    routes.write_text(
+        "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     |-- 8.8.4.0\n        /24 link UNICAST\n"
+        "     |-- 9.9.9.0\n        /24 universe UNICAST\nLocal:\n     |-- 8.8.4.7\n        /32 host LOCAL\n     |-- 1.1.1.1\n"
+        "        /32 host LOCAL\n"
+    )
+    addresses.write_text("2a010000000000000000000000000005 02 40 00 80     eth0\n")
+    monkeypatch.setattr("sandyard.kit.destinations._ROUTES", routes)
+    monkeypatch.setattr("sandyard.kit.destinations._ADDRESSES6", addresses)
+    destinations = Destinations(["8.8.4.64/28"])
+    for attached in ("8.8.4.0/24", "8.8.0.0/16", "8.8.4.9", "1.1.1.1", "1.1.0.0/16", "2a01::9", "2a01::/32"):
+        with pytest.raises(PrivateAddressError, match="network of this machine"):
+            destinations.check_entry(attached)
+    with pytest.raises(PrivateAddressError):
+        await destinations.resolve("8.8.4.9", 443)
+    for fine in ("9.9.9.9", "1.1.1.2", "8.8.5.0/24", "8.8.4.65", "2a02::1"):
         destinations.check_entry(fine)
 
 

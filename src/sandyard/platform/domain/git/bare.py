@@ -7,7 +7,7 @@ import io
 import re
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Container, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -24,10 +24,20 @@ MEMORY = 1 << 30
 REFS_LIMIT = 16 << 20
 """Bytes of the list of a remote's branches and tags: some 200,000 of them."""
 READ_TIMEOUT_S = 120.0
-_AT_ONCE = 4
-"""Git processes in one repository at the same time, so that those of one project leave room for others."""
+AT_ONCE = 4
+"""Git processes at the same time in all repositories of one person, so that they leave room for others."""
+TAKEN_AT_ONCE = 2
+"""Bundles out of sandboxes that are read at the same time for one person."""
 _BIG_FILE = "8m"
 """A larger file is shown as a binary one: nobody reads its differences, and they cost memory."""
+
+
+class Share:
+    """What the repositories of one person may use at the same time."""
+
+    def __init__(self) -> None:
+        self.processes = asyncio.Semaphore(AT_ONCE)
+        self.taking = asyncio.Semaphore(TAKEN_AT_ONCE)
 
 
 class Bare:
@@ -37,14 +47,15 @@ class Bare:
     it was killed is removed when this is made.
     """
 
-    def __init__(self, git: Git, folder: Path) -> None:
+    def __init__(self, git: Git, folder: Path, share: Callable[[], Awaitable[Share]]) -> None:
+        """`share`: that of whom the repository belongs to."""
         self.git = git
         self.folder = folder
         self.own = folder / "sandyard"  # what is ours beside what is git's
         self._scratch = self.own / "scratch"
         self._door = asyncio.Lock()
         self.tree_paths: dict[bytes, int] = {}  # of the trees that were counted; see tree_paths.py
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self.share = share
         self._writers = 0
         self._nobody = asyncio.Event()
         self._nobody.set()
@@ -68,7 +79,7 @@ class Bare:
         memory: int | None = None,
     ) -> Finished:
         """Git in this repository, without any remote, and with bounded memory (MEMORY when None) whatever the objects are."""
-        async with self._slots:
+        async with (await self.share()).processes:
             return await self.git.run(
                 f"--git-dir={self.folder}",
                 *arguments,

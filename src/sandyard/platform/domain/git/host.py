@@ -8,6 +8,7 @@ import re
 import resource
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -54,12 +55,14 @@ Stdin = bytes | Path | IO[bytes] | None
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`truncated`: there was more than the limit on stdout, and git was stopped there; `code` then says nothing."""
+    """`truncated`: there was more than the limit on stdout, and git was stopped there; `code` then says nothing. `took_s`: how long git
+    ran, without the time it waited for its turn."""
 
     code: int
     stdout: bytes
     stderr: str
     truncated: bool = False
+    took_s: float = 0.0
 
 
 class Git:
@@ -132,6 +135,7 @@ class Git:
             except FileNotFoundError as missing:
                 raise GitFailedError(f"There is no folder {where} any more.") from missing
             patience = self._timeout_s if timeout_s is None else timeout_s
+            started = time.monotonic()
             try:
                 async with asyncio.timeout(patience):
                     listening = asyncio.create_task(_listen(process.stderr, mask, progress))
@@ -154,7 +158,7 @@ class Git:
             raise GitFailedError("Git is not installed on the platform's machine.")
         if code not in ok and not truncated:
             raise translated(stderr, _verb(arguments))
-        return Finished(code, stdout, stderr, truncated)
+        return Finished(code, stdout, stderr, truncated, time.monotonic() - started)
 
     async def _addresses(self, remote: Remote) -> Sequence[str] | None:
         """Those that git may connect to; none: through a proxy. None: it is not looked at."""

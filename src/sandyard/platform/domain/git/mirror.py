@@ -9,11 +9,11 @@ import asyncio
 import re
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from sandyard.platform.domain.git import merging, pushing
-from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, READ_TIMEOUT_S, Bare, list_remote, listed
+from sandyard.platform.domain.git.bare import COMMIT, OBJECT_LIMIT, READ_TIMEOUT_S, Bare, Share, list_remote, listed
 from sandyard.platform.domain.git.bundles import Bundles
 from sandyard.platform.domain.git.errors import RemoteMissingError, TooMuchError
 from sandyard.platform.domain.git.faults import TOO_LARGE
@@ -27,7 +27,7 @@ from sandyard.platform.settings import PlatformSettings
 HEADS, ORIGIN, TAGS = "refs/heads/", "refs/remotes/origin/", "refs/tags/"
 OWN_TAGS = "refs/sandyard/tags/"
 _MANY_PACKS = 20
-_TAKEN_AT_ONCE = 2
+_TAKEN_AT_ONCE = 4
 """Of all mirrors: what came out of a sandbox can cost as much time and memory as it is allowed."""
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUBMODULES = "It has submodules, which are not checked out: their folders are empty."
@@ -37,8 +37,18 @@ _LFS = "It uses Git LFS: the large files are not fetched, and pointer files stan
 class Mirrors:
     """One for a platform: it keeps one Mirror per project, whose locks hold only within this process."""
 
-    def __init__(self, git: Git, settings: PlatformSettings, *, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        git: Git,
+        settings: PlatformSettings,
+        *,
+        patience: Patience | None = None,
+        owner_of: Callable[[str], Awaitable[str]] | None = None,
+    ) -> None:
+        """`owner_of`: whose share of the platform's git a project uses. None: each project has a share of its own."""
         self._git = git
+        self._owner_of = owner_of
+        self._shares: dict[str, Share] = {}
         self._settings = settings
         self._patience = patience or Patience()
         self._taking = asyncio.Semaphore(_TAKEN_AT_ONCE)
@@ -50,8 +60,27 @@ class Mirrors:
             if not _PROJECT.fullmatch(project_id):
                 raise ValueError(f"{project_id!r} is not a project's id")
             folder = self._settings.git_dir / f"{project_id}.git"
-            self._open[project_id] = Mirror(self._git, folder, self._settings, self._patience, self._taking)
+            self._open[project_id] = Mirror(
+                self._git,
+                folder,
+                self._share_of(project_id),
+                self._settings,
+                patience=self._patience,
+                taking=self._taking,
+            )
         return self._open[project_id]
+
+    def _share_of(self, project_id: str) -> Callable[[], Awaitable[Share]]:
+        found: Share | None = None
+
+        async def share() -> Share:
+            nonlocal found
+            if found is None:
+                owner = project_id if self._owner_of is None else await self._owner_of(project_id)
+                found = self._shares.setdefault(owner, Share())
+            return found
+
+        return share
 
     def known(self) -> list[str]:
         """The projects that have something of a mirror on the disk."""
@@ -72,10 +101,17 @@ class Mirror(Bare):
     """A Place. Everything that changes it can be repeated after a crash in its middle."""
 
     def __init__(
-        self, git: Git, folder: Path, settings: PlatformSettings, patience: Patience, taking: asyncio.Semaphore
+        self,
+        git: Git,
+        folder: Path,
+        share: Callable[[], Awaitable[Share]],
+        settings: PlatformSettings,
+        *,
+        patience: Patience,
+        taking: asyncio.Semaphore,
     ) -> None:
         """`taking`: shared by all mirrors, and held while one takes what came out of a sandbox."""
-        super().__init__(git, folder)
+        super().__init__(git, folder, share)
         self._settings = settings
         self._patience = patience
         self._taking = taking
@@ -250,7 +286,7 @@ class Mirror(Bare):
 
     async def take(self, path: Path, refs: Mapping[str, str]) -> dict[str, str]:
         """See `taking.take`: ref in the bundle → ref below refs/sandyard/ in the mirror. The latter, and the commit each now names."""
-        async with self.writing(), self._taking:
+        async with self.writing(), (await self.share()).taking, self._taking:
             return await take(self, path, refs, limit=self._settings.git_transfer_limit)
 
     async def tidy(self) -> None:

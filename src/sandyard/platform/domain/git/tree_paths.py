@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,12 +50,8 @@ async def check_paths(bare: Bare, tips: Sequence[str], objects: Path) -> None:
         raise TooMuchError(f"Its commits have more than {_MAX_TREES:,} new folders, which is the limit.")
     new = await parsed(listing.stdout, _ids)
     counter = _Counter(bare.tree_paths)
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            await counter.read(bare, objects, new)
-            await asyncio.to_thread(counter.add_up)
-    except TimeoutError:
-        raise GitTimeoutError(f"Counting its files took longer than {_TIMEOUT_S:g} seconds. Try again.") from None
+    await counter.read(bare, objects, new)
+    await asyncio.to_thread(counter.add_up)
     if any(counter.paths[tree] > MAX_PATHS for tree in new):
         raise TooMuchError(f"One of its commits has more than {MAX_PATHS:,} files and folders, which is the limit.")
     if len(bare.tree_paths) > _REMEMBERED:
@@ -74,8 +71,10 @@ class _Counter:
         self._edges = 0
 
     async def read(self, bare: Bare, objects: Path, trees: Sequence[bytes]) -> None:
-        """Read these trees and all below them that are not counted yet."""
+        """Read these trees and all below them that are not counted yet. GitTimeoutError after _TIMEOUT_S, without the time it waits for
+        others to finish."""
         left = list(trees)  # the last ones first: rev-list names folders behind those that they are in
+        time_left = _TIMEOUT_S
         while left:
             batch: dict[bytes, None] = {}
             while left and len(batch) < _BATCH:
@@ -88,10 +87,14 @@ class _Counter:
                 *("cat-file", "--batch", "--buffer"),
                 stdin="".join(f"{tree.hex()}\n" for tree in batch).encode(),
                 objects=objects,
-                timeout_s=_TIMEOUT_S,
+                timeout_s=time_left,
                 limit=OUTPUT_LIMIT,
             )
+            started = time.monotonic()
             count, below = await parsed(done.stdout, self._parse)
+            time_left -= done.took_s + time.monotonic() - started
+            if time_left <= 0:
+                raise GitTimeoutError(f"Counting its files took longer than {_TIMEOUT_S:g} seconds. Try again.")
             if not count:
                 raise TooMuchError(
                     f"It has a folder with more than {OUTPUT_LIMIT >> 20} MiB of names, which is the limit."

@@ -106,6 +106,11 @@ class Projects:
         async with self._database.reading() as session:
             return await _load(session, caller, project_id)
 
+    async def owner_of(self, project_id: str) -> str:
+        """The id of its owner; empty when the project is gone."""
+        async with self._database.reading() as session:
+            return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or ""
+
     async def remote_of(self, project: Project) -> Remote:
         """For a connection. RepositoryInvalidError for a project without one."""
         async with self._database.reading() as session:

@@ -277,30 +277,31 @@ async def test_what_takes_too_long_is_stopped_and_leaves_nothing(
     assert not list(fresh.mirror.folder.glob("sandyard/scratch/*"))
 
 
-async def test_two_are_taken_at_once_whatever_mirror_they_are_for(
-    fresh: Mirrored, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("projects", "at_once"), [((1, 1, 1), 2), ((1, 1, 1, 2, 2, 3, 3), 4)])
+async def test_a_few_are_taken_at_once_of_one_person_and_of_all(
+    fresh: Mirrored, monkeypatch: pytest.MonkeyPatch, projects: tuple[int, ...], at_once: int
 ) -> None:
-    now, most, second, go_on = 0, 0, asyncio.Event(), asyncio.Event()
+    now, most, last, go_on = 0, 0, asyncio.Event(), asyncio.Event()
 
     async def counted(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -> dict[str, str]:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        if now == 2:
-            second.set()
+        if now == at_once:
+            last.set()
         await go_on.wait()
         now -= 1
         return dict(refs)
 
     monkeypatch.setattr(mirror, "take", counted)
-    asked = [asyncio.create_task(fresh.mirrors.of(f"p{one}").take(fresh.folder, {"HEAD": REF})) for one in (1, 2, 3, 3)]
+    asked = [asyncio.create_task(fresh.mirrors.of(f"p{one}").take(fresh.folder, {"HEAD": REF})) for one in projects]
     async with asyncio.timeout(60):
-        await second.wait()
+        await last.wait()
         for _ in range(20):
             await asyncio.sleep(0)  # all that can begin has begun
         go_on.set()
-        assert await asyncio.gather(*asked) == [{"HEAD": REF}] * 4
-    assert most == 2
+        assert await asyncio.gather(*asked) == [{"HEAD": REF}] * len(projects)
+    assert most == at_once
 
 
 async def test_names_that_cannot_be_stored_are_in_no_error(fresh: Mirrored) -> None:

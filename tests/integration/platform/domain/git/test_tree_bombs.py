@@ -14,7 +14,7 @@ import pytest
 from sandyard.platform.domain.git import bare, host, reading, tree_paths
 from sandyard.platform.domain.git.errors import GitFailedError, TooMuchError, UnsafeBundleError
 from sandyard.platform.domain.git.host import Git
-from sandyard.platform.domain.git.mirror import Mirror
+from sandyard.platform.domain.git.mirror import Mirror, Mirrors
 from tests.forge.repositories import git
 from tests.integration.platform.domain.git.mirrored import Mirrored
 
@@ -117,27 +117,29 @@ async def test_so_many_run_at_once_and_the_others_wait(tmp_path: Path, monkeypat
     assert (await runner.run("version", cwd=None)).code == 0
 
 
-async def test_one_repository_leaves_room_for_others(place: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
-    await place.refresh()
-    assert bare._AT_ONCE < host.AT_ONCE
-    now, most, all_in = 0, 0, asyncio.Event()
+async def test_the_repositories_of_one_person_leave_room_for_those_of_others(place: Mirrored, tmp_path: Path) -> None:
+    assert bare.AT_ONCE < host.AT_ONCE
+    held, go_on = asyncio.Semaphore(0), asyncio.Event()
 
-    async def counted(*_words: object, **_options: object) -> host.Finished:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
-        if now == bare._AT_ONCE:
-            all_in.set()
-        await all_in.wait()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        now -= 1
-        return host.Finished(0, b"", "")
+    class Held(Git):
+        async def run(self, *_words: object, **_options: object) -> host.Finished:
+            held.release()
+            await go_on.wait()
+            return host.Finished(0, b"", "")
 
-    monkeypatch.setattr(place.mirror.git, "run", counted)
-    async with asyncio.timeout(30):
-        await asyncio.gather(*(place.mirror.read("version") for _ in range(3 * bare._AT_ONCE)))
-    assert most == bare._AT_ONCE
+    async def owner_of(project_id: str) -> str:
+        return "other" if project_id == "prj_3" else "owner"
+
+    mirrors = Mirrors(Held(tmp_path, timeout_s=30), place.settings, owner_of=owner_of)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for project in ("prj_1", "prj_2") * bare.AT_ONCE:
+            group.create_task(mirrors.of(project).read("version"))
+        for _ in range(bare.AT_ONCE):
+            await held.acquire()
+        group.create_task(mirrors.of("prj_3").read("version"))
+        await held.acquire()
+        assert held.locked()  # the rest of the first person's wait
+        go_on.set()
 
 
 async def take(place: Mirrored, tip: str, *known: str) -> None:
