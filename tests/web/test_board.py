@@ -261,6 +261,14 @@ def test_a_card_that_may_not_move_comes_back(page: Page, new_board: NewBoard) ->
     until(lambda: board.tasks("done") == ["Wants it"])
     assert board.tasks("cancelled") == ["Another"]
 
+    drag(page, "Has the place", "Cancelled")
+    asked = page.get_by_role("alertdialog", name="Cancel this task?")
+    asked.get_by_role("button", name="Keep it running").click()
+    shows(page, "In progress", "Has the place")
+    drag(page, "Has the place", "Cancelled")
+    asked.get_by_role("button", name="Cancel task").click()
+    until(lambda: sorted(board.tasks("cancelled")) == ["Another", "Has the place"])
+
 
 def test_what_is_looked_for_is_in_the_address(page: Page, board: Board) -> None:
     board.task("Mend the login", "create A.md: upper case")

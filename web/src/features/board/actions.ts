@@ -2,13 +2,14 @@ import { useMutation } from "@tanstack/react-query";
 import { createContext, type RefObject, useCallback, useContext, useMemo, useRef, useState } from "react";
 import { api, got } from "@/api/client";
 import type { Column, TaskCard } from "@/api/types";
+import { running } from "@/features/tasks/card-facts";
 import { COLUMNS } from "@/lib/status";
 import { failed } from "@/ui/toast";
 import { type Move, useMove } from "./use-move";
 
 /** What a card can be told to do. It never changes, so that cards need not be drawn again for it. */
 export interface Actions {
-  /** Asks for feedback first where the move needs it. `keep`: the focus goes along. */
+  /** Asks for feedback first where the move needs it, and before it stops an agent. `keep`: the focus goes along. */
   move: (task: TaskCard, to: Column, at: number | null, keep?: boolean) => void;
   /** Asks first. */
   cancel: (task: TaskCard) => void;
@@ -100,6 +101,8 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
       move: (task, to, at, keep = false) => {
         if (task.status === "in_review" && to === "in_progress")
           ask({ kind: "feedback", move: { task, to, at, keep } });
+        else if (to === "cancelled" && running(task))
+          ask({ kind: "cancel", task, run: () => run({ task, to, at, keep }) });
         else run({ task, to, at, keep });
       },
       cancel: (task) => ask({ kind: "cancel", task, run: () => once(task, "stop") }),

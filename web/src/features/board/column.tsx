@@ -4,7 +4,7 @@ import { ChevronsLeftRight, ChevronsRightLeft } from "lucide-react";
 import { memo, useCallback, useEffect, useRef, useState } from "react";
 import type { Count } from "@/api/board-data";
 import type { Column as Name, TaskCard } from "@/api/types";
-import { hasFailed, leading, wasStopped } from "@/features/tasks/card-facts";
+import { countStopped } from "@/features/tasks/card-facts";
 import { COLUMNS } from "@/lib/status";
 import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
@@ -107,7 +107,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
   }, [near, shown.length, read]);
 
   const held = count.total - count.failed;
-  const stopped = shown.filter((task) => hasFailed(task) && wasStopped(leading(task))).length; // counted as failed
+  const stopped = countStopped(shown);
   const over = limit !== undefined && held > limit;
   const end = list.measurementsCache.at(-1);
   return (
@@ -224,6 +224,7 @@ function Folded({ column, shown, count, onFold, find, closed, follow }: ColumnPr
   const section = useRef<HTMLElement>(null);
   const button = useRef<HTMLButtonElement>(null);
   const place = useDrop(section, section, { column, shown, find });
+  const failed = count.failed - countStopped(shown);
   useEffect(() => {
     const wanted = follow.current;
     if (wanted?.column !== column || !shown.some((one) => one.id === wanted.id)) return;
@@ -252,9 +253,9 @@ function Folded({ column, shown, count, onFold, find, closed, follow }: ColumnPr
         <span className="sr-only">Unfold</span>
         <span className="text-[13px] font-semibold [writing-mode:vertical-rl]">{COLUMNS[column].text}</span>
         <span className="text-xs text-faint tabular-nums">{count.total - count.failed}</span>
-        {count.failed > 0 && (
+        {failed > 0 && (
           <span className="text-xs text-bad tabular-nums">
-            {count.failed}
+            {failed}
             <span className="sr-only"> failed</span>
           </span>
         )}

@@ -167,7 +167,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
   const limits = (only && view.projects.get(only)?.settings.tasks?.wipLimits) || {};
   return (
     <ActionsContext value={value}>
-      <ColumnPicker board={board} counts={data.counts} onPick={(column) => fold(column, false)} />
+      <ColumnPicker board={board} counts={data.counts} shown={shown} onPick={(column) => fold(column, false)} />
       <div
         ref={board}
         className={`flex min-h-0 flex-1 gap-2.5 overflow-x-auto px-3 pb-3 sm:snap-none sm:px-4 ${held ? "" : "snap-x snap-mandatory"}`}

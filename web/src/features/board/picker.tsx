@@ -2,8 +2,9 @@ import clsx from "clsx";
 import { type RefObject, useEffect, useState } from "react";
 import type { Count } from "@/api/board-data";
 import type { Column } from "@/api/types";
+import { countStopped } from "@/features/tasks/card-facts";
 import { COLUMNS } from "@/lib/status";
-import { ORDER } from "./order";
+import { type Columns, ORDER } from "./order";
 
 export function showColumn(board: HTMLElement | null, column: Column): void {
   board?.querySelector(`[data-column="${column}"]`)?.scrollIntoView({ inline: "center", block: "nearest" });
@@ -13,10 +14,12 @@ export function showColumn(board: HTMLElement | null, column: Column): void {
 export function ColumnPicker({
   board,
   counts,
+  shown,
   onPick,
 }: {
   board: RefObject<HTMLElement | null>;
   counts: Record<Column, Count>;
+  shown: Columns;
   onPick: (column: Column) => void;
 }) {
   const [seen, setSeen] = useState<Column>("backlog");
@@ -51,19 +54,20 @@ export function ColumnPicker({
           )}
         >
           {COLUMNS[column].text}
-          <CardCount count={counts[column]} />
+          <CardCount count={counts[column]} stopped={countStopped(shown[column])} />
         </button>
       ))}
     </nav>
   );
 }
 
-function CardCount({ count: { total, matching, failed } }: { count: Count }) {
+function CardCount({ count: { total, matching, failed }, stopped }: { count: Count; stopped: number }) {
   if (matching !== total) return <span className="tabular-nums">{matching}</span>;
   return (
     <>
       <span className="tabular-nums">{total - failed}</span>
-      {failed > 0 && <span className="text-bad tabular-nums">· {failed} failed</span>}
+      {failed > stopped && <span className="text-bad tabular-nums">· {failed - stopped} failed</span>}
+      {stopped > 0 && <span className="tabular-nums">· {stopped} stopped</span>}
     </>
   );
 }

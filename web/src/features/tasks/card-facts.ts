@@ -34,6 +34,9 @@ export const hasFailed = (task: TaskCard): boolean =>
 /** A person has stopped its agent: nothing went wrong. */
 export const wasStopped = (attempt: Attempt | undefined): boolean =>
   attempt?.status === "failed" && attempt.errorCode === "cancelled";
+/** How many of these cards count as failed though nothing went wrong. */
+export const countStopped = (tasks: readonly TaskCard[]): number =>
+  tasks.filter((task) => hasFailed(task) && wasStopped(leading(task))).length;
 export const attemptWord = (attempt: Attempt): Word => ATTEMPTS[wasStopped(attempt) ? "cancelled" : attempt.status];
 
 /** Several are ready and somebody has to choose one. */
