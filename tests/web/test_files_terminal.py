@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.platform import until
-from tests.web.browser import accessible, confirm
+from tests.web.browser import accessible, confirm, fits
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -250,3 +250,21 @@ def test_a_shell_that_ends_by_itself(page: Page, yard: Yard) -> None:
     _ready(page)
     _enter(page, "echo fresh-$((1+1))")
     expect(page.get_by_test_id("terminal").locator(".xterm-rows")).to_contain_text("fresh-2")
+
+
+def test_a_phone_has_the_keys_of_a_shell(phone: Page, sandbox: str) -> None:
+    screen = _shell(phone, sandbox)
+    keys = phone.get_by_role("toolbar", name="Keys")
+    _enter(phone, "sleep 300")
+    keys.get_by_role("button", name="Ctrl+C").tap()
+    expect(screen).to_contain_text("^C")
+    phone.keyboard.type("echo tapped:$((6*7))")
+    phone.keyboard.press("Enter")
+    expect(screen).to_contain_text("tapped:42")
+    _enter(phone, "clear")
+    expect(screen).not_to_contain_text("tapped:42")
+    keys.get_by_role("button", name="Up").tap()
+    keys.get_by_role("button", name="Up").tap()
+    phone.keyboard.press("Enter")
+    expect(screen).to_contain_text("tapped:42")
+    fits(phone)

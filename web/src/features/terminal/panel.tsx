@@ -10,6 +10,7 @@ import type { LinkState } from "./connection";
 import type { ScreenHandle } from "./screen";
 import { remember, remembered, shells as shellsQuery } from "./shells";
 import { StateLine } from "./state-line";
+import { TouchKeys } from "./touch-keys";
 
 const TerminalScreen = lazy(() => import("./screen"));
 
@@ -124,6 +125,7 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
           onLeave={() => bar.current?.querySelector<HTMLElement>("button")?.focus()}
         />
       </Suspense>
+      <TouchKeys onText={(text) => screen.current?.type(text)} onArrow={(key) => screen.current?.pressArrow(key)} />
       <p className="hidden shrink-0 items-center gap-1 border-t px-3 py-1 text-2xs text-faint sm:flex">
         <Kbd>Ctrl+Shift+L</Kbd> leaves the terminal, <Kbd>Ctrl+Shift+F</Kbd> searches, <Kbd>Ctrl+Shift+C</Kbd> and{" "}
         <Kbd>Ctrl+Shift+V</Kbd> copy and paste

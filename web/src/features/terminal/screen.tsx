@@ -2,6 +2,7 @@ import { type Ref, useEffect, useImperativeHandle, useRef } from "react";
 import { useTheme } from "@/lib/theme";
 import { toast } from "@/ui/toast";
 import { Link, type LinkState } from "./connection";
+import type { ArrowKey } from "./touch-keys";
 import { colours, MARKS, makeScreen, type Screen } from "./xterm";
 
 export interface ScreenHandle {
@@ -10,6 +11,9 @@ export interface ScreenHandle {
   copy: () => void;
   paste: () => void;
   focus: () => void;
+  /** As if it was typed. */
+  type: (text: string) => void;
+  pressArrow: (key: ArrowKey) => void;
 }
 
 interface Props {
@@ -113,6 +117,8 @@ export default function TerminalScreen(props: Props) {
     copy: () => screen.current && void copy(screen.current.terminal),
     paste: () => screen.current && void paste(screen.current.terminal),
     focus: () => screen.current?.terminal.focus(),
+    type: (text) => screen.current?.terminal.input(text),
+    pressArrow: (key) => screen.current && pressArrow(screen.current.terminal, key),
   }));
 
   return (
@@ -132,6 +138,12 @@ function shortcut(event: KeyboardEvent, terminal: Terminal, props: Props): boole
   else return false; // Ctrl+Shift+V is the browser's own paste, which the terminal takes
   event.preventDefault();
   return true;
+}
+
+const ARROW_LETTERS: Record<ArrowKey, string> = { up: "A", down: "B", right: "C", left: "D" };
+
+function pressArrow(terminal: Terminal, key: ArrowKey): void {
+  terminal.input(`\x1b${terminal.modes.applicationCursorKeysMode ? "O" : "["}${ARROW_LETTERS[key]}`);
 }
 
 async function copy(terminal: Terminal): Promise<void> {
