@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 @click.argument("text")
 @click.option("--repo", required=True, help="A git repository: a directory of this machine, or an address.")
 @click.option(
-    "--agent", shell_complete=agent_names, help="Who does it.  [default: the project's, else the first with a model]"
+    "--agent",
+    shell_complete=agent_names,
+    help="Who does it.  [default: the project's, else the one made for the provider that was added first]",
 )
 @click.option("--model", help="With which model.")
 @click.option("--base", help="The branch to start from and to merge into.  [default: the repository's own]")

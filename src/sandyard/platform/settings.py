@@ -78,7 +78,7 @@ class PlatformSettings(Settings):
     forge_poll_s: float = Field(default=60, gt=0)  # open pull requests of which no webhook tells
 
     # agents and tasks
-    default_agent: str | None = None  # None: the first with a model that it can use, else the demo
+    default_agent: str | None = None  # None: the one made for the provider that was added first, else the demo
     parallel_attempts: int = Field(default=8, ge=1)  # on this machine
     parallel_attempts_per_user: int = Field(default=8, ge=1)
     npm_registry: str | None = None  # where agents are installed from; None: as npm in the sandbox is set up

@@ -123,7 +123,7 @@ def up(
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, served)
     _warn(embedded, user)
     asyncio.run(supervise(children(plan, state), lambda: _announce(plan, state)))
-    echo("Stopped.")
+    echo("Stopped. Sandboxes that were running go on; the next start finds them." if embedded else "Stopped.")
 
 
 def children(plan: Plan, state: State) -> list[Child]:

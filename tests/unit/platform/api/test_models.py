@@ -124,13 +124,13 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
         assert await default_agents(web) == {"website": "demo", "platform": "demo"}
         own = {"preset": "openai", "key": KEY, "projectId": project.id}
         assert (await admin.post(PROVIDERS, json=own)).status_code == 201
-        assert await default_agents(web) == {"website": "opencode", "platform": "demo"}
+        assert await default_agents(web) == {"website": "codex", "platform": "demo"}
         await admin.post(PROVIDERS, json={"preset": "anthropic", "key": KEY})
-        assert await default_agents(web) == {"website": "opencode", "platform": "opencode"}
+        assert await default_agents(web) == {"website": "codex", "platform": "claude"}
         change = {"settings": {"agent": {"default": "claude"}}}
         changed = await web.patch(f"/api/v1/projects/{project.id}", json=change)
         assert changed.json()["defaultAgent"] == "claude"
-        assert await default_agents(web) == {"website": "claude", "platform": "opencode"}
+        assert await default_agents(web) == {"website": "claude", "platform": "claude"}
         found = await agents(web)
         assert (found["claude"], found["codex"]) == ((True, []), (False, [project.id]))
         assert found["opencode"] == (True, [project.id])

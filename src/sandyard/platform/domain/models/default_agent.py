@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.platform.db.models import ModelProvider, Project
@@ -17,11 +17,11 @@ from sandyard.platform.settings import PlatformSettings
 
 
 async def find_default_agent(session: AsyncSession, project: Project | None, settings: PlatformSettings) -> str:
-    """Return the project's default agent, else the platform's, else the first built-in one with a model that it can use here.
-    The demo agent is the last resort: it cannot do real work."""
+    """Return the project's default agent, else the platform's, else the built-in one made for the provider that was added first:
+    so another provider does not change it. The demo agent is the last resort: it cannot do real work."""
     if chosen := _named(project, settings):
         return chosen
-    return _first_with_model(await _load_kinds(session), project)
+    return _made_for_first(await _load_kinds(session), project)
 
 
 async def find_default_agents(
@@ -29,7 +29,7 @@ async def find_default_agents(
 ) -> dict[str, str]:
     """Return what `find_default_agent` says for each of these projects, by its id."""
     kinds = await _load_kinds(session)
-    return {one.id: _named(one, settings) or _first_with_model(kinds, one) for one in projects}
+    return {one.id: _named(one, settings) or _made_for_first(kinds, one) for one in projects}
 
 
 def _named(project: Project | None, settings: PlatformSettings) -> str | None:
@@ -37,13 +37,20 @@ def _named(project: Project | None, settings: PlatformSettings) -> str | None:
     return usual or settings.default_agent
 
 
-async def _load_kinds(session: AsyncSession) -> Collection[tuple[str | None, ModelApi]]:
-    """All providers' projects (None: everybody's) and kinds."""
-    rows = await session.execute(select(ModelProvider.project_id, ModelProvider.kind).distinct())
+async def _load_kinds(session: AsyncSession) -> Sequence[tuple[str | None, ModelApi]]:
+    """All providers' projects (None: everybody's) and kinds, those added first first."""
+    rows = await session.execute(
+        select(ModelProvider.project_id, ModelProvider.kind)
+        .group_by(ModelProvider.project_id, ModelProvider.kind)
+        .order_by(func.min(ModelProvider.id))
+    )
     return [(project_id, ModelApi(kind)) for project_id, kind in rows]
 
 
-def _first_with_model(kinds: Collection[tuple[str | None, ModelApi]], project: Project | None) -> str:
+def _made_for_first(kinds: Sequence[tuple[str | None, ModelApi]], project: Project | None) -> str:
     here = (None, project.id if project is not None else None)
-    spoken = {api for owner, kind in kinds if owner in here for api in SPEAKS[kind]}
-    return next((name for name, one in BUILT_IN.items() if not spoken.isdisjoint(one.apis)), DEMO.name)
+    for owner, kind in kinds:
+        usable = [one for one in BUILT_IN.values() if not set(SPEAKS[kind]).isdisjoint(one.apis)]
+        if owner in here and usable:
+            return min(usable, key=lambda one: len(one.apis)).name
+    return DEMO.name

@@ -67,7 +67,7 @@ async def test_the_demo_agent_works_only_where_no_other_has_a_model(board: Board
                 updated_at=utc_now(),
             )
         )
-    assert (await board.attempt(await board.task())).agent == "opencode"
+    assert (await board.attempt(await board.task())).agent == "codex"
     assert (await board.attempt(await board.task(agent="demo"))).agent == "demo"
     assert (await board.attempt(await board.task(project=sample))).agent == "demo"
     other = await board.make()
