@@ -28,7 +28,9 @@ class Output:
         self._readable: asyncio.Future[None] | None = None
 
     async def read(self, most: int) -> bytes:
-        """What is there, no more than `most` bytes, as soon as there is some; nothing when everybody has closed it."""
+        """What is there, no more than `most` bytes, as soon as there is some; nothing when everybody has closed it. Others always have a
+        turn first: a process may write as fast as it is read."""
+        await asyncio.sleep(0)
         while self._descriptor is not None:
             try:
                 data = os.read(self._descriptor, most)

@@ -31,6 +31,9 @@ from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 
+_ROWS = 20
+"""Projects that are looked at in one go."""
+
 
 class IssueFollower:
     def __init__(
@@ -67,7 +70,10 @@ class IssueFollower:
         now = instant(self._clock)
         async with self._database.reading() as session:
             living = select(Project).where(Project.archived_at.is_(None), Project.repository.is_not(None))
-            projects = [row for row in await session.scalars(living) if self._wants(row)]
+            projects = []
+            async for rows in (await session.stream_scalars(living)).partitions(_ROWS):
+                projects += [row for row in rows if self._wants(row)]
+                await asyncio.sleep(0)  # others get their turn
             lately = select(Delivery.project_id).where(
                 Delivery.received_at > now - HEARD_WITHIN, Delivery.event != POLLED
             )

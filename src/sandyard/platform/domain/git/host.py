@@ -17,6 +17,7 @@ from typing import IO
 
 from sandyard.kit import processes
 from sandyard.kit.destinations import Destinations, PrivateAddressError, is_proxied
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.processes import Output, Process
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.git.errors import (
@@ -38,6 +39,8 @@ AT_ONCE = 8
 _STDERR_LIMIT = 64 << 10
 _LINE_LIMIT = 4 << 10
 _CHUNK = 64 << 10
+_STDERR_CHUNK = 4 << 10  # lines cost more than bytes, and a remote may send empty ones
+_STDERR_READ = 4 << 20  # what comes after so much is not looked at
 _BLOCK = 512  # of `ulimit -f`
 _NOT_FOUND = 127  # what a shell ends with when there is no such program
 _GRACE_S = 2.0  # for git to remove its lock files after SIGTERM
@@ -227,13 +230,19 @@ async def _drain(stream: Output) -> None:
 
 
 async def _listen(stream: Output, mask: Callable[[str], str], progress: Progress) -> str:
-    """The last lines of stderr that are not progress; progress is told as it comes."""
+    """The last lines of stderr that are not progress, of its first _STDERR_READ bytes; progress is told as it comes."""
     kept: list[str] = []
     size = 0
     told: tuple[str, int] | None = None
     rest = b""
+    left = _STDERR_READ
     while True:
-        chunk = await stream.read(_CHUNK)
+        chunk = await stream.read(_STDERR_CHUNK)
+        left -= len(chunk)
+        if left < 0:
+            await _drain(stream)
+            return "\n".join(kept)
+        await take_turn()
         *lines, rest = _LINE_END.split(rest + chunk) if chunk else [rest, b""]
         if len(rest) > _LINE_LIMIT:
             lines, rest = [*lines, rest], b""

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 from pydantic.alias_generators import to_camel
 
 from sandyard.platform.db.models import Project
@@ -14,10 +14,11 @@ from sandyard.platform.db.models import Project
 MAX_PATTERNS, MAX_PATTERN = 100, 300
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
-
+_STORED = object()
+"""Validation context of settings that were checked when they were stored: they are read far more often."""
 
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
-"""Not compiled here, since settings are read far more often than stored: `check_patterns` is called before they are stored."""
+"""Not compiled here: `check_patterns` is called before they are stored."""
 Patterns = Annotated[list[Pattern], Field(max_length=MAX_PATTERNS)]
 
 
@@ -201,6 +202,10 @@ def check_host(entry: str) -> str:
     return entry
 
 
+def _check_host(entry: str, info: ValidationInfo) -> str:
+    return entry if info.context is _STORED else check_host(entry)
+
+
 Preset = Literal["forge", "debian", "pypi", "npm", "crates", "go", "maven", "rubygems"]
 
 
@@ -217,7 +222,7 @@ class NetworkSettings(_Part):
         description="forge: the server of the project's repository. The others: where packages of that kind come from.",
     )
     allow: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=253), AfterValidator(check_host)]], Field(max_length=500)
+        list[Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_check_host)]], Field(max_length=500)
     ] = Field(default_factory=list, examples=[["api.example.org", "*.example.net", "192.0.2.0/24"]])
 
 
@@ -242,7 +247,7 @@ class ProjectSettings(_Part):
 
     @classmethod
     def of(cls, row: Project) -> ProjectSettings:
-        return cls.model_validate({**row.settings, "template": row.template})
+        return cls.model_validate({**row.settings, "template": row.template}, context=_STORED)
 
     @property
     def patterns(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVarTuple
 
 from sqlalchemy import Select, func, select
@@ -56,6 +57,14 @@ class Turns(Protocol):
 
     async def cancel_all(self, session_id: str) -> None: ...
     async def end_agent(self, session_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """How many attempts of a project run at once."""
+
+    project: str
+    parallel: int
 
 
 Advance = Callable[[Transaction, Task, Column], Awaitable[None]]
@@ -260,11 +269,11 @@ class Attempts:
         """Those that wait and that the caller may see, with their place and what they wait for."""
         async with self._database.reading() as session:
             mine = set(await session.scalars(select(Project.id).where(visible_to(caller))))
-        waiting, counts = await self._waiting(), await self._counts()
+        (waiting, limits), counts = await self._waiting(), await self._counts()
         return [
-            (row, place, self._obstacle(row, project, counts) or "It is about to start.")
-            for place, (row, project) in enumerate(waiting, 1)
-            if project.id in mine
+            (row, place, self._obstacle(row, limits[row.project_id], counts) or "It is about to start.")
+            for place, row in enumerate(waiting, 1)
+            if row.project_id in mine
         ]
 
     async def _task(self, caller: Principal, task_id: str) -> Task:
@@ -321,10 +330,12 @@ class Attempts:
 
     async def _admit(self) -> None:
         assert self._executor is not None
-        waiting = await self._waiting()
-        counts = await self._counts() if waiting else Counter[str]()
-        for row, project in waiting:
-            if self._obstacle(row, project, counts) is not None:
+        counts = await self._counts()
+        if counts["machine"] >= self._settings.parallel_attempts:
+            return
+        waiting, limits = await self._waiting()
+        for row in waiting:
+            if self._obstacle(row, limits[row.project_id], counts) is not None:
                 continue
             async with self._database.transaction() as tx:
                 known = await tx.session.get(Attempt, row.id, with_for_update=True)
@@ -336,10 +347,13 @@ class Attempts:
             counts.update(("machine", known.project_id, known.owner_id))
             await self._executor.begin(known.id, known.round)
 
-    async def _waiting(self) -> list[tuple[Attempt, Project]]:
-        query = select(Attempt, Project).join(Project, Project.id == Attempt.project_id)
+    async def _waiting(self) -> tuple[list[Attempt], dict[str, _Limit]]:
+        """Those in the queue, in order, and the limits of their projects."""
         async with self._database.reading() as session:
-            return [(row[0], row[1]) for row in (await session.execute(_in_order(query))).all()]
+            rows = list(await session.scalars(_in_order(select(Attempt))))
+            projects = await session.scalars(select(Project).where(Project.id.in_({row.project_id for row in rows})))
+            limits = {one.id: _Limit(one.name, ProjectSettings.of(one).tasks.parallel) for one in projects}
+            return [row for row in rows if row.project_id in limits], limits
 
     async def _counts(self) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -349,13 +363,12 @@ class Attempts:
                 counts.update(("machine", *row))
         return counts
 
-    def _obstacle(self, row: Attempt, project: Project, counts: Counter[str]) -> str | None:
+    def _obstacle(self, row: Attempt, limit: _Limit, counts: Counter[str]) -> str | None:
         """Why it may not run now."""
-        parallel = ProjectSettings.of(project).tasks.parallel
         if counts["machine"] >= self._settings.parallel_attempts:
             return f"This machine runs {self._settings.parallel_attempts} at once (SANDYARD_PARALLEL_ATTEMPTS)."
-        if counts[row.project_id] >= parallel:
-            return f"Project {project.name!r} runs {parallel} at once (its setting tasks.parallel)."
+        if counts[row.project_id] >= limit.parallel:
+            return f"Project {limit.project!r} runs {limit.parallel} at once (its setting tasks.parallel)."
         if counts[row.owner_id] >= self._settings.parallel_attempts_per_user:
             return f"One person runs {self._settings.parallel_attempts_per_user} at once (SANDYARD_PARALLEL_ATTEMPTS_PER_USER)."
         return None

@@ -16,7 +16,6 @@ from sqlalchemy.orm import defer
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Ask, Attempt, Project, PullRequest, Session, Task
 from sandyard.platform.domain.agents.model import AskStatus
-from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.tasks.cards import Card, Cards
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.placing import is_failed
@@ -215,7 +214,7 @@ async def _asked(session: AsyncSession, asks: ColumnElement[bool]) -> set[str]:
 async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, _Facts]:
     of_board = Project.id.in_(select(Task.project_id).where(seen))
     defaults = {
-        id_: ProjectSettings.model_validate(settings or {}).agent.default
+        id_: ((settings or {}).get("agent") or {}).get("default")
         for id_, settings in (await session.execute(select(Project.id, Project.settings).where(of_board)))
     }
     query = select(Task.id, Task.project_id, Task.status, Task.agent, Task.attempts, Task.error).where(seen)

@@ -294,6 +294,23 @@ async def test_more_output_than_is_wanted_does_not_delay_the_end(git: Git, monke
             await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=where, timeout_s=0.5)
 
 
+async def test_lines_without_end_leave_the_loop_to_others(git: Git) -> None:
+    """Git passes on what a remote says, and can write faster than it is read."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    others = asyncio.create_task(count_turns())
+    with pytest.raises(GitTimeoutError):
+        await git.run("-c", "alias.flood=!yes remote: >&2", "flood", cwd=None, timeout_s=0.5)
+    others.cancel()
+    assert turns > 3
+
+
 async def test_input_is_bytes_or_a_file(git: Git, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"one\ntwo\n")
     assert (await git.run("stripspace", cwd=None, stdin=b"one\ntwo\n")).stdout == b"one\ntwo\n"

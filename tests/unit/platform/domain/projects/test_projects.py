@@ -11,6 +11,7 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.git.errors import RepositoryInvalidError
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.projects import model
 from sandyard.platform.domain.projects.model import ForgeSettings, NetworkSettings, ProjectSettings
 from sandyard.platform.domain.projects.patterns import InvalidPatternError
 from sandyard.platform.domain.projects.service import Projects
@@ -112,6 +113,17 @@ async def test_members_must_exist(world: World) -> None:
         *(world.projects.add_member(maria.principal, project.id, otto.principal.user_id) for _ in range(5))
     )
     assert len(await world.projects.members(maria.principal, project.id)) == 1
+
+
+def test_stored_settings_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read for each row of a list, and checking hundreds of hosts takes long."""
+    entry = "api.example.org"
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "check_host", lambda _: pytest.fail("checked again"))
+        stored = {"network": {"mode": "listed", "allow": [entry]}}
+        assert ProjectSettings.of(Project(settings=stored, template=None)).network.allow == [entry]
+    with pytest.raises(ValidationError):
+        ProjectSettings.model_validate({"network": {"allow": ["not a host"]}})
 
 
 @pytest.mark.parametrize(
