@@ -39,7 +39,7 @@ class BuildLog:
 
     def output(self, prefix: str, stream: str, text: str, step: str) -> None:
         """A line that a command wrote."""
-        if len(self._lines) >= self._limit or self._size > OUTPUT_LIMIT:
+        if self.is_full:
             if not self._full:
                 self._full = True
                 self.say("The output is too long to be kept; the rest of it is left out.", level=LogLevel.WARN)
@@ -47,6 +47,11 @@ class BuildLog:
         self._size += min(len(text), LINE_LIMIT)
         level = LogLevel.INFO if stream == "stdout" else LogLevel.WARN
         self.say(f"[{prefix}] [{stream}]: {text}", step=step, level=level)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether output is left out from now on."""
+        return len(self._lines) >= self._limit or self._size > OUTPUT_LIMIT
 
     def flush(self) -> None:
         new = self._lines[self._written :]

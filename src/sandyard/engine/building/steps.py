@@ -105,7 +105,10 @@ class Executor:
         streams = {"stdout": Lines(), "stderr": Lines()}
 
         def output(stream: str, data: bytes) -> None:
-            for line in streams[stream].feed(data):
+            lines = (
+                [""] if self.log.is_full else streams[stream].feed(data)
+            )  # what is left out need not be cut into lines
+            for line in lines:
                 self.log.output(prefix, stream, line, number)
 
         try:

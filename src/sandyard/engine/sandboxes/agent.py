@@ -12,7 +12,7 @@ import binascii
 import json
 import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,7 @@ from sandyard.engine.contract import AGENT_PORT, Handle
 from sandyard.engine.sandboxes.calls import Calls
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import NoSpaceError, UnreachableError
+from sandyard.kit.pacing import take_turn
 
 Output = Callable[[str, bytes], None]
 """Told which stream ("stdout" or "stderr") and what was written to it, as it comes."""
@@ -34,6 +35,7 @@ _MESSAGE_LIMIT, _MESSAGE_VALUES = 4 << 20, 1000
 _ANSWER_LIMIT = 64 << 10
 _SILENT_LIMIT = 64 << 10  # bytes that may pass without anything to hand on
 _READ = 64 << 10
+_LINES = 512  # of what is handed on at once
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -61,7 +63,9 @@ class Agent:
             async for event in events:
                 data, end = event.get("data"), event.get("end")
                 if isinstance(data, dict) and output is not None:
-                    _hand_on(data, output)
+                    for stream, piece in _pieces(data):
+                        await take_turn()
+                        output(stream, piece)
                 elif isinstance(end, dict):
                     return _exit_code(end)
         raise UnreachableError(f"The sandbox {self._handle.id} did not say how a command ended.")
@@ -222,14 +226,18 @@ def _raise_for(end: Mapping[str, Any]) -> None:
     raise UnreachableError(f"The sandbox could not run a command: {str(error.get('message'))[:500]}")
 
 
-def _hand_on(data: Mapping[str, Any], output: Output) -> None:
+def _pieces(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """What a command wrote, by stream. A piece has few lines: whoever reads lines pays for each, however short it is."""
     for stream in ("stdout", "stderr"):
         text = data.get(stream)
         if isinstance(text, str):
             try:
-                output(stream, base64.b64decode(text))
+                written = base64.b64decode(text)
             except binascii.Error as error:
                 raise UnreachableError("The sandbox's agent sent output that cannot be read.") from error
+            size = len(written) if written.count(b"\n") <= _LINES else _LINES
+            for at in range(0, len(written), max(size, 1)):
+                yield stream, written[at : at + size]
 
 
 def _exit_code(end: Mapping[str, Any]) -> int:

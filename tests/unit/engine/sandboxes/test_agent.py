@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import AsyncIterator
 
 import pytest
 
-from sandyard.engine.sandboxes.agent import _envelopes
+from sandyard.engine.sandboxes.agent import _envelopes, _pieces
 from sandyard.kit.errors import UnreachableError
 
 
@@ -24,3 +25,15 @@ async def test_messages_of_the_agent() -> None:
 async def test_what_no_agent_says_ends_the_call(text: bytes) -> None:
     with pytest.raises(UnreachableError, match="not JSON"):
         assert [one async for one in _envelopes(body(text))]
+
+
+def test_many_lines_are_handed_on_in_small_pieces() -> None:
+    few, many = b"x" * 100_000 + b"\n", b"\n" * 100_000
+    told = {"stdout": base64.b64encode(few).decode(), "stderr": base64.b64encode(many).decode()}
+    pieces = list(_pieces(told))
+    assert pieces[0] == ("stdout", few)
+    assert b"".join(piece for stream, piece in pieces if stream == "stderr") == many
+    assert max(piece.count(b"\n") for _, piece in pieces) <= 512
+    assert list(_pieces({"stdout": ""})) == []
+    with pytest.raises(UnreachableError):
+        list(_pieces({"stdout": "A"}))
