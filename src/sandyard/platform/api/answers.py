@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.problems import TooManyRequestsError
+from sandyard.platform.api.problems import TooManyRequestsError, of_error
 
 PIECE = 256 * 1024
 """An answer is handed to the server in pieces of this size: it takes the next one when the client has read enough."""
@@ -20,6 +20,9 @@ SLOTS = 8
 """Large answers that one person may have under way. A browser opens six connections."""
 WAIT_SECONDS = 10.0
 """How long a request waits for one of the person's other answers to be read."""
+FINISHED_WAITING = 32
+"""Answers of one person that may wait for a slot when they are finished already."""
+_UNREAD = f"You have {SLOTS} large answers under way that are not being read. Read them, or close their connections."
 
 
 @dataclass(slots=True)
@@ -34,9 +37,11 @@ class AnswerSlots:
     def __init__(self) -> None:
         self._people: dict[str, _Person] = {}
 
-    async def take(self, who: str) -> None:
-        """Wait for a slot. Raises TooManyRequestsError when none of them becomes free."""
+    async def take(self, who: str, *, waiting: int | None = None) -> None:
+        """Wait for a slot. Raises TooManyRequestsError when none of them becomes free, or when more than `waiting` others wait already."""
         person = self._people.setdefault(who, _Person())
+        if waiting is not None and person.requests >= SLOTS + waiting:
+            raise TooManyRequestsError(_UNREAD, WAIT_SECONDS)
         person.requests += 1
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -44,10 +49,7 @@ class AnswerSlots:
         except BaseException as error:
             self._forget(who, person)
             if isinstance(error, TimeoutError):
-                raise TooManyRequestsError(
-                    f"You have {SLOTS} large answers under way that are not being read. Read them, or close their connections.",
-                    WAIT_SECONDS,
-                ) from None
+                raise TooManyRequestsError(_UNREAD, WAIT_SECONDS) from None
             raise
 
     def release(self, who: str) -> None:
@@ -68,10 +70,10 @@ class _Slot:
         self._slots = slots
         self._holder: str | None = None
 
-    async def take(self, who: str) -> None:
+    async def take(self, who: str, *, waiting: int | None = None) -> None:
         """Idempotent."""
         if self._holder is None:
-            await self._slots.take(who)
+            await self._slots.take(who, waiting=waiting)
             self._holder = who
 
     def release(self) -> None:
@@ -102,8 +104,16 @@ def is_large(dependant: Dependant) -> bool:
     return dependant.call in (_take_slot, _take_slow_slot) or any(map(is_large, dependant.dependencies))
 
 
+def _size(start: Message) -> int:
+    """Of the body that follows; 0 where it is not known, as in a stream."""
+    return next((int(value) for name, value in start.get("headers", ()) if name.lower() == b"content-length"), 0)
+
+
 class Answers:
-    """Sends large bodies in pieces, so that a request is over when its client has read the answer, and then gives its slot back."""
+    """Sends large bodies in pieces, so that a request is over when its client has read the answer, and then gives its slot back.
+
+    A large answer of a route that took no slot needs one before it is sent. When there is none it is dropped, and the client told so.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -114,7 +124,23 @@ class Answers:
             await self._app(scope, receive, send)
             return
 
+        slot = _Slot(self._slots)
+        state = scope.setdefault("state", {})
+        state["answer_slot"] = slot
+        dropped = False
+
         async def reply(message: Message) -> None:
+            nonlocal dropped
+            if dropped:
+                return
+            if message["type"] == "http.response.start" and _size(message) > PIECE and "principal" in state:
+                try:
+                    await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
+                except TooManyRequestsError as error:
+                    dropped = True
+                    error.message = f"The request was carried out, but its answer was dropped. {error.message}"
+                    await of_error(HTTPConnection(scope), error)(scope, receive, send)
+                    return
             body = message.get("body", b"")
             if message["type"] == "http.response.body" and len(body) > PIECE:
                 end = (len(body) - 1) // PIECE * PIECE
@@ -123,7 +149,6 @@ class Answers:
                 message = {**message, "body": body[end:]}
             await send(message)
 
-        slot = scope.setdefault("state", {})["answer_slot"] = _Slot(self._slots)
         try:
             await self._app(scope, receive, reply)
         finally:

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from sandyard.platform.api import answers
 from sandyard.platform.api.answers import PIECE, SLOTS, AnswerSlots, large_answer
+from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from tests.unit.platform.world import Person, World, client
@@ -29,20 +30,24 @@ def app_of(world: World) -> FastAPI:
     async def slow() -> Response:
         return Response(BODY)
 
+    @router.post("/command", name="test.command")
+    async def command(caller: Caller) -> Response:
+        return Response(BODY)
+
     return world.app(router)
 
 
 class Silent:
     """A client that asks, reads one piece of the answer, and then nothing until `read` is set."""
 
-    def __init__(self, app: FastAPI, person: Person) -> None:
+    def __init__(self, app: FastAPI, person: Person, method: str = "GET", path: str = "/api/v1/large") -> None:
         self.read = asyncio.Event()
         self.stuck = asyncio.Event()
         self.status = 0
         self.pieces: list[int] = []
         headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {person.token}".encode())]
         scope = {
-            "type": "http", "method": "GET", "path": "/api/v1/large", "raw_path": b"/api/v1/large", "query_string": b"",
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
             "headers": headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http",
             "http_version": "1.1", "asgi": {"version": "3.0"}, "root_path": "",
         }  # fmt: skip
@@ -93,6 +98,23 @@ async def test_one_person_has_so_many_unread_answers(world: World, monkeypatch: 
     for one in silent:
         one.read.set()
         await one.task
+
+
+async def test_a_finished_answer_that_finds_no_slot_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any route: its size is known only when it has done its work."""
+    app, maria = app_of(world), await world.person("maria")
+    silent = [Silent(app, maria, "POST", "/api/v1/command") for _ in range(SLOTS)]
+    for one in silent:
+        await one.stuck.wait()
+    monkeypatch.setattr(answers, "FINISHED_WAITING", 0)
+    async with client(app, maria) as web:
+        refused = await web.post("/api/v1/command")
+        assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")
+        assert (await web.get("/api/v1/large")).status_code == 200, "it has slots of its own"
+        for one in silent:
+            one.read.set()
+            await one.task
+        assert (await web.post("/api/v1/command")).content == BODY
 
 
 async def test_who_comes_too_soon_waits_for_a_slot() -> None:
