@@ -7,23 +7,24 @@ later leads nowhere.
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import ipaddress
 import re
-import socket
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass
 
+from sandyard.kit import names
 from sandyard.kit.errors import ForbiddenError
+from sandyard.kit.names import Address
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-RESOLVE_S = 10.0
 _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _NEVER_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "::/96", "::ffff:0:0:0/96")))
 """What Python's `is_global` of some versions takes for public: protocol assignments, former site-local and IPv4-compatible addresses."""
 _ROUTES, _ADDRESSES6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
+_REREAD_SECONDS = 5.0
 _ROUTE = re.compile(r"\|-- (?P<address>[0-9.]+)\n(?P<kinds>(?:\s+/\d+ .*\n)+)")
 _ATTACHED = re.compile(r"/(\d+) (?:link UNICAST|host LOCAL)")
 
@@ -73,9 +74,9 @@ class Destinations:
         if not listed and (attached or not (is_public(network[0]) and is_public(network[-1]))):
             raise _refused(entry)
 
-    async def resolve(self, host: str, port: int) -> list[str]:
+    async def resolve(self, host: str) -> list[str]:
         """The addresses of this host, to which a connection may be made. PrivateAddressError; OSError when it has none."""
-        addresses = await resolve(host.strip("[]"), port)
+        addresses = await names.look_up(host.strip("[]"))
         if not self._is_listed(host):
             self._check(host, addresses)
         return [str(address) for address in dict.fromkeys(addresses)]
@@ -91,17 +92,6 @@ class Destinations:
                 raise _refused(host)
 
 
-async def resolve(host: str, port: int) -> list[Address]:
-    """OSError when it has no address, or nobody says so in time."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(RESOLVE_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError:
-        raise OSError(f"{host[:200]!r} is no host's name") from None
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
-
-
 def is_public(address: Address) -> bool:
     """Whether it, and every address of IPv4 within it to which a gateway would translate it, is on the public internet, and neither
     this machine's nor a direct neighbour's: a firewall in front of them does not see connections from here."""
@@ -112,12 +102,21 @@ def is_public(address: Address) -> bool:
     )
 
 
-def attached_networks() -> Iterator[Network]:
-    """The addresses of this machine and the networks it reaches without a router."""
-    for route in _ROUTE.finditer(_read(_ROUTES)):
+def attached_networks() -> Sequence[Network]:
+    """The public ones of this machine's addresses and of the networks it reaches without a router, as they were some seconds ago."""
+    return _read_attached(_ROUTES, _ADDRESSES6, time.monotonic() // _REREAD_SECONDS)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_attached(routes: Path, addresses6: Path, _now: float) -> Sequence[Network]:
+    return [network for network in _all_attached(routes, addresses6) if network.is_global]
+
+
+def _all_attached(routes: Path, addresses6: Path) -> Iterator[Network]:
+    for route in _ROUTE.finditer(_read(routes)):
         for length in _ATTACHED.findall(route["kinds"]):
             yield ipaddress.IPv4Network((route["address"], int(length)), strict=False)
-    for line in _read(_ADDRESSES6).splitlines():
+    for line in _read(addresses6).splitlines():
         address, _, length = line.split()[:3]
         yield ipaddress.IPv6Network((bytes.fromhex(address), int(length, 16)), strict=False)
 

@@ -36,9 +36,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             self._proxied = self._proxied or discard_cookies(httpx.AsyncClient(verify=self._verify()))
             return await self._proxied.send(request, stream=True)
         self._direct = direct = self._direct or self._open()
-        port = url.port or {"http": 80}.get(url.scheme, 443)
         try:
-            addresses = await self._destinations.resolve(url.host, port)
+            addresses = await self._destinations.resolve(url.host)
         except OSError as error:
             raise httpx.ConnectError(f"{url.host} is not known here", request=request) from error
         request.extensions = {**request.extensions, "sni_hostname": url.host}

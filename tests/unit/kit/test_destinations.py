@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import socket
+import ipaddress
 from pathlib import Path
 
 import pytest
 
+from sandyard.kit import names
 from sandyard.kit.destinations import Destinations, PrivateAddressError, is_proxied
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.settings import PlatformSettings
@@ -23,7 +24,7 @@ async def test_private_addresses_are_refused(host: str) -> None:
         destinations.check_name(host)
     if "localhost" not in host:
         with pytest.raises(PrivateAddressError):
-            await destinations.resolve(host, 443)
+            await destinations.resolve(host)
 
 
 def test_networks() -> None:
@@ -59,7 +60,7 @@ async def test_the_machines_own_public_networks_are_not_public(tmp_path: Path, m
         with pytest.raises(PrivateAddressError, match="network of this machine"):
             destinations.check_entry(attached)
     with pytest.raises(PrivateAddressError):
-        await destinations.resolve("8.8.4.9", 443)
+        await destinations.resolve("8.8.4.9")
     for fine in ("9.9.9.9", "1.1.1.2", "8.8.5.0/24", "8.8.4.65", "2a02::1"):
         destinations.check_entry(fine)
 
@@ -67,22 +68,22 @@ async def test_the_machines_own_public_networks_are_not_public(tmp_path: Path, m
 @pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1"])
 async def test_other_ways_to_write_them(host: str) -> None:
     with pytest.raises(PrivateAddressError):
-        await Destinations().resolve(host, 443)
+        await Destinations().resolve(host)
 
 
 async def test_a_name_is_as_private_as_any_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(host: str, port: int, *_: object, **__: object) -> list[tuple[object, ...]]:
-        return [(0, 0, 0, "", (address, port)) for address in ("8.8.8.8", "10.0.0.1")]
+    async def told(host: str) -> list[names.Address]:
+        return [ipaddress.ip_address(address) for address in ("8.8.8.8", "10.0.0.1")]
 
-    monkeypatch.setattr(socket, "getaddrinfo", told)
+    monkeypatch.setattr(names, "ask_name_servers", told)
     with pytest.raises(PrivateAddressError, match=r"git\.example\.org"):
-        await Destinations().resolve("git.example.org", 443)
-    assert await Destinations(["10.0.0.0/24"]).resolve("git.example.org", 443) == ["8.8.8.8", "10.0.0.1"]
+        await Destinations().resolve("git.example.org")
+    assert await Destinations(["10.0.0.0/24"]).resolve("git.example.org") == ["8.8.8.8", "10.0.0.1"]
     for listed in ("git.example.org", "*.example.org", "*.org"):
-        assert await Destinations([listed]).resolve("Git.example.org", 443) == ["8.8.8.8", "10.0.0.1"]
+        assert await Destinations([listed]).resolve("Git.example.org") == ["8.8.8.8", "10.0.0.1"]
     for other in ("example.org", "*.git.example.org", "it.example.org"):
         with pytest.raises(PrivateAddressError):
-            await Destinations([other]).resolve("git.example.org", 443)
+            await Destinations([other]).resolve("git.example.org")
 
 
 def test_the_setting() -> None:

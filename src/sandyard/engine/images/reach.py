@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
-import socket
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Collection, Iterable
@@ -23,11 +22,10 @@ import httpcore
 import httpx
 
 from sandyard.kit.errors import ForbiddenError, UnreachableError
+from sandyard.kit.names import Address, look_up
 
 CONNECT_S, READ_S = 15.0, 60.0
 _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +176,12 @@ class _Checked(httpcore.AsyncNetworkBackend):
         socket_options: Any = None,
     ) -> httpcore.AsyncNetworkStream:
         try:
-            async with asyncio.timeout(CONNECT_S):
-                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, TimeoutError, UnicodeError):
+            addresses = await look_up(host)
+        except OSError:
             raise UnreachableError(
                 f"The host {host[:200]} cannot be found. Look whether the engine's machine resolves names and needs a proxy; "
                 "without a registry, an image can be read from a folder (setting images_dirs)."
             ) from None
-        addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
         failure: Exception | None = None
         for address in self._reach.check(host, port, dict.fromkeys(addresses)):
             try:

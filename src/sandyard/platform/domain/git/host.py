@@ -171,7 +171,7 @@ class Git:
             self._destinations.check_name(remote.host)
             if remote.kind == "http" and is_proxied(remote.scheme, remote.host):
                 return ()
-            return await self._destinations.resolve(remote.host, remote.port)
+            return await self._destinations.resolve(remote.host)
         except PrivateAddressError as error:
             raise RepositoryInvalidError(error.message) from None
         except OSError:

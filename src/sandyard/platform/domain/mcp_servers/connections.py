@@ -36,7 +36,7 @@ class Connections:
         host = url.hostname or ""
         self._destinations.check_name(host)
         if not is_proxied(url.scheme, host):
-            await self._destinations.resolve(host, url.port or (80 if url.scheme == "http" else 443))
+            await self._destinations.resolve(host)
 
     def client_for(self, row: McpServer) -> httpx.AsyncClient:
         if not row.named_by_admin:

@@ -11,8 +11,10 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
-from sandyard.kit.destinations import Address, is_public, resolve
+from sandyard.kit import names
+from sandyard.kit.destinations import is_public
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
+from sandyard.kit.names import Address
 from sandyard.platform.domain.users.model import Principal
 
 LONGEST = 1000
@@ -26,7 +28,7 @@ async def clean(caller: Principal, base_url: str) -> str:
         return stored
     if parts.scheme != "https":
         raise ForbiddenError("Only an administrator may name an address that begins with http://. Use https://.")
-    for address in await _addresses(parts.hostname or "", parts.port or 443):
+    for address in await _addresses(parts.hostname or ""):
         if not is_public(address):
             raise ForbiddenError(
                 "This address is in a private network, which only an administrator may let the platform speak to. Ask one to add this "
@@ -73,8 +75,8 @@ def _parsed(base_url: str) -> SplitResult:
     return parts
 
 
-async def _addresses(host: str, port: int) -> list[Address]:
+async def _addresses(host: str) -> list[Address]:
     try:
-        return await resolve(host, port)
-    except (OSError, TimeoutError):
+        return await names.look_up(host)
+    except OSError:
         raise InvalidInputError(f"The host {host[:200]} of this address cannot be found.") from None

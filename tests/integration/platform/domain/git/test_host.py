@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import ipaddress
 import os
 import shlex
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sandyard.kit import names
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import NoSpaceError, SandyardError
 from sandyard.kit.secret import Secret
@@ -144,8 +145,11 @@ async def test_a_redirect_to_another_host_does_not_get_the_token(git: Git, tmp_p
 
 def meant(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """What forge.example means for this process; git could not find it out."""
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+    async def told(host: str) -> list[names.Address]:
+        return [ipaddress.ip_address(address)]
+
+    monkeypatch.setattr(names, "ask_name_servers", told)
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import ipaddress
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 
+from sandyard.kit import names
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.app_tokens import FixedToken
@@ -55,13 +56,13 @@ def meant(monkeypatch: pytest.MonkeyPatch, **hosts: str) -> list[str]:
     """What names mean for this process; underscores stand for dots. Which were asked for."""
     asked: list[str] = []
 
-    def told(host: str, port: int, *_: object, **__: object) -> list[tuple[object, ...]]:
+    async def told(host: str) -> list[names.Address]:
         asked.append(host)
-        if (name := host.replace(".", "_")) in hosts or host[:1].isdigit():
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (hosts.get(name, host), port))]
-        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        if (name := host.replace(".", "_")) in hosts:
+            return [ipaddress.ip_address(hosts[name])]
+        raise OSError("unknown")
 
-    monkeypatch.setattr(socket, "getaddrinfo", told)
+    monkeypatch.setattr(names, "ask_name_servers", told)
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return asked

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import socket
+import ipaddress
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from sandyard.kit.destinations import Destinations
+from sandyard.kit.names import Address
 from sandyard.platform.domain.mcp_servers.connections import Connections
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from tests.unit.platform.domain.models.conftest import upstream
@@ -28,13 +28,12 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What hosts are where, for the platform."""
     known = {"mcp.example.org": "93.184.215.14", "inside.example.org": "10.1.2.3"}
 
-    def found(host: str | bytes, *_: Any, **__: Any) -> list[Any]:
-        name = host.decode() if isinstance(host, bytes) else host
-        if name not in known and not name.replace(".", "").isdigit():
-            raise socket.gaierror
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known.get(name, name), 443))]
+    async def found(host: str) -> list[Address]:
+        if host not in known:
+            raise OSError("unknown")
+        return [ipaddress.ip_address(known[host])]
 
-    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr("sandyard.kit.names.ask_name_servers", found)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(proxy, raising=False)
         monkeypatch.delenv(proxy.upper(), raising=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-from typing import Any
+import ipaddress
 
 import pytest
 from sqlalchemy import select
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.names import Address
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.agents.model import ModelApi
@@ -33,12 +33,12 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What hosts are where, for the platform."""
     known = {"models.example.org": "93.184.215.14", "inside.example.org": "10.1.2.3"}
 
-    def found(host: str, *_: Any, **__: Any) -> list[Any]:
-        if host not in known and not host.replace(".", "").isdigit():
-            raise socket.gaierror
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known.get(host, host), 443))]
+    async def found(host: str) -> list[Address]:
+        if host not in known:
+            raise OSError("unknown")
+        return [ipaddress.ip_address(known[host])]
 
-    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr("sandyard.kit.names.ask_name_servers", found)
     return known
 
 

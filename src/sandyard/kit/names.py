@@ -1,0 +1,63 @@
+"""The addresses of host names that strangers give.
+
+The event loop looks names up in a few threads that everything in the process shares. A name whose server never answers keeps a thread for
+half a minute, so that a handful of them would stop all lookups. Here the name servers are asked directly, without threads.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+
+import dns.asyncresolver
+import dns.exception
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+LOOKUP_SECONDS = 10.0
+_HOSTS = Path("/etc/hosts")
+_LOOPBACK: tuple[Address, ...] = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
+
+
+async def look_up(host: str) -> list[Address]:
+    """Return the addresses of a host, those of IPv4 first. Raises OSError when it has none, or nobody answers in LOOKUP_SECONDS.
+
+    Knows /etc/hosts and the name servers of /etc/resolv.conf, and none of the other sources that the system may be set up with.
+    """
+    host = host.rstrip(".")
+    return _literal(host) or _local(host) or await ask_name_servers(host)
+
+
+def _literal(host: str) -> list[Address]:
+    """The address that is written out here, also in the old ways of writing one (127.1, 2130706433)."""
+    try:
+        return [ipaddress.ip_address(host.partition("%")[0])]
+    except ValueError:
+        pass
+    try:
+        return [ipaddress.IPv4Address(socket.inet_aton(host))]
+    except (OSError, UnicodeError):
+        return []
+
+
+def _local(host: str) -> list[Address]:
+    name = host.lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return list(_LOOPBACK)
+    try:
+        lines = _HOSTS.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    entries = (line.partition("#")[0].lower().split() for line in lines)
+    return [found for words in entries if name in words[1:] for found in _literal(words[0])]
+
+
+async def ask_name_servers(host: str) -> list[Address]:
+    try:
+        resolver = dns.asyncresolver.Resolver()
+        resolver.use_search_by_default = True
+        answers = await resolver.resolve_name(host, lifetime=LOOKUP_SECONDS)
+        found = [ipaddress.ip_address(address) for address in answers.addresses()]
+    except (dns.exception.DNSException, UnicodeError, ValueError) as error:
+        raise OSError(f"{host[:200]!r} has no address: {type(error).__name__}") from None
+    return sorted(found, key=lambda address: address.version)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+
+import dns.asyncresolver
+import dns.message
+import dns.rdatatype
+import dns.rrset
+import pytest
+
+from sandyard.kit import names
+
+RECORDS = {"both.example.": [("AAAA", "2001:db8::1"), ("A", "192.0.2.1")], "four.example.": [("A", "192.0.2.2")]}
+
+
+class _NameServer(asyncio.DatagramProtocol):
+    """Knows RECORDS and the names ending in `gone.example`, and is silent about everything else."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        question = dns.message.from_wire(data)
+        asked = question.question[0]
+        name = asked.name.to_text()
+        if name not in RECORDS and name != "gone.example.":
+            return
+        answer = dns.message.make_response(question)
+        wanted = dns.rdatatype.to_text(asked.rdtype)
+        for kind, address in RECORDS.get(name, ()):
+            if kind == wanted:
+                answer.answer.append(dns.rrset.from_text(asked.name, 60, "IN", kind, address))
+        self._transport.sendto(answer.to_wire(), addr)
+
+
+@pytest.fixture
+async def name_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(_NameServer, ("127.0.0.1", 0))
+    resolver = dns.asyncresolver.Resolver(configure=False)
+    resolver.nameservers, resolver.port = ["127.0.0.1"], transport.get_extra_info("sockname")[1]
+    monkeypatch.setattr(dns.asyncresolver, "Resolver", lambda: resolver)
+    yield
+    transport.close()
+
+
+async def look_up(host: str) -> list[str]:
+    return [str(address) for address in await names.look_up(host)]
+
+
+async def test_addresses_of_a_name(name_server: None) -> None:
+    assert await look_up("both.example") == ["192.0.2.1", "2001:db8::1"]
+    assert await look_up("four.example.") == ["192.0.2.2"]
+    with pytest.raises(OSError, match="has no address"):
+        await look_up("gone.example")
+
+
+async def test_names_that_nobody_answers_hold_up_no_others(name_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "LOOKUP_SECONDS", 1.0)
+    silent = [asyncio.create_task(look_up(f"silent-{number}.example")) for number in range(100)]
+    await asyncio.sleep(0)
+    assert await look_up("four.example") == ["192.0.2.2"]
+    assert not any(one.done() for one in silent)
+    assert {type(one) for one in await asyncio.gather(*silent, return_exceptions=True)} == {OSError}
+
+
+async def test_names_without_a_name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# comment\n192.0.2.7 box box.lan # the box\n2001:db8::7 box\nnonsense\n")
+    monkeypatch.setattr(names, "_HOSTS", hosts)
+    assert await look_up("Box") == ["192.0.2.7", "2001:db8::7"]
+    assert await look_up("box.lan") == ["192.0.2.7"]
+    assert await look_up("api.localhost") == ["127.0.0.1", "::1"]
+    assert await look_up("127.1") == ["127.0.0.1"]
+    assert await look_up("fe80::1%eth0") == ["fe80::1"]
+
+
+@pytest.mark.parametrize("host", ["", "a..b", "x" * 64 + ".example", "\ud800.example", "-" * 300])
+async def test_what_is_no_name(name_server: None, host: str) -> None:
+    with pytest.raises(OSError, match="has no address"):
+        await look_up(host)
