@@ -85,7 +85,7 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         expect(page.get_by_label("Default agent")).to_have_text("Claude Code")
         later = yard.post("/projects", name="added later")["id"]
         page.goto(f"/projects/{later}?tab=agent")
-        expect(page.get_by_label("Default agent")).to_have_text("The platform's default: OpenCode")
+        expect(page.get_by_label("Default agent")).to_have_text("The platform's default: Claude Code")
         page.goto(f"/board?project={project}&new=true")
         dialog = page.get_by_role("dialog")
         agent = dialog.get_by_label("Agent")
