@@ -564,6 +564,25 @@ def hold_unaccepted(count):
     return len(held)
 
 
+def hold_little(processes, close=""):
+    """Connections with a few KB in each: the kernel gives every socket a page beyond the limit. Those that are closed become orphans."""
+    for _ in range(int(processes)):
+        if not os.fork():
+            server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            held = []
+            for _ in range(5000):
+                client = socket.create_connection(server.getsockname())
+                held.append(server.accept()[0])
+                client.setblocking(False)
+                client.send(bytes(8192))
+                client.close() if close else held.append(client)
+            time.sleep(60)
+            os._exit(0)
+    os.wait()
+    return "its processes ended by themselves"
+
+
 def hold_errors(count):
     """Of datagrams to a port that is closed."""
     held = []

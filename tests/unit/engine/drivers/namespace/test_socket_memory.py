@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import struct
+from pathlib import Path
 
 import pytest
 
 from sandyard.engine.drivers.namespace import kernel, socket_memory
+from sandyard.engine.drivers.namespace.socket_memory import Tcp
 
 ECHO = b"""\
    sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
@@ -16,10 +20,17 @@ ECHO = b"""\
 """
 
 
-def answer(state: int, inode: int, **memory: int) -> bytes:
+SOCKSTAT = """\
+sockets: used 50
+TCP: inuse 1 orphan 7 tw 2 alloc 9 mem 47
+UDP: inuse 0 mem 156
+"""
+
+
+def answer(state: int, inode: int, timer: int = 0, **memory: int) -> bytes:
     names = ("received", "receive_limit", "sent", "send_limit", "reserved", "queued", "options", "backlog", "drops")
     info = struct.pack("=9I", *(memory.get(name, 0) for name in names))
-    head = struct.pack("=BBBB48x5I", socket.AF_INET, state, 0, 0, 0, 0, 0, 1000, inode)
+    head = struct.pack("=BBBB48x5I", socket.AF_INET, state, timer, 0, 0, 0, 0, 1000, inode)
     return head + struct.pack("=HH", 4 + len(info), 7) + info
 
 
@@ -38,6 +49,35 @@ def test_what_a_socket_holds() -> None:
 
 def test_what_echo_sockets_hold() -> None:
     assert list(socket_memory.echo_sockets(ECHO.splitlines())) == [0x34000 + 0x100]
+
+
+def test_what_tcp_holds_on_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "sockstat").write_text(SOCKSTAT)
+    assert socket_memory.read_tcp(tmp_path / "sockstat") == Tcp(7, 47 * resource.getpagesize())
+    assert socket_memory.read_tcp().orphans >= 0
+    assert socket_memory.most_orphans() > 0
+
+
+def test_what_an_orphan_is() -> None:
+    fin_wait_1, fin_wait_2, time_wait_timer = 4, 5, 3
+    assert socket_memory.is_orphan(answer(fin_wait_1, 0))
+    assert not socket_memory.is_orphan(answer(fin_wait_1, 5)), "it was shut down, and a program has it"
+    assert not socket_memory.is_orphan(answer(fin_wait_2, 0, time_wait_timer))
+
+
+@pytest.mark.skipif(not kernel.is_root(), reason="entering a network namespace needs root")
+def test_orphans_of_this_network_namespace_are_counted() -> None:
+    before = sum(socket_memory.orphans(os.getpid(), 0))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        with server.accept()[0]:
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    client.send(bytes(1 << 16))
+            client.close()
+            assert sum(socket_memory.orphans(os.getpid(), 0)) > before
+            assert list(socket_memory.orphans(os.getpid(), 1_000_000)) == [], "so many sockets are not there"
 
 
 @pytest.mark.skipif(not kernel.is_root(), reason="entering a network namespace needs root")
