@@ -178,11 +178,11 @@ class KernelMemory:
     async def _end_processes(self, sandbox: str, pid: int, kinds: Collection[str]) -> None:
         if self._sandboxes().get(sandbox) != pid:
             return  # it has ended meanwhile, and its pid may be somebody else's
-        if "orphans" in kinds:  # their processes may be gone
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(socket_memory.shorten_orphans, pid)
         if not await asyncio.to_thread(end_descendants, pid):
             self._end(sandbox)
+        elif "orphans" in kinds:  # those whose other side is not in the sandbox are still there
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(socket_memory.end_orphans, pid)
 
 
 def read_memory(proc: Path = Path("/proc")) -> tuple[int, int]:
@@ -226,7 +226,7 @@ def find_orphans(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
     found = []
     for sandbox, pid in sandboxes.items():
         with contextlib.suppress(OSError):  # it has just ended
-            count = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.orphans(pid, share))
+            count = _sum_until(time.monotonic() + _SOCKETS_SECONDS, (1 for _ in socket_memory.orphans(pid, share)))
             if count > share:
                 found.append(Excess(sandbox, "orphans", count))
     return found

@@ -11,7 +11,9 @@ where it is used up, the kernel resets connections instead.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -19,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, attributes
+from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, NetlinkError, attributes
 
-_SOCK_DIAG, _BY_FAMILY = 4, 20
+_SOCK_DIAG, _BY_FAMILY, _DESTROY = 4, 20, 21
 _MEMORY_INFO = 7
 _REQUEST = struct.Struct("=BBBxI48x")  # family, protocol, extensions, states, any address
+_REQUEST_ONE = struct.Struct("=BB6x48s")  # family, protocol, …, which socket
+_ID = slice(4, 52)  # which socket, of an answer
+_AT_ONCE = 64  # answers to more of them may not fit into a socket's buffer
 _ANSWER = struct.Struct("=BBB65xI")  # family, state, timer, …, inode
 _MEMORY = struct.Struct("=8I")  # received, its limit, sent, its limit, reserved, queued to send, options, backlog
 _WHOLE_SOCKETS = 0xFFFF_FFFF & ~(
@@ -38,7 +43,6 @@ _PROTOCOLS = (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _LIMITS = (Path("/proc/sys/net/core/rmem_max"), Path("/proc/sys/net/core/wmem_max"))
 _MOST_ORPHANS = Path("/proc/sys/net/ipv4/tcp_max_orphans")
-_ORPHAN_RETRIES = Path("/proc/sys/net/ipv4/tcp_orphan_retries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,9 @@ def most_orphans() -> int:
         return os.sysconf("SC_PHYS_PAGES") // 64
 
 
-def orphans(pid: int, share: int) -> Iterator[int]:
-    """1 for each in the network namespace of that process; none where there are too few sockets to be more than `share`. Blocks. Raises
-    OSError, also where this kernel has no sock_diag."""
+def orphans(pid: int, share: int) -> Iterator[bytes]:
+    """What sock_diag says about each in the network namespace of that process; nothing where there are too few sockets to be more than
+    `share`. Blocks. Raises OSError, also where this kernel has no sock_diag."""
     if count_sockets(pid) <= share:
         return  # a look goes through the tables of the whole machine
     with _open_diag(pid) as netlink:
@@ -74,7 +78,7 @@ def orphans(pid: int, share: int) -> Iterator[int]:
             request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _CLOSED_BY_ITS_PROGRAM)
             for payload in netlink.stream(Message(_BY_FAMILY, request)):
                 if is_orphan(payload):
-                    yield 1
+                    yield payload
 
 
 def is_orphan(payload: bytes) -> bool:
@@ -85,11 +89,25 @@ def is_orphan(payload: bytes) -> bool:
     return inode == 0 and timer != _TIME_WAIT_TIMER
 
 
-def shorten_orphans(pid: int) -> None:
-    """From now on those in the network namespace of that process end at their next attempt to send, not at the ninth. Data is lost where
-    the other side is only slow. Raises OSError."""
-    with _inside(pid):
-        _ORPHAN_RETRIES.write_text("1")
+def can_end_orphans(release: str) -> bool:
+    """Whether the kernel of this release ends orphans that it is told to end; older ones keep them for ever then."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= (6, 11)
+
+
+def end_orphans(pid: int) -> None:
+    """Reset those in the network namespace of that process, where the kernel can: left alone they live for minutes, as long as the other
+    side answers. Blocks. Raises OSError."""
+    if not can_end_orphans(os.uname().release):
+        return
+    found = [_REQUEST_ONE.pack(payload[0], socket.IPPROTO_TCP, payload[_ID]) for payload in orphans(pid, 0)]
+    with _open_diag(pid) as netlink:
+        for start in range(0, len(found), _AT_ONCE):
+            try:
+                netlink.request(*(Message(_DESTROY, request) for request in found[start : start + _AT_ONCE]))
+            except NetlinkError as error:
+                if error.errno != errno.ENOENT:  # some have ended by themselves meanwhile
+                    raise
 
 
 def held(pid: int, share: int) -> Iterator[int]:

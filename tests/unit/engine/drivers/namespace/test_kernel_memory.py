@@ -91,11 +91,11 @@ def test_sockets_that_are_charged_beyond_their_limit() -> None:
 
 
 def test_orphans_beyond_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    def orphans(pid: int, share: int) -> Iterator[int]:
+    def orphans(pid: int, share: int) -> Iterator[bytes]:
         assert share == 10
         if pid == 40:
             raise ProcessLookupError
-        yield from [1] * pid
+        yield from [b""] * pid
 
     monkeypatch.setattr(socket_memory, "orphans", orphans)
     found = kernel_memory.find_orphans({"within": 10, "beyond": 11, "gone": 40}, 10)
@@ -189,7 +189,7 @@ async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
 
 
 @pytest.mark.parametrize(
-    ("tcp", "shortened", "ended"),
+    ("tcp", "orphans", "ended"),
     [
         (Tcp(100, LEAST_SOCKETS + 9), [], []),
         (Tcp(100, LEAST_SOCKETS + 10), [], [20, 30]),
@@ -199,17 +199,17 @@ async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
     ids=["ordinary", "memory", "orphans", "both"],
 )
 async def test_sandboxes_are_looked_at_while_the_machine_holds_more_of_tcp_than_one_may(
-    monkeypatch: pytest.MonkeyPatch, tcp: Tcp, shortened: list[int], ended: list[int]
+    monkeypatch: pytest.MonkeyPatch, tcp: Tcp, orphans: list[int], ended: list[int]
 ) -> None:
-    """Orphans outlive their processes: they are told to give up soon as well."""
+    """Orphans outlive their processes: they are ended after them."""
     running = {"calm": 10, "much memory": 20, "both": 30, "many orphans": 40}
     asked: list[tuple[str, int]] = []
-    monkeypatch.setattr(socket_memory, "orphans", lambda pid, share: iter([1] * (share + (pid in {30, 40}))))
-    monkeypatch.setattr(socket_memory, "shorten_orphans", lambda pid: asked.append(("shorten", pid)))
+    monkeypatch.setattr(socket_memory, "orphans", lambda pid, share: iter([b""] * (share + (pid in {30, 40}))))
+    monkeypatch.setattr(socket_memory, "end_orphans", lambda pid: asked.append(("orphans", pid)))
     monkeypatch.setattr(kernel_memory, "end_descendants", lambda pid: asked.append(("end", pid)) or True)
     charged = {"much memory": SocketMemory(30, 10), "both": SocketMemory(30, 10)}
     bounds = Bounds(sockets=9, orphans=100)
     guard = KernelMemory(bounds, lambda: running, lambda name: charged.get(name, SocketMemory(10, 10)), print)
     await guard._look_at_tcp(tcp)
-    assert sorted(pid for what, pid in asked if what == "shorten") == shortened
+    assert sorted(pid for what, pid in asked if what == "orphans") == orphans
     assert sorted(pid for what, pid in asked if what == "end") == ended
