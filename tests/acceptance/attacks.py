@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import termios
+import threading
 import time
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -581,6 +582,33 @@ def hold_little(processes, close=""):
             os._exit(0)
     os.wait()
     return "its processes ended by themselves"
+
+
+def transfer(connections, megabytes, idle):
+    """What an honest program does: send much over many connections at once, and keep many that are idle for a second."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    size = (int(megabytes) << 20) // int(connections)
+    pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(int(connections))]
+
+    def send(sock):
+        sock.sendall(bytes(size))
+        sock.close()
+
+    def receive(sock):
+        while data := sock.recv(1 << 16):
+            received.append(len(data))
+
+    received = []
+    threads = [threading.Thread(target=send, args=(client,)) for client, _ in pairs]
+    threads += [threading.Thread(target=receive, args=(peer,)) for _, peer in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    held = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(int(idle))]
+    time.sleep(1.1)  # the engine looks twice a second
+    del held
+    return sum(received)
 
 
 def hold_errors(count):

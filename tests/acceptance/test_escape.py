@@ -301,6 +301,13 @@ def test_kernel_memory_that_no_cgroup_counts_is_given_back(new_sandbox: NewSandb
     assert going_on.pid in {process.pid for process in neighbour.commands.list()}
 
 
+def test_an_ordinary_load_of_connections_is_not_ended(new_sandbox: NewSandbox, engine: Engine) -> None:
+    busy = new_sandbox()
+    outcome = attack(busy, "transfer:50:200:2000")
+    assert outcome == {"transfer:50:200:2000": str(200 << 20)}, "50 connections, then 2,000 idle ones"
+    assert not [line for line in engine.log.read_text().splitlines() if "exceeded" in line and busy.sandbox_id in line]
+
+
 def test_shared_memory_counts_as_memory(new_sandbox: NewSandbox) -> None:
     with pytest.raises(CommandExitException):
         new_sandbox().commands.run("head -c 2G /dev/zero > /dev/shm/fill")
