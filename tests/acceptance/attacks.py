@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import termios
+import threading
 import time
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -562,6 +563,52 @@ def hold_unaccepted(count):
             continue
     time.sleep(60)
     return len(held)
+
+
+def hold_little(processes, close=""):
+    """Connections with a few KB in each: the kernel gives every socket a page beyond the limit. Those that are closed become orphans."""
+    for _ in range(int(processes)):
+        if not os.fork():
+            server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            held = []
+            for _ in range(5000):
+                client = socket.create_connection(server.getsockname())
+                held.append(server.accept()[0])
+                client.setblocking(False)
+                client.send(bytes(8192))
+                client.close() if close else held.append(client)
+            time.sleep(60)
+            os._exit(0)
+    os.wait()
+    return "its processes ended by themselves"
+
+
+def transfer(connections, megabytes, idle):
+    """What an honest program does: send much over many connections at once, and keep many that are idle for a second."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    size = (int(megabytes) << 20) // int(connections)
+    pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(int(connections))]
+
+    def send(sock):
+        sock.sendall(bytes(size))
+        sock.close()
+
+    def receive(sock):
+        while data := sock.recv(1 << 16):
+            received.append(len(data))
+
+    received = []
+    threads = [threading.Thread(target=send, args=(client,)) for client, _ in pairs]
+    threads += [threading.Thread(target=receive, args=(peer,)) for _, peer in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    held = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(int(idle))]
+    time.sleep(1.1)  # the engine looks twice a second
+    del held
+    return sum(received)
 
 
 def hold_errors(count):

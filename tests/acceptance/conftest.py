@@ -60,6 +60,7 @@ def shared_engine() -> Iterator[Engine]:
         "KERNEL_MEMORY_GROWTH_MB": 16,  # so that little of the machine's memory is taken for a test
         "NETLINK_BUFFERS_MB": 16,
         "SOCKET_BUFFERS_MB": 16,
+        "TCP_ORPHANS": 4000,
         "FILE_LOCKS": 20_000,
     }
     with started(POOL_SIZE="2", DOMAIN=DOMAIN, **{name: str(value) for name, value in limits.items()}) as engine:

@@ -106,7 +106,8 @@ class EngineSettings(Settings):
     # that hold more than their share have their processes ended
     kernel_memory_growth_mb: int = Field(default=0, ge=0)
     netlink_buffers_mb: int = Field(default=64, ge=1)
-    socket_buffers_mb: int = Field(default=64, ge=1)  # beyond those its cgroup is charged for
+    socket_buffers_mb: int = Field(default=64, ge=1)  # beyond those its cgroup is charged for and allowed
+    tcp_orphans: int = Field(default=0, ge=0)  # connections closed with data not taken; 0: an eighth of the machine's
     file_locks: int = Field(default=100_000, ge=1000)
 
     # what a sandbox may reach

@@ -61,6 +61,7 @@ def _namespace(
                 netlink=settings.netlink_buffers_mb << 20,
                 locks=settings.file_locks,
                 sockets=settings.socket_buffers_mb << 20,
+                orphans=settings.tcp_orphans,
             ),
         )
     )

@@ -28,6 +28,7 @@ from sandyard.engine.contract import (
     Stats,
 )
 from sandyard.engine.drivers.namespace import adopt, dial, pause, policies, processes
+from sandyard.engine.drivers.namespace.cgroups import SocketMemory
 from sandyard.engine.drivers.namespace.host import Host, Options
 from sandyard.engine.drivers.namespace.kernel_memory import KernelMemory
 from sandyard.engine.drivers.namespace.lives import Lives, remove_run
@@ -91,7 +92,7 @@ class NamespaceDriver:
         running = (record for record in self._records.values() if record.alive and not record.frozen)
         return {record.id: record.life.pid for record in running if record.life is not None}
 
-    def _charged_sockets(self, sandbox: str) -> int | None:
+    def _charged_sockets(self, sandbox: str) -> SocketMemory | None:
         return self._here.cgroups.socket_memory(sandbox)
 
     def _end_greedy(self, sandbox: str) -> None:

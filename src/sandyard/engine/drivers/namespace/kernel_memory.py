@@ -1,9 +1,12 @@
-"""Bounds kernel memory that no cgroup counts: netlink sockets, buffers of other sockets (`socket_memory`), and file locks.
+"""Bounds kernel memory that no cgroup limits: netlink sockets, buffers of other sockets (`socket_memory`), file locks, TCP orphans.
 
 The kernel charges none of it to the process that causes it, and has no other limit for it than a size for each socket. So the engine
 watches the machine's kernel memory, one small file twice a second. Only when that has grown it looks at what each sandbox
 holds, and ends the processes of those that hold more than their share. A sandbox that takes it slowly is found as well: every growth
 by the bound is followed by a look at all sandboxes.
+
+TCP has figures of its own for the machine's buffers and orphans, one more small file: sandboxes are looked at as long as these are more
+than one sandbox may hold.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import processes, socket_memory
+from sandyard.engine.drivers.namespace.cgroups import LEAST_SOCKETS, SocketMemory
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -28,6 +32,7 @@ log = get_logger(__name__)
 _INTERVAL = 0.5  # a process can take some hundred megabytes a second
 _LEAST_GROWTH = 256 << 20
 _PART_OF_MEMORY = 50
+_PART_OF_ORPHANS = 8  # the kernel resets some connections from a quarter of its limit on
 _CHUNK = 1 << 16
 _LARGEST_TABLE = 16 << 20  # of netlink sockets, in bytes: some 150,000 of them
 _NOT_THE_KERNELS = ("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "Hugetlb")
@@ -47,17 +52,19 @@ Device = tuple[int, int]
 class Bounds:
     """`growth`: bytes by which the machine's kernel memory grows before sandboxes are looked at; 0 for 2 % of the machine's memory, at
     least 256 MB. `netlink` and `sockets` (bytes) and `locks` are what each sandbox may hold then, of sockets beyond what its cgroup is
-    charged for."""
+    charged for and allowed. `orphans`: TCP connections that each may have closed with data that is not taken yet; 0 for an eighth of what
+    the machine may have."""
 
     growth: int = 0
     netlink: int = 64 << 20
     locks: int = 100_000
     sockets: int = 64 << 20
+    orphans: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks)."""
+    """What a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks, orphans)."""
 
     sandbox: str
     kind: str
@@ -83,14 +90,14 @@ class Growth:
 
 class KernelMemory:
     """`sandboxes` gives the running ones with the pid of their first process, which is never ended here: `end` is called for a
-    sandbox whose other processes multiply faster than they are ended. `charged` tells the bytes of socket buffers that a sandbox's cgroup
-    is charged for, None where nothing is."""
+    sandbox whose other processes multiply faster than they are ended. `charged` tells the socket buffers that a sandbox's cgroup is
+    charged for, None where nothing is."""
 
     def __init__(
         self,
         bounds: Bounds,
         sandboxes: Callable[[], Mapping[str, int]],
-        charged: Callable[[str], int | None],
+        charged: Callable[[str], SocketMemory | None],
         end: Callable[[str], None],
     ) -> None:
         self._bounds = bounds
@@ -117,6 +124,7 @@ class KernelMemory:
         while True:
             await asyncio.sleep(_INTERVAL)
             try:
+                await self._look_at_tcp(socket_memory.read_tcp())
                 total, current = read_memory()
                 bound = self._bounds.growth or max(_LEAST_GROWTH, total // _PART_OF_MEMORY)
                 if growth.is_due(current, bound) and not await self._look(current):
@@ -137,24 +145,44 @@ class KernelMemory:
             found = await asyncio.to_thread(find_sockets, sandboxes, self._bounds.sockets, self._charged)
         if not found:  # reading locks takes longer: not while somebody is known who takes more meanwhile
             found = await asyncio.to_thread(find_locks, sandboxes, self._bounds.locks)
+        if not found:
+            log.info("kernel_memory_checked", sandboxes=len(sandboxes), machine_kernel_memory=kernel_memory)
+        await self._end_all(found, sandboxes, machine_kernel_memory=kernel_memory)
+        return bool(found)
+
+    async def _look_at_tcp(self, tcp: socket_memory.Tcp) -> None:
+        """The same, of sandboxes that hold too much of TCP's memory or orphans."""
+        found: list[Excess] = []
+        sandboxes = dict(self._sandboxes())
+        if tcp.memory > LEAST_SOCKETS + self._bounds.sockets:
+            found += await asyncio.to_thread(find_charged, sandboxes, self._bounds.sockets, self._charged)
+        orphans = self._bounds.orphans or socket_memory.most_orphans() // _PART_OF_ORPHANS
+        if tcp.orphans > orphans:
+            found += await asyncio.to_thread(find_orphans, sandboxes, orphans)
+        await self._end_all(found, sandboxes, machine_tcp_memory=tcp.memory, machine_tcp_orphans=tcp.orphans)
+
+    async def _end_all(self, found: Iterable[Excess], sandboxes: Mapping[str, int], **machine: int) -> None:
         for excess in found:
             log.warning(
                 "sandbox_kernel_memory_exceeded",
                 sandbox=excess.sandbox,
                 kind=excess.kind,
                 amount=excess.amount,
-                machine_kernel_memory=kernel_memory,
+                **machine,
             )
-        if not found:
-            log.info("kernel_memory_checked", sandboxes=len(sandboxes), machine_kernel_memory=kernel_memory)
-        await asyncio.gather(*(self._end_processes(excess.sandbox, sandboxes[excess.sandbox]) for excess in found))
-        return bool(found)
+        kinds: dict[str, set[str]] = {}
+        for excess in found:
+            kinds.setdefault(excess.sandbox, set()).add(excess.kind)
+        await asyncio.gather(*(self._end_processes(name, sandboxes[name], kinds[name]) for name in kinds))
 
-    async def _end_processes(self, sandbox: str, pid: int) -> None:
+    async def _end_processes(self, sandbox: str, pid: int, kinds: Collection[str]) -> None:
         if self._sandboxes().get(sandbox) != pid:
             return  # it has ended meanwhile, and its pid may be somebody else's
         if not await asyncio.to_thread(end_descendants, pid):
             self._end(sandbox)
+        elif "orphans" in kinds:  # those whose other side is not in the sandbox are still there
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(socket_memory.end_orphans, pid)
 
 
 def read_memory(proc: Path = Path("/proc")) -> tuple[int, int]:
@@ -181,8 +209,34 @@ def find_netlink(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
     return found
 
 
-def find_sockets(sandboxes: Mapping[str, int], share: int, charged: Callable[[str], int | None]) -> list[Excess]:
-    """Sandboxes whose sockets hold more bytes than their share and what their cgroup is charged for. Blocks, for each that has many."""
+def find_charged(
+    sandboxes: Mapping[str, int], share: int, charged: Callable[[str], SocketMemory | None]
+) -> list[Excess]:
+    """Sandboxes whose cgroup is charged for more socket buffers than it may hold and their share. Blocks briefly."""
+    found = []
+    for sandbox in sandboxes:
+        counted = charged(sandbox)
+        if counted is not None and counted.used - counted.limit > share:
+            found.append(Excess(sandbox, "sockets", counted.used - counted.limit))
+    return found
+
+
+def find_orphans(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
+    """Sandboxes that have more than their share. Blocks, for each that has many sockets."""
+    found = []
+    for sandbox, pid in sandboxes.items():
+        with contextlib.suppress(OSError):  # it has just ended
+            count = _sum_until(time.monotonic() + _SOCKETS_SECONDS, (1 for _ in socket_memory.orphans(pid, share)))
+            if count > share:
+                found.append(Excess(sandbox, "orphans", count))
+    return found
+
+
+def find_sockets(
+    sandboxes: Mapping[str, int], share: int, charged: Callable[[str], SocketMemory | None]
+) -> list[Excess]:
+    """Sandboxes whose sockets hold more bytes than their share and what their cgroup is charged for and allowed. Blocks, for each that
+    has many."""
     found = []
     for sandbox, pid in sandboxes.items():
         counted = charged(sandbox)
@@ -190,7 +244,8 @@ def find_sockets(sandboxes: Mapping[str, int], share: int, charged: Callable[[st
             continue  # nothing bounds its memory: what it has is no excess
         with contextlib.suppress(OSError):  # it has just ended
             held = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.held(pid, share))
-            excess = held - max(counted, charged(sandbox) or 0)  # buffers come and go while they are added up
+            after = charged(sandbox) or counted  # buffers come and go while they are added up
+            excess = held - min(max(counted.used, after.used), counted.limit)
             if excess > share:
                 found.append(Excess(sandbox, "sockets", excess))
     return found

@@ -1,36 +1,113 @@
-"""The memory that the internet sockets of a network namespace hold, as the kernel tells it for each socket (sock_diag).
+"""The memory that the internet sockets of a network namespace hold, as the kernel tells it for each socket (sock_diag), and its orphans.
 
 A cgroup is charged for the buffers of TCP, and for what UDP has received. It is charged neither for datagrams that a program has begun and
 not sent (MSG_MORE), nor for error queues (errors, timestamps), nor for echo sockets, nor for connections that nobody has accepted yet,
 nor for multicast groups.
+
+Orphans are TCP connections that a program has closed and whose data the other side has not taken yet. The machine has one supply of them:
+where it is used up, the kernel resets connections instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, attributes
+from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, NetlinkError, attributes
 
-_SOCK_DIAG, _BY_FAMILY = 4, 20
+_SOCK_DIAG, _BY_FAMILY, _DESTROY = 4, 20, 21
 _MEMORY_INFO = 7
 _REQUEST = struct.Struct("=BBBxI48x")  # family, protocol, extensions, states, any address
-_ANSWER = struct.Struct("=BB66xI")  # family, state, …, inode
+_REQUEST_ONE = struct.Struct("=BB6x48s")  # family, protocol, …, which socket
+_ID = slice(4, 52)  # which socket, of an answer
+_AT_ONCE = 64  # answers to more of them may not fit into a socket's buffer
+_ANSWER = struct.Struct("=BBB65xI")  # family, state, timer, …, inode
 _MEMORY = struct.Struct("=8I")  # received, its limit, sent, its limit, reserved, queued to send, options, backlog
 _WHOLE_SOCKETS = 0xFFFF_FFFF & ~(
     1 << 3 | 1 << 6 | 1 << 12
 )  # not SYN_RECV, TIME_WAIT, NEW_SYN_RECV: these have no buffers
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
+_CLOSED_BY_ITS_PROGRAM = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11  # FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING
+_TIME_WAIT_TIMER = 3  # of what is left of a connection in FIN_WAIT2, which is no orphan
 _NOT_ACCEPTED = 4096  # bytes of a connection's own that wait with it for accept()
 _GROUP = 256  # bytes of a multicast group
 _PROTOCOLS = (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _LIMITS = (Path("/proc/sys/net/core/rmem_max"), Path("/proc/sys/net/core/wmem_max"))
+_MOST_ORPHANS = Path("/proc/sys/net/ipv4/tcp_max_orphans")
+
+
+@dataclass(frozen=True, slots=True)
+class Tcp:
+    """Of the whole machine. `memory` is in bytes."""
+
+    orphans: int
+    memory: int
+
+
+def read_tcp(sockstat: Path = Path("/proc/net/sockstat")) -> Tcp:
+    line = next(line for line in sockstat.read_text().splitlines() if line.startswith("TCP:"))
+    words = line.split()
+    table = dict(zip(words[1::2], map(int, words[2::2]), strict=True))
+    return Tcp(table["orphan"], table["mem"] * os.sysconf("SC_PAGE_SIZE"))
+
+
+def most_orphans() -> int:
+    """That the machine may have."""
+    try:
+        return int(_MOST_ORPHANS.read_text())
+    except FileNotFoundError:  # in a network namespace of the engine's own; this is about the kernel's default
+        return os.sysconf("SC_PHYS_PAGES") // 64
+
+
+def orphans(pid: int, share: int) -> Iterator[bytes]:
+    """What sock_diag says about each in the network namespace of that process; nothing where there are too few sockets to be more than
+    `share`. Blocks. Raises OSError, also where this kernel has no sock_diag."""
+    if count_sockets(pid) <= share:
+        return  # a look goes through the tables of the whole machine
+    with _open_diag(pid) as netlink:
+        for family in _FAMILIES:
+            request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _CLOSED_BY_ITS_PROGRAM)
+            for payload in netlink.stream(Message(_BY_FAMILY, request)):
+                if is_orphan(payload):
+                    yield payload
+
+
+def is_orphan(payload: bytes) -> bool:
+    """Of a socket that was closed, from what sock_diag says about it. One that was only shut down still has an inode."""
+    timer: int
+    inode: int
+    _, _, timer, inode = _ANSWER.unpack_from(payload)
+    return inode == 0 and timer != _TIME_WAIT_TIMER
+
+
+def can_end_orphans(release: str) -> bool:
+    """Whether the kernel of this release ends orphans that it is told to end; older ones keep them for ever then."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= (6, 11)
+
+
+def end_orphans(pid: int) -> None:
+    """Reset those in the network namespace of that process, where the kernel can: left alone they live for minutes, as long as the other
+    side answers. Blocks. Raises OSError."""
+    if not can_end_orphans(os.uname().release):
+        return
+    found = [_REQUEST_ONE.pack(payload[0], socket.IPPROTO_TCP, payload[_ID]) for payload in orphans(pid, 0)]
+    with _open_diag(pid) as netlink:
+        for start in range(0, len(found), _AT_ONCE):
+            try:
+                netlink.request(*(Message(_DESTROY, request) for request in found[start : start + _AT_ONCE]))
+            except NetlinkError as error:
+                if error.errno != errno.ENOENT:  # some have ended by themselves meanwhile
+                    raise
 
 
 def held(pid: int, share: int) -> Iterator[int]:
@@ -42,7 +119,7 @@ def held(pid: int, share: int) -> Iterator[int]:
     largest = sum(2 * int(limit.read_text()) for limit in _LIMITS)  # the kernel doubles what a program asks for
     if count_sockets(pid) * largest <= share:
         return  # a look goes through the tables of the whole machine
-    with _enter(pid) as netlink:
+    with _open_diag(pid) as netlink:
         for family in _FAMILIES:
             for protocol in _PROTOCOLS:
                 request = _REQUEST.pack(family, protocol, 1 << _MEMORY_INFO - 1, _WHOLE_SOCKETS)
@@ -52,7 +129,7 @@ def held(pid: int, share: int) -> Iterator[int]:
 
 def socket_bytes(payload: bytes, protocol: int) -> int:
     """Of one socket, from what sock_diag says about it."""
-    _, state, inode = _ANSWER.unpack_from(payload)
+    _, state, _, inode = _ANSWER.unpack_from(payload)
     memory = attributes(payload[_ANSWER.size :]).get(_MEMORY_INFO, b"")
     if len(memory) < _MEMORY.size:
         return 0
@@ -89,14 +166,21 @@ def count_sockets(pid: int) -> int:
     return count
 
 
-def _enter(pid: int) -> Netlink:
-    """A netlink socket in the network namespace of that process. The calling thread goes there and back."""
+def _open_diag(pid: int) -> Netlink:
+    """A netlink socket in the network namespace of that process."""
+    with _inside(pid):
+        return Netlink(_SOCK_DIAG)
+
+
+@contextlib.contextmanager
+def _inside(pid: int) -> Iterator[None]:
+    """The calling thread goes to the network namespace of that process, and back."""
     there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         kernel.setns(there, kernel.CLONE_NEWNET)
         try:
-            return Netlink(_SOCK_DIAG)
+            yield
         finally:
             kernel.setns(here, kernel.CLONE_NEWNET)
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import Limits
-from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy, IoLimits, tree
+from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy, IoLimits, SocketMemory, tree
 from sandyard.engine.drivers.namespace.cgroups.discovery import mounts
 from sandyard.engine.drivers.namespace.cgroups.io import disk_below
 
@@ -178,12 +178,18 @@ def test_sandboxes_leave_processes_to_the_machine(tmp_path: Path) -> None:
     assert not (group / "pids.max").exists(), "no failure where it can't be limited"
 
 
-def test_charged_socket_buffers_are_read_from_either_version(tmp_path: Path) -> None:
+def test_charged_socket_buffers_are_read_from_either_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s/memory.stat").write_text("anon 600\nsock 400\n")
     (tmp_path / "s/memory.kmem.tcp.usage_in_bytes").write_text("500\n")
-    assert Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory"}))]).socket_memory("s") == 400
-    assert Cgroups([Hierarchy("memory", 1, tmp_path, frozenset({"memory"}))]).socket_memory("s") == 500
+    (tmp_path / "s/memory.kmem.tcp.limit_in_bytes").write_text("450\n")
+    (tmp_path / "tcp_mem").write_text("100000\t200000\t300000\n")
+    monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
+    monkeypatch.setattr(os, "sysconf", lambda _: 4096)
+    two = Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory"}))])
+    assert two.socket_memory("s") == SocketMemory(400, 50_000 * 4096), "half of what the machine has without pressure"
+    one = Cgroups([Hierarchy("memory", 1, tmp_path, frozenset({"memory"}))])
+    assert one.socket_memory("s") == SocketMemory(500, 450)
     assert Cgroups([Hierarchy("unified", 2, tmp_path, frozenset())]).socket_memory("s") is None
 
 
@@ -228,3 +234,10 @@ def test_socket_buffers(
     monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", lambda _: 4096)
     assert tree._socket_memory(memory_mb) == expected_mb << 20
+
+
+def test_socket_buffers_where_the_machines_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a network namespace of the engine's own the kernel does not show them."""
+    monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 22, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert tree._tcp_memory() == (16 << 30) * 3 // 64

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.namespace import kernel_memory, socket_memory
+from sandyard.engine.drivers.namespace.cgroups import LEAST_SOCKETS, SocketMemory
 from sandyard.engine.drivers.namespace.kernel_memory import Ancestors, Bounds, Excess, Growth, KernelMemory
+from sandyard.engine.drivers.namespace.socket_memory import Tcp
 
 NEVER = float("inf")
 NETLINK = b"""\
@@ -66,8 +68,9 @@ def test_netlink_sockets_are_added_up_with_their_buffers() -> None:
 
 
 def test_sockets_that_hold_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    amounts = {10: [50, 50], 20: [50, 60], 30: [1000], 40: [1000]}
-    charged = {"within": 90, "beyond": 90, "uncounted": None}
+    amounts = {10: [50, 50], 20: [50, 60], 30: [1000], 40: [1000], 50: [110]}
+    within = SocketMemory(90, 100)
+    charged = {"within": within, "beyond": within, "uncounted": None, "over its limit": SocketMemory(110, 95)}
 
     def held(pid: int, share: int) -> Iterator[int]:
         assert share == 10
@@ -76,13 +79,31 @@ def test_sockets_that_hold_more_than_is_charged(monkeypatch: pytest.MonkeyPatch)
         yield from amounts[pid]
 
     monkeypatch.setattr(socket_memory, "held", held)
-    sandboxes = {"within": 10, "beyond": 20, "uncounted": 30, "gone": 40}
-    found = kernel_memory.find_sockets(sandboxes, 10, lambda sandbox: charged.get(sandbox, 0))
-    assert found == [Excess("beyond", "sockets", 20)]
+    sandboxes = {"within": 10, "beyond": 20, "uncounted": 30, "gone": 40, "over its limit": 50}
+    found = kernel_memory.find_sockets(sandboxes, 10, lambda sandbox: charged.get(sandbox, within))
+    assert found == [Excess("beyond", "sockets", 20), Excess("over its limit", "sockets", 15)]
+
+
+def test_sockets_that_are_charged_beyond_their_limit() -> None:
+    charged = {"at": SocketMemory(110, 100), "beyond": SocketMemory(111, 100), "uncounted": None}
+    found = kernel_memory.find_charged(dict.fromkeys(charged, 1), 10, charged.get)
+    assert found == [Excess("beyond", "sockets", 11)]
+
+
+def test_orphans_beyond_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def orphans(pid: int, share: int) -> Iterator[bytes]:
+        assert share == 10
+        if pid == 40:
+            raise ProcessLookupError
+        yield from [b""] * pid
+
+    monkeypatch.setattr(socket_memory, "orphans", orphans)
+    found = kernel_memory.find_orphans({"within": 10, "beyond": 11, "gone": 40}, 10)
+    assert found == [Excess("beyond", "orphans", 11)]
 
 
 def test_buffers_that_are_charged_while_they_are_read_are_no_excess(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([0, 1000])
+    answers = iter([SocketMemory(0, 2000), SocketMemory(1000, 2000)])
     monkeypatch.setattr(socket_memory, "held", lambda _pid, _share: iter([1000]))
     assert kernel_memory.find_sockets({"busy": 10}, 10, lambda _: next(answers)) == []
 
@@ -159,9 +180,36 @@ async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
     for name in ("find_netlink", "find_sockets", "find_locks"):
         monkeypatch.setattr(kernel_memory, name, lambda *_: [])
     monkeypatch.setattr(kernel_memory, "end_descendants", end_descendants)
-    guard = KernelMemory(bounds, lambda: running, lambda _: 0, ended.append)
+    guard = KernelMemory(bounds, lambda: running, lambda _: None, ended.append)
     assert not await guard._look(1), "nobody holds too much"
     monkeypatch.setattr(kernel_memory, f"find_{kind}", find)
     assert await guard._look(1)
     assert sorted(asked) == [20, 30]
     assert ended == ["stubborn"]
+
+
+@pytest.mark.parametrize(
+    ("tcp", "orphans", "ended"),
+    [
+        (Tcp(100, LEAST_SOCKETS + 9), [], []),
+        (Tcp(100, LEAST_SOCKETS + 10), [], [20, 30]),
+        (Tcp(101, 0), [30, 40], [30, 40]),
+        (Tcp(101, LEAST_SOCKETS + 10), [30, 40], [20, 30, 40]),
+    ],
+    ids=["ordinary", "memory", "orphans", "both"],
+)
+async def test_sandboxes_are_looked_at_while_the_machine_holds_more_of_tcp_than_one_may(
+    monkeypatch: pytest.MonkeyPatch, tcp: Tcp, orphans: list[int], ended: list[int]
+) -> None:
+    """Orphans outlive their processes: they are ended after them."""
+    running = {"calm": 10, "much memory": 20, "both": 30, "many orphans": 40}
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(socket_memory, "orphans", lambda pid, share: iter([b""] * (share + (pid in {30, 40}))))
+    monkeypatch.setattr(socket_memory, "end_orphans", lambda pid: asked.append(("orphans", pid)))
+    monkeypatch.setattr(kernel_memory, "end_descendants", lambda pid: asked.append(("end", pid)) or True)
+    charged = {"much memory": SocketMemory(30, 10), "both": SocketMemory(30, 10)}
+    bounds = Bounds(sockets=9, orphans=100)
+    guard = KernelMemory(bounds, lambda: running, lambda name: charged.get(name, SocketMemory(10, 10)), print)
+    await guard._look_at_tcp(tcp)
+    assert sorted(pid for what, pid in asked if what == "orphans") == orphans
+    assert sorted(pid for what, pid in asked if what == "end") == ended

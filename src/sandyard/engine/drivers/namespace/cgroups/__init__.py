@@ -6,6 +6,6 @@ there, named after the sandbox. Whatever lies there and belongs to no sandbox is
 
 from sandyard.engine.drivers.namespace.cgroups.discovery import Hierarchy, discover
 from sandyard.engine.drivers.namespace.cgroups.io import IoLimits
-from sandyard.engine.drivers.namespace.cgroups.tree import Cgroups
+from sandyard.engine.drivers.namespace.cgroups.tree import LEAST_SOCKETS, Cgroups, SocketMemory
 
-__all__ = ["Cgroups", "Hierarchy", "IoLimits", "discover"]
+__all__ = ["LEAST_SOCKETS", "Cgroups", "Hierarchy", "IoLimits", "SocketMemory", "discover"]

@@ -23,10 +23,12 @@ _FREEZE_TIMEOUT = 20.0
 _SWAP_TOO = "memory.memsw.limit_in_bytes"
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers apart, and without this not at all
 _SOCKETS_USED = "memory.kmem.tcp.usage_in_bytes"
-_LEAST_SOCKETS = 64 << 20
+LEAST_SOCKETS = 64 << 20
 _TCP_MEMORY = Path("/proc/sys/net/ipv4/tcp_mem")
 _SHARE = 16
 """No sandbox may hold more than this part of the TCP buffers at which the whole machine comes under pressure."""
+_SHARE_V2 = 2
+"""The same with cgroup v2, where the kernel does not make senders wait at the limit: what is above it ends processes."""
 _OPTIONAL = frozenset({"memory.swap.max", _SWAP_TOO, _SOCKETS})
 
 
@@ -38,6 +40,15 @@ class Usage:
     memory: int = 0
     cache: int = 0
     oom_kills: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SocketMemory:
+    """Bytes of socket buffers that a group is charged for, and how many it may hold. The kernel gives a socket that has nothing a
+    page beyond the limit, so that many sockets exceed it by much."""
+
+    used: int
+    limit: int
 
 
 class Cgroups:
@@ -252,14 +263,16 @@ class Cgroups:
             kills = _table(group / "memory.oom_control").get("oom_kill", 0)
         return Usage(cpu, max(memory - cache, 0), cache, kills)
 
-    def socket_memory(self, name: str) -> int | None:
-        """Bytes of socket buffers that are charged to the group; None where memory is not counted."""
+    def socket_memory(self, name: str) -> SocketMemory | None:
+        """None where memory is not counted."""
         hierarchy = self._serving("memory")
         if hierarchy is None:
             return None
         if hierarchy.version == 2:
-            return _table(hierarchy.root / name / "memory.stat").get("sock", 0)
-        return _number(hierarchy.root / name / _SOCKETS_USED)
+            used = _table(hierarchy.root / name / "memory.stat").get("sock", 0)
+            return SocketMemory(used, max(LEAST_SOCKETS, _tcp_memory() // _SHARE_V2))
+        group = hierarchy.root / name
+        return SocketMemory(_number(group / _SOCKETS_USED), _number(group / _SOCKETS))
 
 
 async def _freeze_unified(group: Path) -> None:
@@ -296,8 +309,16 @@ async def _freeze_v1(group: Path) -> None:
 
 def _socket_memory(memory_mb: int) -> int:
     """The bytes of socket buffers that a sandbox of this memory may hold."""
-    pages = int(_TCP_MEMORY.read_text().split()[0])
-    return max(_LEAST_SOCKETS, min(memory_mb << 18, pages * os.sysconf("SC_PAGE_SIZE") // _SHARE))
+    return max(LEAST_SOCKETS, min(memory_mb << 18, _tcp_memory() // _SHARE))
+
+
+def _tcp_memory() -> int:
+    """The bytes of TCP buffers above which the kernel begins to save."""
+    try:
+        pages = int(_TCP_MEMORY.read_text().split()[0])
+    except FileNotFoundError:  # in a network namespace of the engine's own; this is the kernel's default
+        pages = os.sysconf("SC_PHYS_PAGES") * 3 // 64
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _rmdir(group: Path) -> None:
