@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Response, Route, expect
+from playwright.sync_api import Page, Response, Route, ViewportSize, expect
 
 from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.workshop import work
@@ -21,6 +21,7 @@ from tests.web.yard import Yard
 pytestmark = pytest.mark.timeout(300)
 
 SLOW_MS = 120_000
+LAPTOP: ViewportSize = {"width": 1440, "height": 900}
 LONG = "sleep: 300"
 LONG_REASON = (
     "Your OpenAI account has no quota left. Add credit with the provider, or choose another key. "
@@ -426,8 +427,11 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     accessible(page)
     page.keyboard.press("Escape")
 
-    act(page, "First", "Cancel task")
     asked = page.get_by_role("alertdialog", name="Cancel this task?")
+    act(page, "First", "Cancelled")
+    expect(asked).to_contain_text("Its sandbox is deleted")
+    confirm(page, "Keep it running")
+    act(page, "First", "Cancel task")
     expect(asked).to_contain_text("Retry continues from them")
     asked.get_by_role("button", name="Cancel task").click()
     expect(page.get_by_role("button", name="Unfold Cancelled 1")).to_be_visible()
@@ -451,6 +455,12 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     act(page, "Second", "Retry")
     expect(failed).to_contain_text("In the queue, next")
     page.get_by_role("button", name="Unfold Cancelled 1").click()
+    page.set_viewport_size(LAPTOP)
+    expect(page.get_by_role("button", name=re.compile("^Unfold"))).to_have_count(0)
+    over = (
+        page.locator("[data-column=backlog]").locator("..").evaluate("board => board.scrollWidth - board.clientWidth")
+    )
+    assert over == 0, f"five columns are {over} px wider than the screen"
     act(page, "First", "Retry")
     expect(card(column(page, "In progress"), "First")).to_contain_text("In the queue, place 2")
 

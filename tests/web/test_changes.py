@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub
-from tests.web.browser import accessible, fits
+from tests.web.browser import accessible, confirm, fits, open_tab
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -97,6 +97,10 @@ def test_a_diff_is_read_in_either_way(page: Page, reviewed: str) -> None:
     expect(page.locator("code .hl-keyword", has_text="def").first).to_be_visible()
     expect(page.locator("code", has_text="zwei")).to_be_visible()
     expect(page.locator("code", has_text="two")).to_be_visible()
+    plus = page.get_by_role("button", name="Comment on line 2", exact=True).locator("svg").last
+    expect(plus).to_be_hidden()
+    page.locator("code", has_text=re.compile("return")).hover()
+    expect(plus).to_be_visible()
     accessible(page)
     old = page.locator("code", has_text=re.compile("^two$"))
     new = page.locator("code", has_text=re.compile("^zwei$"))
@@ -284,11 +288,34 @@ def test_a_pull_request_from_draft_to_merge(page: Page, yard: Yard, draft: Work,
     panel.get_by_role("button", name="Ready for review").click()
     expect(panel.get_by_text("Draft", exact=True)).to_be_hidden(timeout=SLOW_MS)
     yard.rests(task, "in_review")
+    open_tab(page, "changes")
+    _comment(page, 1, "say: heard-it-later")
+    page.locator("header").get_by_role("button", name="Merge", exact=True).click()
+    expect(_dialog(page)).to_contain_text("1 comment on the changes is not sent")
+    expect(_dialog(page)).to_contain_text("Its sandbox is deleted")
+    accessible(page)
+    confirm(page, "Go back")
+    open_tab(page, "pull")
     panel.get_by_role("button", name="Merge", exact=True).click()
+    expect(_dialog(page)).to_contain_text("1 comment on the changes is not sent")
+    expect(_dialog(page)).to_contain_text("Its sandbox is deleted")
     _dialog(page).get_by_role("button", name="Merge").click()
     expect(panel.get_by_text("Merged").first).to_be_visible(timeout=SLOW_MS)
     until(lambda: yard.get(f"/tasks/{task}")["status"] == "done", 60)
     expect(page.locator("header").get_by_text("Done").first).to_be_visible()
+
+    open_tab(page, "history")
+    expect(page.get_by_role("button", name="Checkpoint now")).to_have_count(0, timeout=SLOW_MS)
+    open_tab(page, "changes")
+    bar = page.get_by_role("region", name="Comments")
+    expect(bar).to_contain_text("The agent needs a new one")
+    expect(bar.get_by_role("button", name="Send 1 comment")).to_have_count(0)
+    accessible(page)
+    bar.get_by_role("button", name="Start a new sandbox").click()
+    bar.get_by_role("button", name="Send 1 comment").click(timeout=SLOW_MS)
+    page.get_by_role("dialog").get_by_role("button", name="Send to the agent").click()
+    told = page.get_by_test_id("conversation").locator("p", has_text="heard-it-later")
+    expect(told).to_be_visible(timeout=SLOW_MS)
     assert draft.repository.read("main", "NEW.md") == b"new\n"
 
 

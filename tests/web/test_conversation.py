@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.acceptance.platform import ok, until
-from tests.web.browser import accessible, confirm
+from tests.web.browser import accessible, confirm, fits
 from tests.web.yard import Yard
 
 pytestmark = pytest.mark.timeout(300)
@@ -29,6 +29,7 @@ ROUND = (
     "```",
 )
 MANY = 90
+LONG_OPTION = "Yes, and don't ask again for commands that start with touch phone.txt"
 OPEN = ("queued", "running", "waiting")
 
 
@@ -143,6 +144,41 @@ def test_a_permission_is_given_in_place(page: Page, yard: Yard, talk: str) -> No
     expect(_told(page, "Refused: ")).to_be_visible()
     _over(yard, talk)
     assert "burnt-it" not in _words(yard, talk, "agent")
+
+
+def test_on_a_phone_a_question_is_found_and_read_whole(phone: Page, yard: Yard, project: str) -> None:
+    task = yard.task("Paint", "permit: paint the fence", project=project)
+    until(
+        lambda: yard.get("/asks", status="pending", sessionId=yard.get(f"/tasks/{task}")["attempts"][0]["sessionId"])[
+            "items"
+        ],
+        120,
+    )
+    phone.route("**/api/v1/asks?*", _lengthen_options)
+    phone.goto(f"/tasks/{task}?tab=files")
+    strip = phone.get_by_role("tablist")
+    expect(strip).not_to_have_css("mask-image", "none")  # there are more tabs than fit
+    phone.get_by_role("link", name="Needs you").click()
+    ask = phone.get_by_test_id("ask")
+    for button in ask.get_by_role("button", name=LONG_OPTION).all():
+        cut = button.evaluate(
+            "shown => shown.scrollWidth > shown.clientWidth || shown.scrollHeight > shown.clientHeight"
+        )
+        assert not cut, "the end of what is allowed is not shown"
+    expect(ask.get_by_text(LONG_OPTION).first).to_be_in_viewport()
+    fits(phone)
+    strip.evaluate("strip => strip.scrollTo(9999, 0)")
+    expect(strip).to_have_css("mask-image", "none")
+    yard.post(f"/tasks/{task}/stop")
+
+
+def _lengthen_options(route: Route) -> None:
+    answer = route.fetch()
+    found = answer.json()
+    for ask in found["items"]:
+        for option in ask["detail"].get("options", []):
+            option["name"] = LONG_OPTION
+    route.fulfill(response=answer, json=found)
 
 
 def test_no_says_what_to_do_instead_and_a_message_continues_a_stopped_task(

@@ -208,6 +208,11 @@ def test_a_shell_outlives_the_page(page: Page, yard: Yard, sandbox: str) -> None
     expect(rows).to_contain_text("answer:42")  # what was on the screen is there again
     _enter(page, "echo again:$kept")
     expect(rows).to_contain_text("again:42")
+    page.get_by_role("tab", name="Files").click()
+    expect(_tree(page)).to_be_visible()
+    page.get_by_role("tab", name="Terminal").click()
+    _ready(page)
+    expect(screen.locator("textarea")).to_be_focused()  # also when nothing has to be loaded first
     (shell,) = yard.get(f"/sandboxes/{sandbox}/terminals")["items"]
     page.set_viewport_size({"width": 1360, "height": 500})
     probes = itertools.count()

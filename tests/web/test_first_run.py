@@ -101,6 +101,12 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         page.keyboard.press("Escape")
         expect(note).to_be_visible()
 
+        page.goto("/agents")
+        accessible(page)
+        page.get_by_role("button", name="Add key for Gemini CLI").click()
+        expect(page.get_by_role("dialog", name="Add a key for Gemini CLI").get_by_label("API key")).to_be_visible()
+        page.keyboard.press("Escape")
+
         task = yard.task("Ask Gemini", "Say hello.", agent="gemini")
         yard.rests(task, "failed")
         page.goto(f"/tasks/{task}")
@@ -124,6 +130,23 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
     assert not wrong, wrong
 
 
+def test_the_settings_that_the_welcome_leads_to_lead_back(page: Page, yard: Yard) -> None:
+    yard.post("/projects", name="plain", repository="https://git.example.org/plain.git")
+    page.goto("/welcome")
+    page.get_by_role("link", name="Set a password").click()
+    page.get_by_role("link", name="Back to Welcome").click()
+    page.get_by_role("button", name="plain").click()
+    page.get_by_role("link", name="Git and forge settings").click()
+    page.get_by_role("link", name="General").click()
+    page.get_by_role("link", name="Back to Welcome").click()
+    expect(page.get_by_role("radio", name=re.compile("^Demo"))).to_be_visible()
+    expect(page.get_by_role("list", name="Steps").get_by_role("img", name="done")).to_have_count(1)
+    page.go_back()
+    page.go_back()
+    page.go_back()
+    expect(page.get_by_role("radio", name=re.compile("^Demo"))).to_be_visible()
+
+
 def enter_key(form: Locator, address: str, key: str) -> None:
     form.get_by_label("Address").fill(address)
     form.get_by_label("API key").fill(key)
@@ -136,6 +159,7 @@ def test_the_door(browser: Browser, platform: Platform) -> None:
     page = context.new_page()
     page.goto("/sandboxes?status=paused")
     expect(page).to_have_url(re.compile("/sign-in"))
+    expect(page.get_by_text("The one that sandyard up printed")).to_be_visible()
     page.get_by_label("Token").fill("sy_wrong")
     page.get_by_role("button", name="Sign in", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("That is not right")

@@ -67,9 +67,14 @@ const home = createRoute({
   },
 });
 
+export interface WelcomeSearch {
+  /** The project that the first step has chosen. */
+  project?: string | undefined;
+}
 const welcome = createRoute({
   getParentRoute: () => inside,
   path: "/welcome",
+  validateSearch: (search): WelcomeSearch => ({ project: text(search.project) }),
   component: lazyRouteComponent(() => import("./features/welcome/page"), "WelcomePage"),
 });
 
@@ -155,8 +160,13 @@ const sandbox = createRoute({
 
 export interface TabSearch {
   tab?: string | undefined;
+  /** Where one came from, and is led back to. */
+  from?: "welcome" | undefined;
 }
-const tabSearch = (search: Record<string, unknown>): TabSearch => ({ tab: text(search.tab) });
+const tabSearch = (search: Record<string, unknown>): TabSearch => ({
+  tab: text(search.tab),
+  from: search.from === "welcome" ? "welcome" : undefined,
+});
 
 export interface ProjectsSearch {
   archived?: boolean | undefined;

@@ -50,6 +50,13 @@ describe("what a person hears of", () => {
     expect(notice(event("turn.completed", {}, null))?.kind).toBe("finished");
     expect(notice(event("turn.completed", { origin: "test" }, null))).toBeNull();
   });
+  it("hears once of a spent budget", () => {
+    const failed = notice(event("attempt.failed", { code: "over_budget", error: "All is spent." }));
+    expect(failed).toMatchObject({ title: "Stopped at the budget", detail: "All is spent." });
+    expect(notice(event("turn.over_budget", { origin: "task" }))).toBeNull();
+    expect(notice(event("turn.over_budget", { origin: "person" }))?.title).toBe("Stopped at the budget");
+    expect(notice(event("turn.over_budget", { origin: "task" }, null))?.title).toBe("Stopped at the budget");
+  });
   it("hears nothing of what goes on", () => {
     for (const kind of ["message.delta", "command.output", "git.progress", "turn.started"])
       expect(notice(event(kind))).toBeNull();

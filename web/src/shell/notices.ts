@@ -22,6 +22,7 @@ export interface Notice {
 }
 
 const KEPT = 60;
+const OVER_BUDGET = "Stopped at the budget";
 
 /** What an event means for a person who is not looking; null for most. */
 export function notice(event: PlatformEvent): Notice | null {
@@ -56,11 +57,12 @@ export function notice(event: PlatformEvent): Notice | null {
       return null;
     case "attempt.failed":
       if (data.code === "cancelled") return null; // a person has stopped it
-      return made("failed", "An attempt failed", data.error ?? "");
+      return made("failed", data.code === "over_budget" ? OVER_BUDGET : "An attempt failed", data.error ?? "");
     case "attempt.ready":
       return made("finished", "An attempt is ready to be picked");
     case "turn.over_budget":
-      return made("failed", "Stopped at the budget", data.error ?? "");
+      if (event.taskId && data.origin !== "person") return null; // its attempt fails, which is told
+      return made("failed", OVER_BUDGET, data.error ?? "");
     case "turn.completed":
       return event.taskId || isTest ? null : made("finished", "The agent has finished its turn");
     case "turn.failed":

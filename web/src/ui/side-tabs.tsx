@@ -1,7 +1,8 @@
 /** Many tabs: beside the page where there is room, above it in one line where there is not. Each is an address. */
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
-import { type ReactNode, useEffect, useRef, useState } from "react";
+import { type ReactNode, useEffect, useRef } from "react";
+import { useMore } from "./use-more";
 
 export interface SideTab {
   id: string;
@@ -20,12 +21,7 @@ export function SideTabs({
   children: ReactNode;
 }) {
   const list = useRef<HTMLUListElement>(null);
-  /** More of them are to the right: the last one in sight fades. */
-  const [more, setMore] = useState(false);
-  const look = () => {
-    const { scrollLeft = 0, clientWidth = 0, scrollWidth = 0 } = list.current ?? {};
-    setMore(scrollLeft + clientWidth < scrollWidth - 4);
-  };
+  const { more, look } = useMore(list);
   // biome-ignore lint/correctness/useExhaustiveDependencies: whenever another one is shown
   useEffect(() => {
     const shown = list.current?.querySelector<HTMLElement>("[aria-current=page]");
@@ -47,7 +43,7 @@ export function SideTabs({
             <li key={tab.id}>
               <Link
                 to="."
-                search={{ tab: tab.id }}
+                search={(now) => ({ ...now, tab: tab.id })}
                 aria-current={tab.id === value ? "page" : undefined}
                 className="block rounded-md px-2.5 py-1.5 text-[13px] whitespace-nowrap text-soft hover:bg-hover hover:text-text aria-[current=page]:bg-idle-soft aria-[current=page]:font-medium aria-[current=page]:text-text"
               >

@@ -1,5 +1,7 @@
+import clsx from "clsx";
 import { Tabs as RadixTabs } from "radix-ui";
 import { type ReactNode, useEffect, useRef } from "react";
+import { useMore } from "./use-more";
 
 export interface Tab {
   id: string;
@@ -25,10 +27,12 @@ export function TabBar({
   children?: ReactNode;
 }) {
   const list = useRef<HTMLDivElement>(null);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another tab is chosen
+  const { more, look } = useMore(list);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another tab is chosen, or there are others
   useEffect(() => {
     list.current?.querySelector("[data-state=active]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-  }, [value]);
+    look();
+  }, [value, tabs.length]);
   return (
     <RadixTabs.Root
       value={value}
@@ -37,7 +41,15 @@ export function TabBar({
       className="flex min-h-0 flex-1 flex-col"
     >
       <div className="flex shrink-0 items-center border-b">
-        <RadixTabs.List ref={list} aria-label={label} className="flex min-w-0 flex-1 gap-1 overflow-x-auto px-2">
+        <RadixTabs.List
+          ref={list}
+          aria-label={label}
+          onScroll={look}
+          className={clsx(
+            "flex min-w-0 flex-1 gap-1 overflow-x-auto px-2",
+            more && "[mask-image:linear-gradient(to_right,black_calc(100%-3rem),transparent)]",
+          )}
+        >
           {tabs.map((tab) => (
             <RadixTabs.Trigger
               key={tab.id}

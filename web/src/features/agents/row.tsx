@@ -2,6 +2,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { CircleCheck, CircleX, LoaderCircle, Trash2 } from "lucide-react";
 import { api, got } from "@/api/client";
 import type { Agent } from "@/api/types";
+import { AddKey } from "@/features/models/provider-help";
 import { duration } from "@/lib/format";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
@@ -20,6 +21,7 @@ const STEP_NAMES: Record<StepName, string> = {
 
 export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange: boolean; onEdit: () => void }) {
   const client = useQueryClient();
+  const lacksKey = needsKey(agent) && agent.modelProjects.length === 0;
   const { trial, begin, busy } = useTrial(agent.name);
   const remove = useMutation({
     mutationFn: () => got(api.DELETE("/api/v1/agents/{agent_name}", { params: { path: { agent_name: agent.name } } })),
@@ -33,7 +35,7 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
           <p className="flex flex-wrap items-center gap-1.5 text-[13px] font-medium">
             {agent.title} <code className="font-mono text-xs font-normal text-soft">{agent.name}</code>
             {agent.demo && <Badge tone="warn">Demo: no model, follows written instructions</Badge>}
-            {needsKey(agent) && agent.modelProjects.length === 0 && <Badge tone="warn">Needs a key</Badge>}
+            {lacksKey && <Badge tone="warn">Needs a key</Badge>}
             {!agent.builtIn && <Badge tone="accent">{agent.ownerId ? "Own" : "Everybody's"}</Badge>}
             {agent.version && agent.builtIn && <Badge>{agent.version}</Badge>}
           </p>
@@ -45,7 +47,8 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
               ` · ${agent.models.slice(0, 4).join(", ")}${agent.models.length > 4 ? " …" : ""}`}
           </p>
         </div>
-        <div className="flex gap-1.5">
+        <div className="flex flex-wrap items-center gap-1.5">
+          {lacksKey && <AddKey agent={agent.name} look="plain" />}
           <Button size="sm" busy={busy} onClick={begin} aria-label={`Test ${agent.title}`}>
             Test
           </Button>

@@ -121,7 +121,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
       }}
       onDragStart={(event) => setActive((event.target as HTMLElement).closest("li")?.dataset.id ?? null)}
       className={clsx(
-        "flex min-h-0 w-[86vw] max-w-96 shrink-0 snap-center flex-col rounded-lg border bg-sunken sm:w-auto sm:max-w-none sm:min-w-60 sm:flex-1 sm:basis-0",
+        "flex min-h-0 w-[86vw] max-w-96 shrink-0 snap-center flex-col rounded-lg border bg-sunken sm:w-auto sm:max-w-none sm:min-w-54 sm:flex-1 sm:basis-0",
         place && "border-accent",
         closed && "opacity-50",
       )}

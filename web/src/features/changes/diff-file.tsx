@@ -129,7 +129,7 @@ export function FileNote({
   return (
     <div className="flex flex-wrap items-center gap-2 px-4 py-3 text-[13px] text-soft">
       {note === "binary" && "A binary file: its contents are not shown."}
-      {note === "empty" && (file.change === "deleted" ? "An empty file was deleted." : "An empty file.")}
+      {note === "empty" && (file.change === "deleted" ? "Empty file, deleted" : "Empty file")}
       {note === "truncated" &&
         (onLoad
           ? "This file's changes were left out, as there are many."

@@ -110,7 +110,7 @@ function Gutter({
       onClick={(event: MouseEvent) => onGutter(anchor.side, anchor.number, event.shiftKey)}
     >
       {numbers}
-      <span className="absolute top-0.5 left-0.5 hidden size-4 place-items-center rounded bg-accent text-on-accent group-hover/gutter:grid group-focus-visible/gutter:grid pointer-coarse:grid pointer-coarse:size-5 pointer-coarse:bg-accent-soft pointer-coarse:text-accent">
+      <span className="absolute top-0.5 left-0.5 hidden size-4 place-items-center rounded bg-accent text-on-accent group-hover/line:grid group-focus-visible/gutter:grid pointer-coarse:grid pointer-coarse:size-5 pointer-coarse:bg-accent-soft pointer-coarse:text-accent">
         {PLUS}
       </span>
     </button>
@@ -147,7 +147,7 @@ export const UnifiedLine = memo(function UnifiedLine({
     <div
       onClick={tapped(line, onGutter)}
       className={clsx(
-        "flex min-h-5 font-mono text-xs leading-5 pointer-coarse:min-h-6",
+        "group/line flex min-h-5 font-mono text-xs leading-5 pointer-coarse:min-h-6",
         TINTS[line.kind],
         chosen && "shadow-[inset_3px_0_var(--accent)]",
       )}
@@ -212,7 +212,12 @@ function SplitHalf({
     // biome-ignore lint/a11y/useKeyWithClickEvents: the same
     <div
       onClick={tapped(line, onGutter)}
-      className={clsx("flex min-w-0", edge, TINTS[line.kind], half.chosen && "shadow-[inset_3px_0_var(--accent)]")}
+      className={clsx(
+        "group/line flex min-w-0",
+        edge,
+        TINTS[line.kind],
+        half.chosen && "shadow-[inset_3px_0_var(--accent)]",
+      )}
     >
       <Gutter line={line} number={line[side]} onGutter={onGutter} />
       <span className="w-4 shrink-0 text-center text-faint select-none">{SIGNS[line.kind]}</span>

@@ -2,7 +2,7 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitCompare, MoonStar, Undo2 } from "lucide-react";
 import { useRef, useState } from "react";
-import type { FileDiff, Task } from "@/api/types";
+import type { Attempt, FileDiff, Session, Task } from "@/api/types";
 import { useEvents } from "@/live/context";
 import { IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -37,16 +37,19 @@ function useFresh(sandboxId: string, sessionId: string): () => void {
 
 export function ChangesPanel({
   sandboxId,
-  sessionId,
+  session,
   gone,
   task,
+  attempt,
 }: {
   sandboxId: string;
-  sessionId: string;
+  session: Session;
   /** The sandbox was destroyed, or has failed: nothing wakes it. */
   gone: boolean;
   task?: Task | undefined;
+  attempt?: Attempt | undefined;
 }) {
+  const sessionId = session.id;
   const [against, setAgainst] = useState("base");
   const checkout = useQuery(queries.checkout(sandboxId));
   const status = useQuery({ ...queries.status(sandboxId), enabled: !checkout.error });
@@ -159,7 +162,7 @@ export function ChangesPanel({
           />
         )}
       </Loaded>
-      <SendComments sessionId={sessionId} task={task} store={store} files={diff.data?.files ?? []} />
+      <SendComments session={session} task={task} attempt={attempt} store={store} files={diff.data?.files ?? []} />
     </div>
   );
 }

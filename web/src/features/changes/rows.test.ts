@@ -51,6 +51,8 @@ describe("rowsOf", () => {
 
   it("says why there are no lines", () => {
     expect(kinds(rowsOf([{ ...FILE, binary: true, patch: null }], SHAPE))).toEqual(["file", "note"]);
+    const empty = { ...FILE, change: "added", oldMode: null, patch: "" } as const;
+    expect(rowsOf([empty], SHAPE)[1]).toMatchObject({ note: "empty" });
     expect(rowsOf([{ ...FILE, truncated: true, patch: null }], SHAPE)[1]).toMatchObject({ note: "truncated" });
     expect(kinds(rowsOf([{ ...FILE, patch: "", newMode: "100755" }], SHAPE))).toEqual(["file"]);
   });

@@ -66,9 +66,9 @@ function noteOf(file: FileDiff, patch: Patch) {
   if (file.binary || patch.binary) return "binary";
   if (file.truncated) return "truncated";
   if (file.patch === null) return "unpatched";
-  return patch.hunks.length || file.change === "renamed" || file.change === "copied" || file.oldMode !== file.newMode
-    ? null
-    : "empty";
+  if (patch.hunks.length) return null;
+  if (file.change === "added" || file.change === "deleted") return "empty";
+  return file.change === "renamed" || file.change === "copied" || file.oldMode !== file.newMode ? null : "empty";
 }
 
 function lines(hunk: Hunk, key: string, file: number, rows: Row[], here: Places): void {

@@ -1,10 +1,13 @@
 /** All comments together become the agent's next prompt. */
 import { useMutation, useQueryClient } from "@tanstack/react-query";
+import clsx from "clsx";
 import { Send, Trash2 } from "lucide-react";
 import { useState } from "react";
-import { api, got } from "@/api/client";
-import type { FileDiff, Task } from "@/api/types";
+import type { Attempt, FileDiff, Session, Task } from "@/api/types";
 import { FeedbackDialog } from "@/features/board/feedback";
+import { prompting } from "@/features/conversation/prompting";
+import { sendPrompt } from "@/features/conversation/send-prompt";
+import { StartSandbox } from "@/features/conversation/start-sandbox";
 import { plural } from "@/lib/format";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -12,45 +15,39 @@ import { failed, toast } from "@/ui/toast";
 import type { CommentStore } from "./comments";
 
 export function SendComments({
-  sessionId,
+  session,
   task,
+  attempt,
   store,
   files,
 }: {
-  sessionId: string;
+  session: Session;
   task: Task | undefined;
+  attempt: Attempt | undefined;
   store: CommentStore;
   files: FileDiff[];
 }) {
   const client = useQueryClient();
   const [open, setOpen] = useState(false);
   const { comments } = store;
-  const attempt = task?.attempts.find((one) => one.sessionId === sessionId);
-  const inReview = task?.status === "in_review" && (attempt?.status === "in_review" || attempt?.status === "ready");
+  const allowed = prompting(session, task, attempt);
+  const way = allowed.ways[0] ?? "chat";
+  const round = way === "round";
+  const inReview = round && !allowed.retry;
   const send = useMutation({
-    mutationFn: async (text: string) => {
-      if (task && inReview) {
-        const path = { task_id: task.id };
-        await got(
-          api.POST("/api/v1/tasks/{task_id}/move", {
-            params: { path },
-            body: { status: "in_progress", feedback: text },
-          }),
-        );
-        await client.invalidateQueries({ queryKey: ["task", task.id] });
-      } else {
-        const path = { session_id: sessionId };
-        await got(api.POST("/api/v1/sessions/{session_id}/turns", { params: { path }, body: { text } }));
-      }
-    },
+    mutationFn: (text: string) => sendPrompt(client, { sessionId: session.id, task, attempt, allowed, way }, { text }),
     onError: failed("Could not send the comments"),
   });
   if (!comments.length) return null;
   return (
     <>
       <section aria-label="Comments" className="flex flex-wrap items-center gap-2 border-t bg-accent-soft px-3 py-1.5">
-        <p className="mr-auto text-[13px]" aria-live="polite">
+        <p
+          className={clsx("mr-auto min-w-0 flex-1 text-[13px]", allowed.closed ? "basis-64" : "basis-32")}
+          aria-live="polite"
+        >
           {plural(comments.length, "comment")} <span className="text-soft">not sent yet</span>
+          {allowed.closed && <span className="block text-xs text-soft">{allowed.closed}</span>}
         </p>
         <Confirm
           trigger={
@@ -64,19 +61,24 @@ export function SendComments({
         >
           {plural(comments.length, "comment")} that nobody has read will be gone.
         </Confirm>
-        <Button size="sm" look="primary" onClick={() => setOpen(true)}>
-          <Send className="size-3.5" aria-hidden />
-          Send {plural(comments.length, "comment")}
-        </Button>
+        {allowed.provision ? (
+          <StartSandbox sessionId={session.id} size="sm" look="primary" />
+        ) : (
+          <Button size="sm" look="primary" disabled={allowed.closed !== undefined} onClick={() => setOpen(true)}>
+            <Send className="size-3.5" aria-hidden />
+            Send {plural(comments.length, "comment")}
+          </Button>
+        )}
       </section>
       {open && (
         <FeedbackDialog
           title={
             inReview && task
               ? task.title
-              : "The comments become the agent's next turn; if it is at work, they wait in its queue."
+              : allowed.hint[way] ||
+                "The comments become the agent's next turn; if it is at work, they wait in its queue."
           }
-          sessionId={sessionId}
+          sessionId={session.id}
           files={files}
           inReview={inReview}
           busy={send.isPending}
@@ -87,7 +89,7 @@ export function SendComments({
                 sent();
                 setOpen(false);
                 toast.success(`Sent ${plural(comments.length, "comment")}`, {
-                  description: inReview ? "The task is in progress again." : "They are the agent's next turn.",
+                  description: round ? "The task is in progress again." : "They are the agent's next turn.",
                 });
               },
             })

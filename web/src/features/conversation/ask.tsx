@@ -64,7 +64,12 @@ function Pending({ ask }: { ask: Ask }) {
   const pressed = (body: Schemas["Answer"]) =>
     busy && answer.variables?.optionId === body.optionId && answer.variables?.decision === body.decision;
   return (
-    <section aria-label={ask.title} className="rounded-lg border border-warn bg-surface" data-testid="ask">
+    <section
+      aria-label={ask.title}
+      className="rounded-lg border border-warn bg-surface"
+      data-testid="ask"
+      data-ask-of={ask.sessionId}
+    >
       <div className="flex items-start gap-2 rounded-t-lg bg-warn-soft px-3 py-2">
         <Icon className="mt-0.5 size-4 shrink-0 text-warn" aria-hidden />
         <div className="min-w-0 flex-1">
@@ -109,9 +114,9 @@ function Pending({ ask }: { ask: Ask }) {
                   busy={pressed(body)}
                   disabled={busy}
                   onClick={() => (asksWhy ? refuse(one.id) : answer.mutate(body))}
-                  className="max-w-full"
+                  className="!h-auto min-h-8 max-w-full py-1 text-left [overflow-wrap:anywhere] !whitespace-normal"
                 >
-                  <span className="truncate">{one.name}</span>
+                  <span className="min-w-0">{one.name}</span>
                 </Button>
               );
             })}

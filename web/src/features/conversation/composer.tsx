@@ -18,6 +18,8 @@ import { takesFocus } from "./focus";
 import { prompting, type Way } from "./prompting";
 import { agentState } from "./queries";
 import { Queue } from "./queue";
+import { sendPrompt } from "./send-prompt";
+import { StartSandbox } from "./start-sandbox";
 
 const MOST = 200_000;
 const MOST_FEEDBACK = 50_000;
@@ -58,26 +60,8 @@ export function Composer({ session, task, attempt, running, queued, messages, as
   }, [session.id, shown]);
 
   const send = useMutation({
-    mutationFn: async ({ text, key }: { text: string; key: string; draft: string; comments: string[] }) => {
-      if (way === "round" && task && allowed.retry) {
-        const body = { message: text, attemptId: attempt?.id ?? null };
-        const moved = await got(
-          api.POST("/api/v1/tasks/{task_id}/retry", { params: { path: { task_id: task.id } }, body }),
-        );
-        client.setQueryData(["task", task.id], moved);
-      } else if (way === "round" && task) {
-        const body = { status: "in_progress" as const, feedback: text };
-        const moved = await got(
-          api.POST("/api/v1/tasks/{task_id}/move", { params: { path: { task_id: task.id } }, body }),
-        );
-        client.setQueryData(["task", task.id], moved);
-      } else {
-        const body = { text, key, model, mode };
-        await got(
-          api.POST("/api/v1/sessions/{session_id}/turns", { params: { path: { session_id: session.id } }, body }),
-        );
-      }
-    },
+    mutationFn: ({ text, key }: { text: string; key: string; draft: string; comments: string[] }) =>
+      sendPrompt(client, { sessionId: session.id, task, attempt, allowed, way }, { text, key, model, mode }),
     onSuccess: (_, sent) => {
       // what was written meanwhile stays
       if (box.current === null || box.current.value.trim() === sent.draft) setDraft("");
@@ -300,24 +284,13 @@ function Commands({ commands, onPick }: { commands: SlashCommand[]; onPick: (nam
 }
 
 function Closed({ session, reason, provision }: { session: Session; reason: string; provision: boolean }) {
-  const client = useQueryClient();
-  const start = useMutation({
-    mutationFn: () =>
-      got(api.POST("/api/v1/sessions/{session_id}/provision", { params: { path: { session_id: session.id } } })),
-    onSuccess: (made) => client.setQueryData(["session", session.id], made),
-    onError: failed("Could not start a sandbox"),
-  });
   return (
     <div
       className="flex shrink-0 flex-wrap items-center gap-2 border-t bg-surface px-3 py-3 text-[13px] text-soft sm:px-4"
       role="status"
     >
       <p className="min-w-0 flex-1">{reason}</p>
-      {provision && (
-        <Button busy={start.isPending} onClick={() => start.mutate()}>
-          Start a new sandbox
-        </Button>
-      )}
+      {provision && <StartSandbox sessionId={session.id} />}
     </div>
   );
 }

@@ -29,12 +29,15 @@ interface Listed {
   /** Whose model providers its agent uses. */
   projectId: string | undefined;
   agent: string | undefined;
+  /** There is no sandbox to try a turn again in. */
+  lacksSandbox: boolean;
   /** How often somebody has said something here: they want to see what comes of it. */
   sent: number;
 }
 
 /** The transcript. Only what is in sight is in the page; it follows its end while the reader is there. */
-export function Listing({ rows, turns, running, more, reaching, onEarlier, ofTask, projectId, agent, sent }: Listed) {
+export function Listing(listed: Listed) {
+  const { rows, turns, running, more, reaching, onEarlier, ofTask, projectId, agent, lacksSandbox, sent } = listed;
   const frame = useRef<HTMLDivElement>(null);
   const [following, setFollowing] = useState(true);
   const [held, setHeld] = useState(false);
@@ -155,7 +158,7 @@ export function Listing({ rows, turns, running, more, reaching, onEarlier, ofTas
                       row={row}
                       turn={turnOf(row, turns)}
                       live={running !== undefined && turnOf(row, turns)?.id === running.id}
-                      last={item.index === rows.length - 1 && !running}
+                      retryable={item.index === rows.length - 1 && !running && !lacksSandbox}
                       ofTask={ofTask}
                       projectId={projectId}
                       agent={agent}
@@ -202,18 +205,18 @@ interface Shown {
   row: Row;
   turn: Turn | undefined;
   live: boolean;
-  last: boolean;
+  retryable: boolean;
   ofTask: boolean;
   projectId: string | undefined;
   agent: string | undefined;
 }
 
-const OneRow = memo(function OneRow({ row, turn, live, last, ofTask, projectId, agent }: Shown) {
+const OneRow = memo(function OneRow({ row, turn, live, retryable, ofTask, projectId, agent }: Shown) {
   if (row.kind === "turn")
     return (
       <TurnLine
         turn={row.turn}
-        retryable={last && !(ofTask && row.turn.origin !== "person")}
+        retryable={retryable && !(ofTask && row.turn.origin !== "person")}
         projectId={projectId}
         agent={agent}
         ofTask={ofTask}
@@ -236,7 +239,7 @@ const OneRow = memo(function OneRow({ row, turn, live, last, ofTask, projectId, 
 function same(before: Shown, now: Shown): boolean {
   if (
     before.live !== now.live ||
-    before.last !== now.last ||
+    before.retryable !== now.retryable ||
     before.ofTask !== now.ofTask ||
     before.projectId !== now.projectId ||
     before.agent !== now.agent ||

@@ -9,6 +9,7 @@ import { Composer } from "./composer";
 import { Listing } from "./list";
 import { PeopleProvider, useNames } from "./people";
 import { PinnedPlan } from "./plan";
+import { lacksSandbox } from "./prompting";
 import { sessionAsks, turns as turnsQuery } from "./queries";
 import { isOpen, latestPlan, rowsOf } from "./rows";
 import { useTranscript } from "./use-transcript";
@@ -74,6 +75,7 @@ export function ConversationPanel({
             ofTask={task !== undefined}
             projectId={session.data?.projectId ?? undefined}
             agent={session.data?.agent ?? undefined}
+            lacksSandbox={session.data ? lacksSandbox(session.data) : false}
             sent={sent}
           />
         )}

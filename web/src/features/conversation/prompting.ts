@@ -22,12 +22,17 @@ const RETRY =
   "Continues the task: the agent reads it, and what it then does is checked, committed and pushed, and the task comes to review.";
 const STAYS = "Only to the agent: what it changes stays in its sandbox and is not pushed.";
 
+/** Nothing wakes its sandbox: it was destroyed, or has failed. */
+export function lacksSandbox(session: Session): boolean {
+  const status = session.sandbox?.status;
+  return !session.sandboxId || status === "destroyed" || status === "error";
+}
+
 export function prompting(session: Session, task: Task | undefined, attempt: Attempt | undefined): Prompting {
   const hint = { round: ROUND, chat: "" };
-  const gone = session.sandbox?.status;
   const again = attempt !== undefined && isOver(attempt) && task !== undefined && CONTINUED.includes(task.status);
-  if (!session.sandboxId || gone === "destroyed" || gone === "error") {
-    const why = gone === "error" ? "The sandbox has failed" : "The session's sandbox is gone";
+  if (lacksSandbox(session)) {
+    const why = session.sandbox?.status === "error" ? "The sandbox has failed" : "The session's sandbox is gone";
     if (again)
       return { ways: ["round"], retry: true, hint: { ...hint, round: `${why}; a new one is started. ${RETRY}` } };
     const from = session.checkpointAt ? "from its last checkpoint" : "with its work as it was last saved";

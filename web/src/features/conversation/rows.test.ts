@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Ask, Message, Turn } from "@/api/types";
-import { latestPlan, numbersOf, rowsOf } from "./rows";
+import { adviceFor, latestPlan, numbersOf, rowsOf } from "./rows";
 
 const at = (second: number) => `2026-01-01T00:00:${String(second).padStart(2, "0")}Z`;
 const message = (
@@ -149,4 +149,9 @@ it("counts by the platform before the agent", () => {
   expect(
     numbersOf(turn("trn_1", "completed", { usage: { models: { calls: 0, costUsd: 0 }, agent: { totalTokens: 7 } } })),
   ).toEqual({ tokens: 7, costUsd: null });
+});
+
+it("does not advise to try again where there is no sandbox", () => {
+  expect(adviceFor("sandbox_destroyed")).toMatch(/new sandbox: start one/);
+  expect(adviceFor("something_else")).toMatch(/^Try again/);
 });

@@ -152,6 +152,7 @@ const ADVICE: Record<string, string> = {
   agent_refused: "Say it in other words, or try another model.",
   agent_failed: "Try again, or try another model.",
   over_budget: "",
+  sandbox_destroyed: "The agent needs a new sandbox: start one, then send the message again.",
   checkout_failed: "Look at the project's repository and credentials, then try again.",
   no_agent: "Choose an agent for the session, or set the project's default.",
   no_model: "Add a key for a model provider, then try again.",

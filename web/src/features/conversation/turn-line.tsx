@@ -13,7 +13,7 @@ import { failed } from "@/ui/toast";
 import { Written } from "@/ui/written";
 import { adviceFor, numbersOf } from "./rows";
 
-/** How a turn ended: a thin line, and what to do where it went wrong. `last`: only what was last can be tried again here. */
+/** How a turn ended: a thin line, and what to do where it went wrong. `retryable`: it was last, and there is a sandbox for another try. */
 export function TurnLine({
   turn,
   retryable,

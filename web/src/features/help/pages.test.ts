@@ -14,4 +14,7 @@ test("links between documents lead to their pages; what is not here is no link",
   expect(withOwnLinks("Before\n\n| | |\n|---|---|\n| ![a](a.png) | ![b](b.png) |\n\n| x |\n|---|\n")).toBe(
     "Before\n\n\n| x |\n|---|\n",
   );
+  expect(withOwnLinks("Open that address:\n\n![The board](board.png)\n\nThree steps")).toBe(
+    "Open that address.\n\nThree steps",
+  );
 });

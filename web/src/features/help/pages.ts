@@ -14,12 +14,15 @@ export const PAGES = [
 
 /** A table that has pictures in it. */
 const GALLERY = /^(?:\|.*\n)*\|.*!\[.*\n(?:\|.*\n)*/gm;
+/** A sentence that leads to a picture, and the picture. */
+const LEADING = /:\n\n!\[[^\]]*\]\([^)]*\)$/gm;
 const LINK = /(!?)\[((?:[^[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)/g;
 const DOCUMENT = /^(?:\.\.\/|\.\/)?(?:docs\/)?([\w-]+)\.md(?:#.*)?$/;
 
 /** With links between the documents leading to these pages. Pictures, and links to what is not here, are left out. */
 export function withOwnLinks(text: string): string {
-  return text.replace(GALLERY, "").replace(LINK, (whole, picture: string, label: string, target: string) => {
+  const plain = text.replace(GALLERY, "").replace(LEADING, ".");
+  return plain.replace(LINK, (whole, picture: string, label: string, target: string) => {
     if (picture) return "";
     if (/^[a-z]+:/.test(target)) return whole;
     const id = DOCUMENT.exec(target)?.[1];

@@ -50,10 +50,13 @@ export function HistoryPanel({
   sandboxId,
   sessionId,
   projectId,
+  gone,
 }: {
   sandboxId: string;
   sessionId: string;
   projectId: string;
+  /** The sandbox was destroyed, or has failed: there is nothing to keep. */
+  gone: boolean;
 }) {
   const checkout = useQuery(checkoutOf(sandboxId));
   const status = useQuery({ ...statusOf(sandboxId), enabled: !!checkout.data });
@@ -87,7 +90,7 @@ export function HistoryPanel({
           {commits.hasNextPage && " or more"}, {plural(kept.length, "checkpoint")}
           {checkpoints.hasNextPage && " or more"}
         </p>
-        <CheckpointNow sandboxId={sandboxId} sessionId={sessionId} />
+        {!gone && <CheckpointNow sandboxId={sandboxId} sessionId={sessionId} />}
       </div>
       <Operations sandboxId={sandboxId} />
       {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it */}

@@ -4,7 +4,7 @@ import { KeyRound } from "lucide-react";
 import { useState } from "react";
 import { agents } from "@/api/queries";
 import type { Agent } from "@/api/types";
-import { Button } from "@/ui/button";
+import { Button, type ButtonProps } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { AskForKey, KeyForm, useKeyScope } from "./key-form";
 import { providers } from "./providers";
@@ -36,19 +36,22 @@ export function KeyNote({ agent, projectId }: { agent: Agent; projectId: string 
       <p className="min-w-0 flex-1 basis-56 text-[13px]">
         {agent.title} has no key for its model: it fails until there is one.
       </p>
-      <AddKey agent={agent.name} projectId={projectId} onAdded={undefined} />
+      <AddKey agent={agent.name} projectId={projectId} />
     </div>
   );
 }
 
-function AddKey({
+/** The button that asks for an agent's key; for those who may not add one, whom to ask. */
+export function AddKey({
   agent: name,
   projectId,
   onAdded,
+  look = "primary",
 }: {
   agent: string | null | undefined;
-  projectId: string | undefined;
-  onAdded: (() => void) | undefined;
+  projectId?: string | undefined;
+  onAdded?: (() => void) | undefined;
+  look?: ButtonProps["look"];
 }) {
   const known = useQuery(agents);
   const agent = known.data?.find((one) => one.name === name);
@@ -60,7 +63,7 @@ function AddKey({
   if (scope === "none") return <AskForKey projectId={projectId} />;
   return (
     <>
-      <Button size="sm" look="primary" onClick={() => setOpen(true)}>
+      <Button size="sm" look={look} aria-label={`Add key for ${agent.title}`} onClick={() => setOpen(true)}>
         <KeyRound className="size-3.5" aria-hidden /> Add key
       </Button>
       <Dialog

@@ -8,10 +8,13 @@ export function ForgeNote({
   project,
   className,
   linked = true,
+  from,
 }: {
   project: Project;
   className?: string;
   linked?: boolean;
+  /** Where the settings lead back to. */
+  from?: "welcome";
 }) {
   if (!project.forgeNote) return null;
   return (
@@ -26,7 +29,7 @@ export function ForgeNote({
           <Link
             to="/projects/$projectId"
             params={{ projectId: project.id }}
-            search={{ tab: "forge" }}
+            search={{ tab: "forge", from }}
             className="whitespace-nowrap text-accent underline underline-offset-2"
           >
             Git and forge settings

@@ -5,6 +5,7 @@ import type { Project } from "@/api/types";
 import { McpServers } from "@/features/mcp/servers";
 import { Providers } from "@/features/models/providers";
 import { SecretList } from "@/features/secrets/list";
+import { BackToWelcome } from "@/features/welcome/back";
 import { Page } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Frozen } from "@/ui/form";
@@ -39,11 +40,16 @@ const route = getRouteApi("/inside/projects/$projectId");
 
 export function ProjectPage() {
   const { projectId } = route.useParams();
-  const { tab } = route.useSearch();
+  const { tab, from } = route.useSearch();
   const query = useQuery(oneProject(projectId));
   const shown = TABS.find((one) => one.id === tab)?.id ?? "general";
   return (
-    <Page title={query.data?.name ?? "Project"} actions={query.data && <Places project={query.data} />}>
+    <Page
+      title={query.data?.name ?? "Project"}
+      actions={
+        from === "welcome" ? <BackToWelcome project={projectId} /> : query.data && <Places project={query.data} />
+      }
+    >
       <SideTabs tabs={TABS} value={shown} label="Settings of the project">
         <Loaded query={query}>
           {(project) => <Shown key={`${project.id}:${shown}`} tab={shown} project={project} />}

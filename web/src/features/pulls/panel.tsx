@@ -28,7 +28,7 @@ export function PullPanel({
   });
   if (pull.data) {
     return pull.data.number === null ? (
-      <PushedBranch pull={pull.data} sandboxId={sandboxId} />
+      <PushedBranch pull={pull.data} sandboxId={sandboxId} sessionId={sessionId} taskId={taskId} />
     ) : (
       <Pull pull={pull.data} sandboxId={sandboxId} sessionId={sessionId} taskId={taskId} />
     );

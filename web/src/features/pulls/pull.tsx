@@ -6,6 +6,7 @@ import { api, got } from "@/api/client";
 import { project as projectOf, task as taskOf } from "@/api/queries";
 import type { PullRequest } from "@/api/types";
 import { Operations } from "@/features/changes/operations";
+import { TaskDone, UnsentComments, useCancelLabel } from "@/features/tasks/consequences";
 import { CHECKS, PULLS, REVIEWS } from "@/lib/status";
 import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
@@ -86,6 +87,7 @@ export function Pull({
   const [chosen, setMethod] = useState<Method>();
   const method = chosen ?? project?.settings.forge?.mergeMethod ?? "squash";
   const task = useQuery({ ...taskOf(taskId ?? ""), enabled: taskId !== undefined }).data;
+  const cancel = useCancelLabel(sessionId);
   const verified = verificationOf(task?.attempts.find((one) => one.sessionId === sessionId));
   const { runs, remarks, labels, warnings } = detailOf(pull);
   const doing = verb.isPending ? verb.variables.verb : null;
@@ -205,14 +207,17 @@ export function Pull({
                 }
                 title={`Merge #${pull.number}?`}
                 action="Merge"
+                cancel={cancel}
                 look="primary"
                 onConfirm={() => shown(verb.mutateAsync({ verb: "merge", method }))}
               >
+                <UnsentComments sessionId={sessionId} />
                 {METHODS[method]}, into <span className="font-mono text-xs">{pull.baseBranch}</span>.
                 {pull.checks === "failing" && " Its checks fail."}
                 {pull.checks === "pending" && " Its checks are still running."}
-                {pull.review === "changes_requested" && " A reviewer has requested changes."} If the branch has moved
-                since it was shown here, nothing is merged.
+                {pull.review === "changes_requested" && " A reviewer has requested changes."}
+                {taskId && <TaskDone projectId={pull.projectId} />} If the branch has moved since it was shown here,
+                nothing is merged.
               </Confirm>
               <span className="mr-auto" />
               {update}

@@ -8,6 +8,7 @@ import type { PullRequest } from "@/api/types";
 import { DiffView } from "@/features/changes/diff-view";
 import { Operations } from "@/features/changes/operations";
 import { ForgeNote } from "@/features/projects/forge-note";
+import { TaskDone, UnsentComments, useCancelLabel } from "@/features/tasks/consequences";
 import { plural } from "@/lib/format";
 import { PULLS } from "@/lib/status";
 import { Button, IconButton } from "@/ui/button";
@@ -21,9 +22,20 @@ import { METHOD_CHOICES, METHODS, type Method } from "./forge";
 import { PushButton } from "./push-button";
 import { Refused } from "./refused";
 
-export function PushedBranch({ pull, sandboxId }: { pull: PullRequest; sandboxId: string }) {
+export function PushedBranch({
+  pull,
+  sandboxId,
+  sessionId,
+  taskId,
+}: {
+  pull: PullRequest;
+  sandboxId: string;
+  sessionId: string;
+  taskId?: string | undefined;
+}) {
   const client = useQueryClient();
   const { projectId, baseBranch, headBranch } = pull;
+  const cancel = useCancelLabel(sessionId);
   const merged = pull.state === "merged";
   const project = useQuery(projectOf(projectId)).data;
   const [chosen, setMethod] = useState<Method>();
@@ -106,12 +118,15 @@ export function PushedBranch({ pull, sandboxId }: { pull: PullRequest; sandboxId
                 }
                 title={`Merge ${headBranch}?`}
                 action="Merge"
+                cancel={cancel}
                 look="primary"
                 // a refusal is shown above, where the dialog would hide it
                 onConfirm={() => merge.mutateAsync().catch(() => undefined)}
               >
-                {METHODS[method]}, into <span className="font-mono text-xs">{baseBranch}</span> on the remote. If the
-                branch has moved since it was shown here, nothing is merged.
+                <UnsentComments sessionId={sessionId} />
+                {METHODS[method]}, into <span className="font-mono text-xs">{baseBranch}</span> on the remote.
+                {taskId && <TaskDone projectId={projectId} />} If the branch has moved since it was shown here, nothing
+                is merged.
               </Confirm>
               <IconButton
                 size="sm"

@@ -2,6 +2,7 @@ import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
 import { me } from "@/api/queries";
 import { SecretList } from "@/features/secrets/list";
+import { BackToWelcome } from "@/features/welcome/back";
 import { Page } from "@/shell/page";
 import { SideTabs } from "@/ui/side-tabs";
 import { About } from "./about";
@@ -23,12 +24,12 @@ const TABS = [
 ];
 
 export function SettingsPage() {
-  const { tab } = route.useSearch();
+  const { tab, from } = route.useSearch();
   const admin = useQuery(me).data?.user.role === "admin";
   const tabs = TABS.filter((one) => !one.admin || admin);
   const shown = tabs.find((one) => one.id === tab)?.id ?? "profile";
   return (
-    <Page title="Settings">
+    <Page title="Settings" actions={from === "welcome" && <BackToWelcome />}>
       <SideTabs tabs={tabs} value={shown} label="Settings">
         {shown === "profile" && <Profile />}
         {shown === "appearance" && <Appearance />}

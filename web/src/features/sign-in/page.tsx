@@ -13,7 +13,7 @@ type Shown = { token: string } | { name: string; password: string };
 
 const WRONG = {
   token:
-    "That is not right. Check for missing letters. With SANDYARD_NEW_ADMIN_TOKEN=true, `sandyard up` makes a new token.",
+    "That is not right. Check for missing letters. “sandyard up” with SANDYARD_NEW_ADMIN_TOKEN=true makes a new token.",
   password: "The name or the password is wrong. An administrator can set a new password for you.",
 };
 
@@ -69,7 +69,15 @@ export function SignInPage() {
           </div>
         </div>
         {by === "token" ? (
-          <Field label="Token" hint="The one that `sandyard up` printed at its first start, or any API token of yours.">
+          <Field
+            label="Token"
+            hint={
+              <>
+                The one that <code className="font-mono">sandyard up</code> printed at its first start, or any API token
+                of yours.
+              </>
+            }
+          >
             {(wear) => (
               <Input
                 {...wear}

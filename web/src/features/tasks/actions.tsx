@@ -11,6 +11,7 @@ import { Confirm } from "@/ui/dialog";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
 import { CancelTask } from "./cancel-task";
 import { hasFailed, leading, running, toPick } from "./card-facts";
+import { SandboxFate, UnsentComments, useCancelLabel } from "./consequences";
 import { MergeButton } from "./merge-button";
 import { EditTaskDialog } from "./new-task";
 import { useRetryLabel, useTaskVerbs } from "./use-task";
@@ -31,6 +32,8 @@ export function TaskActions({ task }: { task: Task }) {
   const stopping = task.attempts.some((one) => one.stopping);
   const help = NEEDS_HELP.has(leading(task)?.errorCode ?? "");
   const pull = task.status === "in_review" && toPick(task) <= 1 && canMerge(task.pullRequest) ? task.pullRequest : null;
+  const sessionId = leading(task)?.sessionId;
+  const cancel = useCancelLabel(sessionId);
   const close = () => ask(null);
   const go = (status: Task["status"]) => {
     if (task.status === "in_review" && status === "in_progress") ask("feedback");
@@ -112,7 +115,7 @@ export function TaskActions({ task }: { task: Task }) {
       {asking === "feedback" && (
         <FeedbackDialog
           title={task.title}
-          sessionId={leading(task)?.sessionId}
+          sessionId={sessionId}
           busy={move.isPending}
           onClose={close}
           onSend={(feedback, sent) =>
@@ -135,12 +138,13 @@ export function TaskActions({ task }: { task: Task }) {
         onOpenChange={(open) => !open && close()}
         title="Call this task done?"
         action="Done"
+        cancel={cancel}
         look="primary"
         onConfirm={() => move.mutateAsync({ status: "done" })}
       >
+        <UnsentComments sessionId={sessionId} />
         {task.pullRequest && task.pullRequest.state === "open" ? "Its pull request is open and stays so. " : ""}
-        Its attempts are archived, and their sandboxes rest or go, as the project wants. Branches and conversations
-        stay.
+        Its attempts are archived; branches and conversations stay. <SandboxFate projectId={task.projectId} />
       </Confirm>
       <Confirm
         open={asking === "delete"}

@@ -1,7 +1,6 @@
-import { useQuery } from "@tanstack/react-query";
-import { projects } from "@/api/queries";
 import type { TaskCard } from "@/api/types";
 import { Confirm } from "@/ui/dialog";
+import { SandboxFate } from "./consequences";
 
 /** Asks before the work on a task is ended, and says what stays of it. */
 export function CancelTask({
@@ -15,8 +14,6 @@ export function CancelTask({
   onClose: () => void;
   onCancel: () => Promise<unknown> | unknown;
 }) {
-  const project = useQuery(projects).data?.find((one) => one.id === task.projectId);
-  const paused = project?.settings.tasks?.finished === "pause";
   return (
     <Confirm
       open={open}
@@ -27,10 +24,7 @@ export function CancelTask({
       onConfirm={onCancel}
     >
       The agent is stopped, and the card moves to Cancelled. The conversation, the branch and the files of the checkout
-      are kept: Retry continues from them.{" "}
-      {paused
-        ? "Its sandbox is paused."
-        : "Its sandbox is deleted: what else is in it is lost, such as running programs and files that git ignores."}
+      are kept: Retry continues from them. <SandboxFate projectId={task.projectId} />
     </Confirm>
   );
 }

@@ -1,7 +1,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
-import { CircleAlert, GitPullRequest, Pencil, Square } from "lucide-react";
+import { ArrowRight, CircleAlert, GitPullRequest, Pencil, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
 import { pendingAsks, projects } from "@/api/queries";
 import type { Attempt, PullSummary, Task } from "@/api/types";
@@ -60,7 +60,7 @@ export function TaskHeader({
       <div className="mt-1 flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft">
         <span className="flex items-center gap-1.5" aria-live="polite">
           {!(word && hasFailed(task)) && <Status word={COLUMNS[task.status]} />}
-          {word && <Status word={word} />}
+          {word && (word === TURNS.waiting ? <ToQuestion task={task} asked={asked} /> : <Status word={word} />)}
         </span>
         <ProjectName id={task.projectId} />
         {task.attempts.length > 1 && attempt && <AttemptPicker task={task} attempt={attempt} onAttempt={onAttempt} />}
@@ -131,6 +131,29 @@ export function TaskHeader({
         </div>
       )}
     </header>
+  );
+}
+
+/** That a person is asked, and the way there: the question may be in sight beside this tab, or in the conversation of any attempt. */
+function ToQuestion({ task, asked }: { task: Task; asked: ReadonlySet<string> }) {
+  const attempt = task.attempts.find((one) => asked.has(one.sessionId));
+  return (
+    <Link
+      to="/tasks/$taskId"
+      params={{ taskId: task.id }}
+      search={(now) => ({ ...now, tab: "conversation", attempt: attempt?.number, at: undefined })}
+      title="Go to the question"
+      onClick={(event) => {
+        const question = document.querySelector(`[data-ask-of="${attempt?.sessionId}"]`);
+        if (!question) return;
+        event.preventDefault();
+        question.scrollIntoView({ block: "center" });
+      }}
+      className="flex items-center gap-0.5 rounded pr-1 hover:bg-hover"
+    >
+      <Status word={TURNS.waiting} />
+      <ArrowRight className="size-3 text-warn" aria-hidden />
+    </Link>
   );
 }
 

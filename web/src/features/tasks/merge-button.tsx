@@ -9,12 +9,16 @@ import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { words } from "@/ui/states";
 import { toast } from "@/ui/toast";
+import { leading } from "./card-facts";
+import { TaskDone, UnsentComments, useCancelLabel } from "./consequences";
 
 /** Merges what a task has come to, in the way that its project wants; the card is then done. */
 export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
   const client = useQueryClient();
   const navigate = useNavigate();
   const project = useQuery(projectOf(task.projectId)).data;
+  const sessionId = leading(task)?.sessionId;
+  const cancel = useCancelLabel(sessionId);
   const method = project?.settings.forge?.mergeMethod ?? "squash";
   const merge = useMutation({
     mutationFn: () =>
@@ -47,14 +51,16 @@ export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
       }
       title={`Merge ${pull.number ? `#${pull.number}` : pull.headBranch}?`}
       action="Merge"
+      cancel={cancel}
       look="primary"
       onConfirm={() => merge.mutateAsync()}
     >
+      <UnsentComments sessionId={sessionId} />
       {METHODS[method]}, into <span className="font-mono text-xs">{pull.baseBranch}</span>.
       {pull.checks === "failing" && " Its checks fail."}
       {pull.checks === "pending" && " Its checks are still running."}
-      {pull.review === "changes_requested" && " A reviewer has requested changes."} The task is then done. If the branch
-      has moved since it was shown here, nothing is merged.
+      {pull.review === "changes_requested" && " A reviewer has requested changes."}
+      <TaskDone projectId={task.projectId} /> If the branch has moved since it was shown here, nothing is merged.
     </Confirm>
   );
 }

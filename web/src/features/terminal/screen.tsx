@@ -81,8 +81,9 @@ export default function TerminalScreen(props: Props) {
     });
     observer.observe(box.current as HTMLElement);
     void link.start();
-    terminal.focus();
+    const focusing = setTimeout(() => terminal.focus()); // after a press on the tab, which takes the focus itself
     return () => {
+      clearTimeout(focusing);
       observer.disconnect();
       cancelAnimationFrame(frame);
       link.stop();

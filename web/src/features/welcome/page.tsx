@@ -1,10 +1,10 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { Link } from "@tanstack/react-router";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import clsx from "clsx";
 import { Check, X } from "lucide-react";
-import { useState } from "react";
+import { useEffect, useState } from "react";
 import { api, got } from "@/api/client";
-import { agents, me, task as taskQuery } from "@/api/queries";
+import { agents, me, project as projectQuery, task as taskQuery } from "@/api/queries";
 import type { Agent, Project, Task } from "@/api/types";
 import { ForgeNote } from "@/features/projects/forge-note";
 import type { Settings } from "@/features/projects/settings";
@@ -60,12 +60,27 @@ function useDefaultAgent(project: Project | null, onChanged: (project: Project) 
   };
 }
 
+/** The project that was chosen. Who comes back from its settings has it in the address. */
+function useProject(onReturned: () => void): [Project | null, (project: Project) => void] {
+  const { project: id } = useSearch({ from: "/inside/welcome" });
+  const [chosen, choose] = useState<Project | null>(null);
+  const returned = useQuery({ ...projectQuery(id ?? ""), enabled: id !== undefined && chosen === null }).data;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: once, when it is known
+  useEffect(() => {
+    if (!returned || chosen) return;
+    choose(returned);
+    onReturned();
+  }, [returned]);
+  return [chosen, choose];
+}
+
 /** From nothing to the first pushed branch in three steps. */
 export function WelcomePage() {
+  const navigate = useNavigate();
   const known = useQuery(agents);
   const own = useQuery(me);
   const [step, setStep] = useState(0);
-  const [project, setProject] = useState<Project | null>(null);
+  const [project, setProject] = useProject(() => setStep(1));
   const [suggestions, setSuggestions] = useState<Suggestion[]>([]);
   const [picked, setPicked] = useState<string>();
   const [task, setTask] = useState<Task | null>(null);
@@ -110,19 +125,24 @@ export function WelcomePage() {
       {own.data && !own.data.hasPassword && step === 0 && (
         <p role="note" className="mb-4 rounded-md bg-info-soft px-2.5 py-1.5 text-[13px]">
           You have signed in with a token, which is not shown again.{" "}
-          <Link to="/settings" search={{ tab: "profile" }} className="text-accent underline underline-offset-2">
+          <Link
+            to="/settings"
+            search={{ tab: "profile", from: "welcome" }}
+            className="text-accent underline underline-offset-2"
+          >
             Set a password
           </Link>{" "}
           to sign in as {own.data.user.name} without it.
         </p>
       )}
-      {project && step > 0 && <ForgeNote project={project} className="mb-4" />}
+      {project && step > 0 && <ForgeNote project={project} from="welcome" className="mb-4" />}
       {task ? (
         <Progress taskId={task.id} again={() => setTask(null)} />
       ) : step === 0 ? (
         <RepositoryStep
           onDone={(made, ideas) => {
             setProject(made);
+            void navigate({ to: "/welcome", search: { project: made.id }, replace: true });
             setPicked(undefined);
             setSuggestions(ideas);
             setStep(1);

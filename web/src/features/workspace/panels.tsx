@@ -2,6 +2,7 @@ import { Box } from "lucide-react";
 import { lazy, Suspense } from "react";
 import type { Attempt, Session, Task } from "@/api/types";
 import { Empty, Loading } from "@/ui/states";
+import { lacksSandbox } from "../conversation/prompting";
 import { Boundary } from "./boundary";
 
 const ConversationPanel = lazy(() =>
@@ -59,15 +60,15 @@ function Chosen({ id, work: { session, task, attempt }, at, onAt }: Parameters<t
     );
   }
   const projectId = session.projectId ?? "";
+  const gone = lacksSandbox(session);
   if (id === "output") return <OutputPanel sandboxId={sandboxId} at={at} onAt={onAt} />;
-  if (id === "changes") {
-    const gone = session.sandbox?.status === "destroyed" || session.sandbox?.status === "error";
-    return <ChangesPanel sandboxId={sandboxId} sessionId={session.id} gone={gone} task={task} />;
-  }
+  if (id === "changes")
+    return <ChangesPanel sandboxId={sandboxId} session={session} gone={gone} task={task} attempt={attempt} />;
   if (id === "files")
     return <FilesPanel sandboxId={sandboxId} root={session.projectId ? WORKSPACE : HOME} at={at} onAt={onAt} />;
   if (id === "terminal") return <TerminalPanel sandboxId={sandboxId} />;
-  if (id === "history") return <HistoryPanel sandboxId={sandboxId} sessionId={session.id} projectId={projectId} />;
+  if (id === "history")
+    return <HistoryPanel sandboxId={sandboxId} sessionId={session.id} projectId={projectId} gone={gone} />;
   if (id === "pull")
     return <PullPanel sessionId={session.id} sandboxId={sandboxId} projectId={projectId} taskId={task?.id} />;
   return <SandboxPanel sandboxId={sandboxId} sessionId={session.id} />;

@@ -1,0 +1,15 @@
+import { Link } from "@tanstack/react-router";
+import { ArrowLeft } from "lucide-react";
+
+/** Leads back to the welcome, where it has left off. */
+export function BackToWelcome({ project }: { project?: string | undefined }) {
+  return (
+    <Link
+      to="/welcome"
+      search={{ project }}
+      className="inline-flex h-8 items-center gap-1.5 rounded-md bg-accent px-3 text-[13px] font-medium text-on-accent hover:bg-accent-hover"
+    >
+      <ArrowLeft className="size-4" aria-hidden /> Back to Welcome
+    </Link>
+  );
+}
