@@ -3,7 +3,7 @@
 An attempt that gets through returns normally, with what it got; one that fails raises. Standard library only.
 """
 
-# ruff: noqa: PTH, SIM115 - a thief does not tidy up
+# ruff: noqa: PTH, SIM115
 
 import ctypes
 import errno
