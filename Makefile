@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help up engine web wheel types test test-all check clients compatibility screenshots format lock bench clean setup setup-dev setup-test template template-interpreter template-desktop
+.PHONY: help up engine web wheel types test test-all check clients compatibility screenshots format lock bench clean setup setup-dev setup-test setup-clients template template-interpreter template-desktop
 
 HOST ?= 127.0.0.1
 PORT ?= 8700
@@ -44,7 +44,7 @@ test: setup-test web template template-interpreter ## set up everything and run 
 	@scripts/static
 	@$(PYTEST) $(TESTS) $(ARGS)
 
-test-all: setup-test web template template-interpreter template-desktop ## all of that, the slow tests too, and every test on both databases
+test-all: setup-test setup-clients web template template-interpreter template-desktop ## all of that, the slow tests too, and every test on both databases
 	@scripts/static
 	@$(PYTEST) --all $(TESTS) $(ARGS)
 
@@ -69,7 +69,7 @@ compatibility: setup-test template template-interpreter ## run the tests of the 
 	@SANDYARD_COMPATIBILITY=$(CURDIR)/.cache/compatibility $(PYTEST) --all tests/protocol --ignore tests/protocol/test_compatibility.py $(ARGS)
 	@python -m tests.protocol.compatibility .cache/compatibility
 
-clients: setup-test template template-interpreter template-desktop ## try programs of others that use E2B and write docs/e2b-clients.md from that
+clients: setup-test setup-clients template template-interpreter template-desktop ## try programs of others that use E2B and write docs/e2b-clients.md from that
 	@SANDYARD_CLIENTS_DOCUMENT=1 $(PYTEST) --all tests/protocol/test_clients.py $(ARGS)
 
 lock: ## resolve the dependencies anew: make lock ARGS=--upgrade
@@ -97,6 +97,9 @@ setup-test: setup-dev
 	@scripts/venv .venv-e2b-2.50 requirements/older-sdk.txt
 	@scripts/node-packages tests/protocol/js
 	@scripts/node-packages tests/forge/js
+
+setup-clients:
+	@scripts/system-packages clients
 
 template: # the default template; where it cannot be built, the engine serves `host` in its place and says so
 	@sandyard template build base --if-possible

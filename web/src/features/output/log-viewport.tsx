@@ -112,6 +112,19 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
   const byHand = () => {
     moved.current = performance.now();
   };
+  /** Go to the first or last line at once. The browser's own way there is an animation, which new lines can interrupt. */
+  const onKeyDown = (event: React.KeyboardEvent) => {
+    byHand();
+    if (event.shiftKey || event.altKey || height <= size.height) return;
+    if (event.key === "Home") {
+      event.preventDefault();
+      onFollow(false);
+      place(0);
+    } else if (event.key === "End") {
+      event.preventDefault();
+      onFollow(true);
+    }
+  };
   const onScroll = () => {
     const element = box.current as HTMLElement;
     const end = element.scrollHeight - element.clientHeight;
@@ -185,7 +198,7 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
       onTouchMove={byHand}
       onPointerDown={byHand}
       onPointerMove={(event) => event.buttons && byHand()}
-      onKeyDown={byHand}
+      onKeyDown={onKeyDown}
       className="relative min-h-0 flex-1 overflow-auto bg-surface font-mono text-xs outline-offset-[-2px] [overflow-anchor:none]"
       style={{ lineHeight: `${ROW_HEIGHT}px` }}
     >
