@@ -25,7 +25,9 @@ async def store(tmp_path: Path) -> AsyncIterator[CowStore]:
     made = await _open(tmp_path)
     yield made
     await made.close(unmount=True)
-    async with asyncio.timeout(30):  # a sandbox that starts at this moment has the mount too, until it has left its old root
+    async with asyncio.timeout(
+        30
+    ):  # a sandbox that starts at this moment has the mount too, until it has left its old root
         while image.attached(tmp_path / "store.img") is not None:
             await asyncio.sleep(0.05)
 
