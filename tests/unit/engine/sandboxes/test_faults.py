@@ -275,7 +275,7 @@ async def test_a_client_that_goes_away_leaves_no_half_state(yard: Yard, verb: st
         "kill": lambda: yard.service.kill(sandbox.id),
     }
     attempt = attempts.get(verb) or (lambda: VERBS[verb](yard, sandbox.id))
-    reached = yard.driver.stuck(verb, when)
+    reached = yard.driver.held(verb, when)
     task = asyncio.create_task(attempt())
     await reached.wait()
     task.cancel()
