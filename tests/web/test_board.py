@@ -150,7 +150,7 @@ def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: 
 
     drag(page, "Write it", "In progress")
     dialog = page.get_by_role("dialog", name="Back to the agent")
-    dialog.get_by_role("button", name="Send back").click()
+    dialog.get_by_role("button", name="Request changes").click()
     box = dialog.get_by_label("What should be different?")
     expect(box).to_have_accessible_description(re.compile("Write what the agent should do"))
     dialog.get_by_role("button", name="Cancel").click()

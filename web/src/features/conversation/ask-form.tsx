@@ -3,7 +3,7 @@ import { Button } from "@/ui/button";
 import { Checkbox, Field, Input, Select, Switch, Textarea } from "@/ui/field";
 import { check, type Filled, type FormField, fieldsOf, standing } from "./form";
 
-/** As many choices are shown side by side; more are a list that opens. */
+/** Up to this many choices are shown as radio buttons; more are shown as a select. */
 const SHOWN_CHOICES = 8;
 
 const FREE: FormField[] = [
@@ -22,7 +22,7 @@ const FREE: FormField[] = [
   },
 ];
 
-/** Made from the schema that the agent asks with. Ctrl+Enter answers. */
+/** A form built from the JSON schema of the agent's question. Ctrl+Enter submits it. */
 export function AskForm({
   schema,
   title,

@@ -36,7 +36,7 @@ const ICONS: Record<string, LucideIcon> = {
   switch_mode: Shuffle,
 };
 
-/** One line; behind it all that is known of the call. `live`: its turn is not over. `allowed`: by the project's policy. */
+/** A tool call as one line that expands to its details. `live`: the turn has not ended. `allowed`: allowed by the project's policy. */
 export function ToolCallRow({
   message,
   live,
@@ -86,11 +86,11 @@ function CallState({ status, live }: { status: string; live: boolean }) {
   if (status === "failed") return <CircleX className="size-3.5 text-bad" role="img" aria-label="Failed" />;
   if (status === "cancelled") return <Ban className="size-3.5 text-faint" role="img" aria-label="Cancelled" />;
   if (!live) return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not finished" />;
-  if (status === "pending") return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not begun" />;
+  if (status === "pending") return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not started" />;
   return <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="Running" />;
 }
 
-/** Also of a call that needs leave. */
+/** The details of a tool call. Also used for permission requests. */
 export function CallDetails({ call }: { call: ToolCall }) {
   const command = commandOf(call);
   const given = command === null ? call.input : rest(call.input);
@@ -125,7 +125,7 @@ export function CallDetails({ call }: { call: ToolCall }) {
         if (one.type === "terminal") {
           return (
             <p key={key} className="text-xs text-soft">
-              It ran in a terminal of the agent's own ({one.id}).
+              Ran in the agent's own terminal ({one.id}).
             </p>
           );
         }
@@ -143,7 +143,7 @@ export function CallDetails({ call }: { call: ToolCall }) {
           <Output text={shownValue(call.output)} label={`Output of ${call.title}`} />
         </Labelled>
       )}
-      {call.cut && <p className="text-xs text-faint">The rest is on its way.</p>}
+      {call.cut && <p className="text-xs text-faint">Loading the rest…</p>}
     </>
   );
 }
@@ -157,7 +157,7 @@ function Labelled({ label, children }: { label: string; children: React.ReactNod
   );
 }
 
-/** What else was given to a command. */
+/** Return the input of a command without the command itself. */
 function rest(input: unknown): unknown {
   const { command: _, ...others } = record(input);
   return others;
@@ -168,7 +168,7 @@ function isSomething(value: unknown): boolean {
   return typeof value !== "object" || Object.keys(value as object).length > 0;
 }
 
-/** Some agents wrap a command's output in a fence. */
+/** Remove the code fence that some agents put around a command's output. */
 function unfenced(text: string): string {
   return /^```[\w-]*\n([\s\S]*?)\n?```\s*$/.exec(text)?.[1] ?? text;
 }
