@@ -105,10 +105,10 @@ def test_a_diff_is_read_in_either_way(page: Page, reviewed: str) -> None:
     old = page.locator("code", has_text=re.compile("^two$"))
     new = page.locator("code", has_text=re.compile("^zwei$"))
     assert _top(old) < _top(new)
-    page.get_by_role("button", name="Show before and after side by side").click()
-    expect(page.get_by_role("button", name="Show lines one below the other")).to_be_visible()
+    page.get_by_role("button", name="Switch to split view").click()
+    expect(page.get_by_role("button", name="Switch to unified view")).to_be_visible()
     assert _top(old) == _top(new)
-    page.get_by_role("button", name="Show lines one below the other").click()
+    page.get_by_role("button", name="Switch to unified view").click()
     viewed = page.get_by_role("checkbox", name="Viewed src/hello.py")
     viewed.click()
     expect(page.locator("code .hl-keyword", has_text="def")).to_have_count(0)
@@ -211,9 +211,9 @@ def test_a_terminal_opens_in_the_checkout(page: Page, seat: dict[str, Any]) -> N
 
 def test_a_commit_is_made_with_the_message_that_is_suggested(page: Page, yard: Yard, seat: dict[str, Any]) -> None:
     page.goto(f"/sessions/{seat['id']}?tab=changes")
-    box = page.get_by_role("region", name="Not committed yet")
+    box = page.get_by_role("region", name="Uncommitted changes")
     expect(box).to_contain_text("2 files", timeout=SLOW_MS)
-    page.get_by_role("button", name="Discard what is not committed of src/app.py").click()
+    page.get_by_role("button", name="Discard uncommitted changes in src/app.py").click()
     _dialog(page).get_by_role("button", name="Discard").click()
     expect(box).to_contain_text("1 file")
     box.get_by_role("button", name="Commit…").click()
@@ -224,7 +224,7 @@ def test_a_commit_is_made_with_the_message_that_is_suggested(page: Page, yard: Y
     (newest, *_) = yard.get(f"/git/{seat['sandboxId']}/history")["items"]
     assert re.match(r"\w+(\(.*\))?: ", newest["subject"]), newest
     _edit(yard, seat["sandboxId"], "src/loose.txt", "to be thrown away\n")
-    page.get_by_role("button", name="Read the changes again").click()
+    page.get_by_role("button", name="Refresh").click()
     page.mouse.move(0, 0)  # what a button is for is told below it, over the next one, as long as the mouse is there
     box.get_by_role("button", name=re.compile("^Discard")).click()
     _dialog(page).get_by_role("button", name="Discard").click()
@@ -389,8 +389,8 @@ def test_a_plain_remote_is_merged_here_and_its_steps_say_what_came_of_them(
     assert b"log.txt" not in listing.stdout.split(), "what the check wrote is not part of it"
     accessible(page)
     page.goto(f"/tasks/{task}?tab=changes")
-    expect(page.get_by_text("The sandbox is gone. This is how its files were kept")).to_be_visible(timeout=SLOW_MS)
-    expect(page.get_by_text("wakes it")).to_have_count(0)
+    expect(page.get_by_text("The sandbox is gone. Showing files from")).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_text("wakes the sandbox")).to_have_count(0)
     expect(page.get_by_role("button", name="Start over")).to_have_count(0)
     page.get_by_role("button", name="More for this task").click()
     expect(page.get_by_role("menuitem", name="Start over")).to_be_visible()

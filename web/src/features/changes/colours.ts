@@ -1,4 +1,4 @@
-/** Syntax colours of a diff, made for what is in view alone: some hundred lines of one side at a time, each once. */
+/** Syntax highlighting of a diff, computed lazily for what is in view: blocks of lines of one side, each block once. */
 import { useSyncExternalStore } from "react";
 import { highlight, type Token } from "@/lib/highlight";
 import type { Hunk, Side } from "./patch";
@@ -13,7 +13,7 @@ const queue: (() => Promise<void>)[] = [];
 let version = 0;
 let busy = false;
 
-/** Draws again when colours have come. */
+/** Re-render when new highlighting is available. */
 export function useColours(): number {
   return useSyncExternalStore(
     (notify) => {
@@ -24,7 +24,7 @@ export function useColours(): number {
   );
 }
 
-/** The tokens of a line, or nothing yet: they are then on their way. */
+/** Return the tokens of a line, or undefined if they are still being computed. Starts the computation if needed. */
 export function coloursOf(hunk: Hunk, at: number, language: string | undefined): Token[] | undefined {
   const line = hunk.lines[at];
   if (!language || !line) return undefined;
@@ -60,7 +60,7 @@ async function colour(hunk: Hunk, side: Side, first: number, language: string): 
   return new Map(places.map((at, index) => [at, lines[index] ?? []]));
 }
 
-/** One block after the other, with room for the page to breathe in between. */
+/** Process one block at a time and yield to the event loop in between. */
 async function work(): Promise<void> {
   if (busy) return;
   busy = true;
