@@ -392,7 +392,7 @@ def test_a_plain_remote_is_merged_here_and_its_steps_say_what_came_of_them(
     expect(page.get_by_text("The sandbox is gone. Showing files from")).to_be_visible(timeout=SLOW_MS)
     expect(page.get_by_text("wakes the sandbox")).to_have_count(0)
     expect(page.get_by_role("button", name="Start over")).to_have_count(0)
-    page.get_by_role("button", name="More for this task").click()
+    page.get_by_role("button", name="More actions").click()
     expect(page.get_by_role("menuitem", name="Start over")).to_be_visible()
 
 
@@ -401,15 +401,15 @@ def test_of_two_attempts_one_is_picked(page: Page, yard: Yard, site: Work) -> No
     task = yard.task("Twice", "create TWICE.md: twice", "commit: docs: twice", project=site.id, attempts=attempts)
     until(lambda: [one["status"] for one in yard.get(f"/tasks/{task}")["attempts"]] == ["ready", "ready"], 180)
     page.goto(f"/tasks/{task}")
-    page.get_by_role("button", name="Pick one").click()
+    page.get_by_role("button", name="Pick an attempt").click()
     columns = page.get_by_role("article", name=re.compile("^Attempt "))
     expect(columns).to_have_count(2)
     one, other = (page.get_by_role("article", name=f"Attempt {number}", exact=True) for number in (1, 2))
     for column in (one, other):
         expect(column).to_contain_text("1 file")
     accessible(page)
-    other.get_by_role("button", name="Pick this one").click()
-    _dialog(page).get_by_role("button", name="Pick it").click()
+    other.get_by_role("button", name="Pick this attempt").click()
+    _dialog(page).get_by_role("button", name="Pick").click()
     expect(one).to_contain_text("Archived", timeout=SLOW_MS)
     expect(other).to_contain_text("In review", timeout=SLOW_MS)
     statuses = {made["number"]: made["status"] for made in yard.get(f"/tasks/{task}")["attempts"]}

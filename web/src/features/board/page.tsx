@@ -136,7 +136,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
       key,
       open: (task, tab) => navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: tab ? { tab } : {} }),
       menu: (task, button) => {
-        follow.current = null; // a card that comes back later must not take the focus from the menu, which would close
+        follow.current = null; // A card that returns later must not take the focus from the menu, which would close it.
         setMenu({ task, button });
       },
     };
