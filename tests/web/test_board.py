@@ -422,8 +422,8 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     page.get_by_role("button", name="Queue 2 attempts waiting").click()
     waiting = page.get_by_role("dialog").get_by_role("listitem")
     expect(waiting).to_have_count(2)
-    expect(waiting.nth(0)).to_contain_text(re.compile("Place 1.*Second", re.DOTALL))
-    expect(waiting.nth(1)).to_contain_text(re.compile("Place 2.*Third.*runs 1 at once", re.DOTALL))
+    expect(waiting.nth(0)).to_contain_text(re.compile("Position 1.*Second", re.DOTALL))
+    expect(waiting.nth(1)).to_contain_text(re.compile("Position 2.*Third.*runs 1 at once", re.DOTALL))
     accessible(page)
     page.keyboard.press("Escape")
 

@@ -247,8 +247,8 @@ def test_a_checkpoint_is_kept_and_restored_into_a_new_sandbox(page: Page, yard: 
     sheet.get_by_role("button", name="Close").click()
     expect(sheet).to_be_hidden()
     _edit(yard, sandbox, "LOOSE.md", "not committed\n")
-    page.get_by_role("button", name="Checkpoint now").click()
-    restore = page.get_by_role("button", name=re.compile("^Restore the checkpoint of"))
+    page.get_by_role("button", name="Save checkpoint").click()
+    restore = page.get_by_role("button", name=re.compile("^Restore checkpoint from"))
     expect(restore.first).to_be_visible()
     _edit(yard, sandbox, "LOOSE.md", "spoilt\n")
     restore.first.click()
@@ -305,7 +305,7 @@ def test_a_pull_request_from_draft_to_merge(page: Page, yard: Yard, draft: Work,
     expect(page.locator("header").get_by_text("Done").first).to_be_visible()
 
     open_tab(page, "history")
-    expect(page.get_by_role("button", name="Checkpoint now")).to_have_count(0, timeout=SLOW_MS)
+    expect(page.get_by_role("button", name="Save checkpoint")).to_have_count(0, timeout=SLOW_MS)
     open_tab(page, "changes")
     bar = page.get_by_role("region", name="Comments")
     expect(bar).to_contain_text("The agent needs a new one")
@@ -326,8 +326,8 @@ def test_a_plain_remote_has_a_branch_to_compare(page: Page, yard: Yard) -> None:
     body = {"sandboxId": session["sandboxId"], "message": "docs: plain"}
     assert yard.client.post("/git/commit", params={"wait": 60}, json=body).is_success
     page.goto(f"/sessions/{session['id']}?tab=pull")
-    expect(page.get_by_role("heading", name="The branch is not handed in yet")).to_be_visible(timeout=SLOW_MS)
-    page.get_by_role("button", name="Push the branch").click()
+    expect(page.get_by_role("heading", name="Branch not pushed yet")).to_be_visible(timeout=SLOW_MS)
+    page.get_by_role("button", name="Push branch").click()
     panel = page.get_by_role("tabpanel")
     expect(panel.get_by_text("Pushed", exact=True)).to_be_visible(timeout=SLOW_MS)
     expect(panel.locator("code", has_text="for a plain remote")).to_be_visible(timeout=SLOW_MS)

@@ -9,7 +9,7 @@ import { type Move, useMove } from "./use-move";
 
 /** The actions of a card. The object is stable, so that cards do not re-render because of it. */
 export interface Actions {
-  /** Move the card. Asks for feedback if the move needs it, and for confirmation before stopping an agent. `keep`: focus follows the card. */
+  /** Move the card. Asks for feedback if needed, and for confirmation before stopping an agent. `keep`: focus follows the card. */
   move: (task: TaskCard, to: Column, at: number | null, keep?: boolean) => void;
   /** Cancel the task after confirmation. */
   cancel: (task: TaskCard) => void;

@@ -1,4 +1,4 @@
-/** How a session's branch came to be what it is: commits, checkpoints, what was pushed, where it began. */
+/** The history of a session's branch: commits, checkpoints, pushes and its base. */
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import clsx from "clsx";
 import { GitCommitHorizontal } from "lucide-react";
@@ -55,7 +55,7 @@ export function HistoryPanel({
   sandboxId: string;
   sessionId: string;
   projectId: string;
-  /** The sandbox was destroyed, or has failed: there is nothing to keep. */
+  /** The sandbox was destroyed or has failed: no checkpoint can be saved. */
   gone: boolean;
 }) {
   const checkout = useQuery(checkoutOf(sandboxId));
@@ -164,7 +164,7 @@ function Station({
     return (
       <Stop dot="bg-surface border-2 border-line-strong" last>
         <p className="flex flex-wrap items-center gap-x-2 py-1 text-[13px] text-soft">
-          Began at <span className="font-mono text-xs">{baseBranch}</span>
+          Branched from <span className="font-mono text-xs">{baseBranch}</span>
           <span className="font-mono text-xs text-faint">{baseCommit.slice(0, 10)}</span>
         </p>
       </Stop>
@@ -194,21 +194,21 @@ function Station({
           <p className="flex flex-wrap items-center gap-x-2 text-xs text-faint">
             <span>{commit.author.name}</span>
             <Ago at={commit.committedAt} />
-            {newest && <Badge tone="accent">newest</Badge>}
+            {newest && <Badge tone="accent">latest</Badge>}
             {pushedHere && <Badge tone="ok">pushed up to here</Badge>}
             {commit.parents.length > 1 && <Badge>merge</Badge>}
           </p>
         </div>
         <span className="flex shrink-0 items-center font-mono text-xs text-soft">
           {commit.id.slice(0, 8)}
-          <CopyButton text={commit.id} label="Copy the commit's id" />
+          <CopyButton text={commit.id} label="Copy commit ID" />
         </span>
       </div>
     </Stop>
   );
 }
 
-/** One stop on the line. */
+/** One entry on the timeline. */
 function Stop({
   dot,
   rail = "border-line-strong",

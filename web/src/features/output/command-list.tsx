@@ -15,7 +15,7 @@ interface Props {
   loading: boolean;
 }
 
-/** What was run here, newest first. */
+/** The commands of a sandbox, newest first. */
 export function CommandList({ commands, chosen, onChoose, more, onMore, loading }: Props) {
   return (
     <nav aria-label="Commands" className="min-h-0 overflow-y-auto">

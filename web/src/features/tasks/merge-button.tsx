@@ -60,7 +60,7 @@ export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
       {pull.checks === "failing" && " Its checks are failing."}
       {pull.checks === "pending" && " Its checks are still running."}
       {pull.review === "changes_requested" && " A reviewer has requested changes."}
-      <TaskDone projectId={task.projectId} /> If the branch has changed since this page was loaded, nothing is merged.
+      <TaskDone projectId={task.projectId} /> If the branch has new commits that are not shown here, nothing is merged.
     </Confirm>
   );
 }
