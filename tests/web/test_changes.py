@@ -285,7 +285,7 @@ def test_a_pull_request_from_draft_to_merge(page: Page, yard: Yard, draft: Work,
     expect(panel.get_by_text("Looks right to me.")).to_be_visible(timeout=SLOW_MS)
     expect(panel.get_by_text("Approved").first).to_be_visible()
     accessible(page)
-    panel.get_by_role("button", name="Ready for review").click()
+    panel.get_by_role("button", name="Mark as ready for review").click()
     expect(panel.get_by_text("Draft", exact=True)).to_be_hidden(timeout=SLOW_MS)
     yard.rests(task, "in_review")
     open_tab(page, "changes")

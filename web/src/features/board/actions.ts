@@ -70,7 +70,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
   const waiting = useMutation({
     mutationFn: ({ task, on }: { task: TaskCard; on: boolean }) =>
       got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } }, body: { start: on } })),
-    onError: (error, { task }) => failed(`Could not change “${task.title}”`)(error),
+    onError: (error, { task }) => failed(`Could not update “${task.title}”`)(error),
   });
 
   const run = useCallback(

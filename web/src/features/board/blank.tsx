@@ -53,7 +53,7 @@ export function Waiting() {
   return (
     <div
       role="status"
-      aria-label="Loading the board"
+      aria-label="Loading board"
       className="flex min-h-0 flex-1 gap-2.5 overflow-hidden px-3 pb-3 sm:px-4"
     >
       {ORDER.slice(0, 4).map((column) => (

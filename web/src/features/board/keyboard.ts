@@ -8,7 +8,7 @@ export interface Spot {
 }
 
 /** Return the next card: up and down in a column, left and right to the next column with cards, at the same index. Null if there is none. */
-export function whither(key: string, columns: Columns, folded: readonly string[], task: TaskCard): Spot | null {
+export function findNextCard(key: string, columns: Columns, folded: readonly string[], task: TaskCard): Spot | null {
   const cards = columns[task.status];
   const index = cards.findIndex((one) => one.id === task.id);
   const last = cards.length - 1;

@@ -6,7 +6,7 @@ import type { Hunk, Side } from "./patch";
 const BLOCK = 300;
 const LONGEST_LINE = 2000;
 
-type Block = Map<number, Token[]> | "on its way";
+type Block = Map<number, Token[]> | "pending";
 const made = new WeakMap<Hunk, Map<string, Block>>();
 const listeners = new Set<() => void>();
 const queue: (() => Promise<void>)[] = [];
@@ -39,17 +39,17 @@ export function coloursOf(hunk: Hunk, at: number, language: string | undefined):
   const block = blocks.get(key);
   if (block === undefined) {
     const own = blocks;
-    own.set(key, "on its way");
+    own.set(key, "pending");
     queue.push(async () => {
-      own.set(key, await colour(hunk, side, first, language));
+      own.set(key, await highlightBlock(hunk, side, first, language));
     });
     void work();
     return undefined;
   }
-  return block === "on its way" ? undefined : block.get(at);
+  return block === "pending" ? undefined : block.get(at);
 }
 
-async function colour(hunk: Hunk, side: Side, first: number, language: string): Promise<Map<number, Token[]>> {
+async function highlightBlock(hunk: Hunk, side: Side, first: number, language: string): Promise<Map<number, Token[]>> {
   const places: number[] = [];
   for (let at = first; at < Math.min(hunk.lines.length, first + BLOCK); at += 1) {
     const line = hunk.lines[at];

@@ -38,7 +38,7 @@ const TREE_PX = 700;
 const SPLIT_PX = 760;
 const TREE_WIDE = 256;
 const AIMED_MS = 700;
-const NOBODY: CommentStore["comments"] = [];
+const NO_COMMENTS: CommentStore["comments"] = [];
 
 export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar, empty }: DiffViewProps) {
   const frame = useRef<HTMLDivElement>(null);
@@ -61,7 +61,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
     () => new Set(files.filter((file, at) => choices.get(file.path) ?? marks[at] === "1").map((file) => file.path)),
     [files, choices, marks],
   );
-  const comments = commentable?.comments ?? NOBODY;
+  const comments = commentable?.comments ?? NO_COMMENTS;
   const { path, side, from, to } = draft ?? { path: "", side: "new" as const, from: 0, to: 0 };
   const rows = useMemo(
     () => rowsOf(files, { split, folded, comments, draft: path ? { path, side, from, to } : null }),
@@ -181,7 +181,7 @@ function useLoaded(diff: Diff, onLoad: DiffViewProps["onLoad"]) {
   const [loading, setLoading] = useState<ReadonlySet<string>>(new Set());
   const ordered = useMemo(() => inTreeOrder(diff.files), [diff.files]);
   const files = useMemo(() => ordered.map((file) => loaded.get(file) ?? file), [ordered, loaded]);
-  const bring = async (file: FileDiff) => {
+  const loadFile = async (file: FileDiff) => {
     setLoading((now) => new Set(now).add(file.path));
     try {
       const found = await onLoad?.(file);
@@ -192,7 +192,7 @@ function useLoaded(diff: Diff, onLoad: DiffViewProps["onLoad"]) {
       setLoading((now) => new Set([...now].filter((path) => path !== file.path)));
     }
   };
-  return { files, loading, load: onLoad ? (file: FileDiff) => void bring(file) : undefined };
+  return { files, loading, load: onLoad ? (file: FileDiff) => void loadFile(file) : undefined };
 }
 
 function useWidth(frame: { current: HTMLElement | null }): number {

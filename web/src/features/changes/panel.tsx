@@ -21,7 +21,7 @@ import { SendComments } from "./send-comments";
 const AGAIN_MS = 2000;
 
 /** Refresh the git queries when a turn changes state, files change or a command finishes. Returns a manual refresh. */
-function useFresh(sandboxId: string, sessionId: string): () => void {
+function useRefreshOnEvents(sandboxId: string, sessionId: string): () => void {
   const client = useQueryClient();
   const timer = useRef<ReturnType<typeof setTimeout>>(undefined);
   const refresh = () => void client.invalidateQueries({ queryKey: ["git", sandboxId] });
@@ -57,7 +57,7 @@ export function ChangesPanel({
   const since = against === "pushed" ? (pushed ?? "base") : against;
   const diff = useQuery({ ...queries.diff(sandboxId, since), enabled: !checkout.error }); // The three queries run in parallel.
   const store = useComments(sessionId);
-  const refresh = useFresh(sandboxId, sessionId);
+  const refresh = useRefreshOnEvents(sandboxId, sessionId);
   const client = useQueryClient();
   const discard = useMutation({
     mutationFn: (path: string) => queries.git.discard(sandboxId, [path]),
@@ -158,7 +158,7 @@ export function ChangesPanel({
                 choices={choices}
               />
             }
-            empty={<Nothing against={against} base={checkout.data.baseBranch} />}
+            empty={<NoChanges against={against} base={checkout.data.baseBranch} />}
           />
         )}
       </Loaded>
@@ -167,7 +167,7 @@ export function ChangesPanel({
   );
 }
 
-function Nothing({ against, base }: { against: string; base: string }) {
+function NoChanges({ against, base }: { against: string; base: string }) {
   const words: Record<string, [string, string]> = {
     base: ["No changes yet", `No differences from ${base}. The agent's changes appear here as it works.`],
     head: ["Everything is committed", "No differences from the last commit."],

@@ -1,7 +1,7 @@
 import { useId, useMemo, useState } from "react";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, Input, Select, Switch, Textarea } from "@/ui/field";
-import { check, type Filled, type FormField, fieldsOf, standing } from "./form";
+import { check, currentValue, type Filled, type FormField, fieldsOf } from "./form";
 
 /** Up to this many choices are shown as radio buttons; more are shown as a select. */
 const SHOWN_CHOICES = 8;
@@ -64,7 +64,7 @@ export function AskForm({
           key={field.name}
           field={field}
           label={fields.length === 1 && field.label === title ? "Your answer" : field.label}
-          value={standing(field, filled)}
+          value={currentValue(field, filled)}
           error={tried ? errors[field.name] : undefined}
           onChange={(value) => setFilled((before) => ({ ...before, [field.name]: value }))}
         />

@@ -84,7 +84,7 @@ export interface Checked {
 }
 
 /** Return a field's current value. Uses Object.hasOwn because an agent may name a field `constructor`. */
-export function standing(field: FormField, filled: Readonly<Record<string, Filled>>): Filled {
+export function currentValue(field: FormField, filled: Readonly<Record<string, Filled>>): Filled {
   return Object.hasOwn(filled, field.name) ? (filled[field.name] as Filled) : field.initial;
 }
 
@@ -92,7 +92,7 @@ export function check(fields: readonly FormField[], filled: Readonly<Record<stri
   const content: Record<string, unknown> = Object.create(null);
   const errors: Record<string, string> = Object.create(null);
   for (const field of fields) {
-    const given = standing(field, filled);
+    const given = currentValue(field, filled);
     const error = problem(field, given);
     if (error) errors[field.name] = error;
     else if (

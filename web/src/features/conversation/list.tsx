@@ -59,7 +59,7 @@ export function Listing(listed: Listed) {
   const virtual = useVirtualizer({
     count,
     getScrollElement: () => frame.current,
-    estimateSize: (index) => guess(rows[index]),
+    estimateSize: (index) => estimateHeight(rows[index]),
     getItemKey: useCallback((index: number) => rows[index]?.key ?? "working", [rows]),
     overscan: 6,
     gap: 10,
@@ -187,7 +187,7 @@ function isAway(element: HTMLElement): boolean {
   return element.scrollHeight - element.scrollTop - element.clientHeight > NEAR_END;
 }
 
-function guess(row: Row | undefined): number {
+function estimateHeight(row: Row | undefined): number {
   if (!row || row.kind === "turn") return 30;
   if (row.kind === "ask") return row.ask.status === "pending" ? 160 : 30;
   const part = row.message.parts[0];
@@ -233,10 +233,10 @@ const OneRow = memo(function OneRow({ row, turn, live, retryable, ofTask, projec
   if (part.type === "plan") return <PlanRow message={message} live={live} />;
   if (part.type === "image") return <ImageRow part={part} />;
   return null;
-}, same);
+}, isSameRow);
 
 /** Row objects are rebuilt on every update: compare what they show, so that unchanged rows do not re-render. */
-function same(before: Shown, now: Shown): boolean {
+function isSameRow(before: Shown, now: Shown): boolean {
   if (
     before.live !== now.live ||
     before.retryable !== now.retryable ||

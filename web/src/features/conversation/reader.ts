@@ -58,7 +58,7 @@ export class Reader {
 
   hear(event: PlatformEvent): void {
     for (const id of this.transcript.hear(event)) this.again.add(id);
-    this.soon();
+    this.notifySoon();
     if (this.again.size) void this.work();
   }
 
@@ -94,8 +94,8 @@ export class Reader {
     this.working = true;
     while (!this.ended && (this.refresh || this.again.size)) {
       try {
-        if (this.refresh) await this.look();
-        else await this.once();
+        if (this.refresh) await this.refreshLatest();
+        else await this.reloadPending();
       } catch (error) {
         if (this.snapshot.state !== "ready") {
           this.show({ state: "failed", error });
@@ -108,7 +108,7 @@ export class Reader {
   }
 
   /** Load from the newest message back to the oldest that may have changed. */
-  private async look(): Promise<void> {
+  private async refreshLatest(): Promise<void> {
     this.refresh = false;
     const floor = this.transcript.floor;
     const reading = this.transcript.begin();
@@ -135,7 +135,7 @@ export class Reader {
   }
 
   /** Load the newest message that has to be reloaded, with a page of others if there are several. */
-  private async once(): Promise<void> {
+  private async reloadPending(): Promise<void> {
     await pause(AGAIN_MS); // Limit reloads of a fast-growing message to a few per second.
     const wanted = [...this.again].sort();
     const newest = wanted[wanted.length - 1] as string;
@@ -153,10 +153,10 @@ export class Reader {
       for (const id of wanted) this.again.add(id);
       throw error;
     }
-    this.soon();
+    this.notifySoon();
   }
 
-  private soon(): void {
+  private notifySoon(): void {
     this.timer ??= setTimeout(() => {
       this.timer = undefined;
       if (this.snapshot.messages !== this.transcript.messages) this.show({ messages: this.transcript.messages });

@@ -36,11 +36,11 @@ export function rowsOf(
     .filter((ask) => !told.has(ask))
     .filter((ask) => !more || !first || ask.createdAt >= first) // The others belong to messages that are not loaded.
     .sort((one, other) => (one.id < other.id ? -1 : 1));
-  const sorted = byTurn(messages.filter((one) => !waits(one, byId) && !isRepeated(one, byId)));
+  const sorted = byTurn(messages.filter((one) => !isQueued(one, byId) && !isRepeated(one, byId)));
   const running = turns.find((turn) => turn.status === "running" || turn.status === "waiting");
 
   let current: string | null = null;
-  const asked = (turnId: string | null, until?: string) => {
+  const addAsks = (turnId: string | null, until?: string) => {
     for (let at = 0; at < pending.length; ) {
       const ask = pending[at] as Ask;
       const due = until === undefined ? ask.turnId !== null : ask.createdAt < until; // Without a turn, only the time counts.
@@ -51,7 +51,7 @@ export function rowsOf(
     }
   };
   const end = (turnId: string | null) => {
-    asked(turnId);
+    addAsks(turnId);
     const turn = turnId ? byId.get(turnId) : undefined;
     if (turn && !isOpen(turn)) rows.push({ key: turn.id, kind: "turn", turn });
   };
@@ -61,7 +61,7 @@ export function rowsOf(
       if (current) end(current);
       current = message.turnId;
     }
-    asked(current, message.createdAt);
+    addAsks(current, message.createdAt);
     const last = index === sorted.length - 1;
     rows.push({
       key: message.id,
@@ -95,7 +95,7 @@ function byTurn(messages: Message[]): Message[] {
   return keyed.map((one) => one.message);
 }
 
-function waits(message: Message, turns: Map<string, Turn>): boolean {
+function isQueued(message: Message, turns: Map<string, Turn>): boolean {
   const turn = message.role === "user" && message.turnId ? turns.get(message.turnId) : undefined;
   return turn?.status === "queued";
 }

@@ -76,7 +76,7 @@ function Prompt({ id, text }: { id: string; text: string }) {
 }
 
 export function TextRow({ text, writing }: { text: string; writing: boolean }) {
-  const shown = useCalm(text, writing);
+  const shown = useThrottledText(text, writing);
   return (
     <div className="flex gap-2.5">
       <Bot className="mt-0.5 hidden size-4 shrink-0 text-faint sm:block" aria-hidden />
@@ -88,7 +88,7 @@ export function TextRow({ text, writing }: { text: string; writing: boolean }) {
 }
 
 export function ThoughtRow({ id, text, writing }: { id: string; text: string; writing: boolean }) {
-  const shown = useCalm(text, writing);
+  const shown = useThrottledText(text, writing);
   const glimpse = (writing ? text.trim().split("\n").pop() : text.trim().split("\n")[0]) ?? "";
   return (
     <Fold
@@ -110,7 +110,7 @@ export function ThoughtRow({ id, text, writing }: { id: string; text: string; wr
 }
 
 /** Throttle rendering of a growing text: the longer it is, the less often it is rendered. */
-function useCalm(text: string, writing: boolean): string {
+function useThrottledText(text: string, writing: boolean): string {
   const [shown, setShown] = useState(text);
   const newest = useRef(text);
   const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);

@@ -93,7 +93,7 @@ function CallState({ status, live }: { status: string; live: boolean }) {
 /** The details of a tool call. Also used for permission requests. */
 export function CallDetails({ call }: { call: ToolCall }) {
   const command = commandOf(call);
-  const given = command === null ? call.input : rest(call.input);
+  const given = command === null ? call.input : withoutCommand(call.input);
   const shown =
     call.content.some((one) => one.type === "text" && one.text.trim()) ||
     call.content.some((one) => one.type === "diff");
@@ -114,7 +114,7 @@ export function CallDetails({ call }: { call: ToolCall }) {
           <Code text={command} language="bash" />
         </Labelled>
       )}
-      {isSomething(given) && (
+      {isNotEmpty(given) && (
         <Labelled label="Input">
           <Code text={shownValue(given)} language={typeof given === "string" ? undefined : "json"} />
         </Labelled>
@@ -131,14 +131,14 @@ export function CallDetails({ call }: { call: ToolCall }) {
         }
         if (!one.text.trim()) return null;
         return call.kind === "execute" ? (
-          <Output key={key} text={unfenced(one.text)} label={`Output of ${call.title}`} />
+          <Output key={key} text={removeFence(one.text)} label={`Output of ${call.title}`} />
         ) : (
           <div key={key} className="text-[13px]">
             <Markdown text={one.text} />
           </div>
         );
       })}
-      {isSomething(call.output) && !shown && (
+      {isNotEmpty(call.output) && !shown && (
         <Labelled label="Output">
           <Output text={shownValue(call.output)} label={`Output of ${call.title}`} />
         </Labelled>
@@ -158,17 +158,17 @@ function Labelled({ label, children }: { label: string; children: React.ReactNod
 }
 
 /** Return the input of a command without the command itself. */
-function rest(input: unknown): unknown {
+function withoutCommand(input: unknown): unknown {
   const { command: _, ...others } = record(input);
   return others;
 }
 
-function isSomething(value: unknown): boolean {
+function isNotEmpty(value: unknown): boolean {
   if (value === null || value === undefined || value === "") return false;
   return typeof value !== "object" || Object.keys(value as object).length > 0;
 }
 
 /** Remove the code fence that some agents put around a command's output. */
-function unfenced(text: string): string {
+function removeFence(text: string): string {
   return /^```[\w-]*\n([\s\S]*?)\n?```\s*$/.exec(text)?.[1] ?? text;
 }

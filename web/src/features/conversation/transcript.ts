@@ -101,7 +101,7 @@ export class Transcript {
 
   /** Apply an event of the session. Returns the ids of messages that have to be read (again). */
   hear(event: PlatformEvent): string[] {
-    if (OVER.has(event.kind)) return this.doubtful();
+    if (OVER.has(event.kind)) return this.inexactMessages();
     const data = event.data as {
       messageId?: string;
       text?: string;
@@ -125,7 +125,7 @@ export class Transcript {
     turnId: string | null,
     part: Part | undefined,
   ): string[] {
-    const again = role === "agent" ? this.doubtful(id) : [];
+    const again = role === "agent" ? this.inexactMessages(id) : [];
     if (!part) return [...again, id];
     const known = this.known.get(id);
     const text = part.cut ? undefined : wordsOf(part);
@@ -180,7 +180,7 @@ export class Transcript {
   }
 
   /** Return the finished messages whose text may be inexact. */
-  private doubtful(before?: string): string[] {
+  private inexactMessages(before?: string): string[] {
     const found: string[] = [];
     for (const [id, known] of this.known) if (known.tail?.since && (!before || id < before)) found.push(id);
     return found;
@@ -189,14 +189,14 @@ export class Transcript {
   private put(known: Known): void {
     const id = known.message.id;
     if (!this.known.has(id)) {
-      this.ids.splice(place(this.ids, id), 0, id);
+      this.ids.splice(insertionIndex(this.ids, id), 0, id);
     }
     this.known.set(id, known);
     this.list = undefined;
   }
 }
 
-function place(ids: readonly string[], id: string): number {
+function insertionIndex(ids: readonly string[], id: string): number {
   let low = 0;
   let high = ids.length;
   while (low < high) {

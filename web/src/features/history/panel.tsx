@@ -97,12 +97,12 @@ export function HistoryPanel({
       <section className="min-h-0 flex-1 overflow-y-auto px-3 py-3" aria-label="History" tabIndex={0}>
         <ol className="max-w-4xl">
           {loose > 0 && (
-            <Stop dot="border-2 border-dashed border-warn" rail="border-dashed border-line-strong">
+            <TimelineItem dot="border-2 border-dashed border-warn" rail="border-dashed border-line-strong">
               <p className="py-1 text-[13px] text-soft">{plural(loose, "file")} not committed yet</p>
-            </Stop>
+            </TimelineItem>
           )}
           {entries.map((entry) => (
-            <Station
+            <TimelineEntry
               key={entry.key}
               entry={entry}
               baseBranch={baseBranch}
@@ -126,12 +126,12 @@ export function HistoryPanel({
         <div className="mt-2 flex flex-wrap gap-2 pl-6">
           {commits.hasNextPage && (
             <Button size="sm" busy={commits.isFetchingNextPage} onClick={() => commits.fetchNextPage()}>
-              Older commits
+              Load older commits
             </Button>
           )}
           {checkpoints.hasNextPage && (
             <Button size="sm" busy={checkpoints.isFetchingNextPage} onClick={() => checkpoints.fetchNextPage()}>
-              Older checkpoints
+              Load older checkpoints
             </Button>
           )}
         </div>
@@ -147,7 +147,7 @@ export function HistoryPanel({
   );
 }
 
-function Station({
+function TimelineEntry({
   entry,
   baseBranch,
   baseCommit,
@@ -162,24 +162,24 @@ function Station({
 }) {
   if (entry.kind === "base") {
     return (
-      <Stop dot="bg-surface border-2 border-line-strong" last>
+      <TimelineItem dot="bg-surface border-2 border-line-strong" last>
         <p className="flex flex-wrap items-center gap-x-2 py-1 text-[13px] text-soft">
           Branched from <span className="font-mono text-xs">{baseBranch}</span>
           <span className="font-mono text-xs text-faint">{baseCommit.slice(0, 10)}</span>
         </p>
-      </Stop>
+      </TimelineItem>
     );
   }
   if (entry.kind === "checkpoints") {
     return (
-      <Stop dot="rotate-45 !size-2 !rounded-none bg-faint">
+      <TimelineItem dot="rotate-45 !size-2 !rounded-none bg-faint">
         <Checkpoints checkpoints={entry.checkpoints} sessionId={sessionId} />
-      </Stop>
+      </TimelineItem>
     );
   }
   const { commit, pushed, pushedHere, newest } = entry;
   return (
-    <Stop dot={pushed ? "bg-ok" : "bg-accent"} rail={pushed ? "border-ok" : "border-accent"}>
+    <TimelineItem dot={pushed ? "bg-ok" : "bg-accent"} rail={pushed ? "border-ok" : "border-accent"}>
       <div className="flex items-start gap-2 rounded-md py-0.5">
         <div className="min-w-0 flex-1">
           <h3>
@@ -204,12 +204,12 @@ function Station({
           <CopyButton text={commit.id} label="Copy commit ID" />
         </span>
       </div>
-    </Stop>
+    </TimelineItem>
   );
 }
 
 /** One entry on the timeline. */
-function Stop({
+function TimelineItem({
   dot,
   rail = "border-line-strong",
   last = false,

@@ -50,7 +50,7 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
       {more && (
         <div className="p-2 text-center">
           <Button size="sm" look="ghost" busy={loading} onClick={onMore}>
-            Older commands
+            Load older commands
           </Button>
         </div>
       )}

@@ -48,7 +48,7 @@ function pieces({ text, look, from, to, line, search, current }: RowProps): Reac
     const start = Math.max(from, at);
     const end = Math.min(to, at + span.text.length);
     if (start < end) {
-      for (const [a, b, mark] of cut(start, end, marks)) {
+      for (const [a, b, mark] of splitAtMarks(start, end, marks)) {
         made.push(
           <span key={a} className={clsx(looks(span.look), mark && (mark.now ? "log-found-now" : "log-found"))}>
             {span.text.slice(a - at, b - at)}
@@ -62,7 +62,7 @@ function pieces({ text, look, from, to, line, search, current }: RowProps): Reac
 }
 
 /** Split a range of text into highlighted and plain parts. */
-function cut(start: number, end: number, marks: Mark[]): [number, number, Mark | null][] {
+function splitAtMarks(start: number, end: number, marks: Mark[]): [number, number, Mark | null][] {
   const parts: [number, number, Mark | null][] = [];
   let at = start;
   for (const mark of marks) {

@@ -106,7 +106,7 @@ export class LogStore {
     else line.text += piece;
     if (line.text.includes("\b")) line.text = erased(line.text);
     this.show(line, line.under === null ? line.text : overwritten(line.under, line.text));
-    while (line && this.text(line.number).length > this.limits.line) line = this.broken(stream, line);
+    while (line && this.text(line.number).length > this.limits.line) line = this.breakLine(stream, line);
   }
 
   private rewrite(line: Unfinished, piece: string): void {
@@ -123,7 +123,7 @@ export class LogStore {
   }
 
   /** Break a line that is too long: the rest continues on a new line. */
-  private broken(stream: Stream, line: Unfinished): Unfinished | null {
+  private breakLine(stream: Stream, line: Unfinished): Unfinished | null {
     const whole = this.text(line.number);
     this.show(line, whole.slice(0, this.limits.line));
     this.finish(stream);

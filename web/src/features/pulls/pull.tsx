@@ -183,7 +183,7 @@ export function Pull({
                   disabled={!!doing}
                   onClick={() => doIt("ready")}
                 >
-                  Ready for review
+                  Mark as ready for review
                 </Button>
               )}
               <Select

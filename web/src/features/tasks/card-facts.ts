@@ -2,7 +2,7 @@
 import type { Agent, Attempt, Project, TaskCard } from "@/api/types";
 import { ATTEMPTS, STEPS, type Word } from "@/lib/status";
 
-const TELLING: readonly Attempt["status"][] = [
+const STATUS_ORDER: readonly Attempt["status"][] = [
   "running",
   "queued",
   "ready",
@@ -17,7 +17,7 @@ const TELLING: readonly Attempt["status"][] = [
 export function leading(task: TaskCard): Attempt | undefined {
   let found: Attempt | undefined;
   for (const one of task.attempts) {
-    if (!found || TELLING.indexOf(one.status) <= TELLING.indexOf(found.status)) found = one;
+    if (!found || STATUS_ORDER.indexOf(one.status) <= STATUS_ORDER.indexOf(found.status)) found = one;
   }
   return found;
 }

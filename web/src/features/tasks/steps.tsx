@@ -45,7 +45,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
                 aria-hidden
               />
             )}
-            <Hint text={told(step, attempt.stepDetail && doingNow(attempt))}>
+            <Hint text={describeStep(step, attempt.stepDetail && doingNow(attempt))}>
               <span
                 className={clsx(
                   "flex items-center gap-1",
@@ -77,7 +77,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
   );
 }
 
-function told(step: Progress, detail: string | null): string {
+function describeStep(step: Progress, detail: string | null): string {
   const time = step.seconds ? `, ${duration(step.seconds)}` : "";
   const times = step.times > 1 ? `, ${step.times} times` : "";
   const why = step.status === "running" ? detail : (step.error ?? REASONS[step.status]);

@@ -36,7 +36,7 @@ export function useTaskVerbs(task: Task) {
     mutationFn: (body: { title?: string; description?: string; start?: boolean }) =>
       got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path }, body })),
     onSuccess: shown,
-    onError: failed("Could not change the task"),
+    onError: failed("Could not update the task"),
   });
   const remove = useMutation({
     ...whenStopped,
