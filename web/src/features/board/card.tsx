@@ -56,7 +56,7 @@ export interface CardProps {
 const META = "inline-flex min-w-0 items-center gap-1";
 const SMALL = "size-3 shrink-0";
 
-/** A task. Memoized, so that it re-renders only when its own data changes. */
+/** A task. Memoized, so that it re-renders only when its own data changes; the elapsed time updates separately. */
 export const Card = memo(function Card({
   task,
   project,
