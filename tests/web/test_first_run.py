@@ -89,7 +89,7 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         page.goto(f"/board?project={project}&new=true")
         dialog = page.get_by_role("dialog")
         agent = dialog.get_by_label("Agent")
-        expect(agent).to_have_text("Project's: Claude Code")
+        expect(agent).to_have_text("Project default: Claude Code")
         agent.click()
         expect(page.get_by_role("option", name="Claude Code", exact=True)).to_be_visible()
         note = dialog.get_by_role("note").filter(has_text="has no key for its model")
@@ -120,10 +120,10 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         yard.post(f"/tasks/{task}/stop")
         yard.rests(task, "cancelled")
 
-        page.get_by_role("button", name="More for this task").click()
+        page.get_by_role("button", name="More actions").click()
         page.get_by_role("menuitem", name="Edit").click()
         page.get_by_role("dialog").get_by_label("Agent").click()
-        page.get_by_role("option", name="Project's: Demo agent").click()
+        page.get_by_role("option", name="Project default: Demo agent").click()
         page.get_by_role("dialog").get_by_role("button", name="Save").click()
         page.get_by_role("button", name="Retry with Demo agent").click()
         assert yard.rests(task, "in_review")["agent"] == "demo"

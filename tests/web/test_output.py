@@ -91,7 +91,7 @@ def test_a_hundred_thousand_lines(page: Page, sandbox: str, tmp_path: Path) -> N
     expect(log.get_by_text("line 1 of many", exact=True)).to_be_in_viewport()
     assert rows.count() < 500
     page.keyboard.press("Control+f")
-    find = page.get_by_role("searchbox", name="Search in the output")
+    find = page.get_by_role("searchbox", name="Search output")
     find.fill("line 77777 of")
     found = page.get_by_role("search")
     expect(found.get_by_text("1 of 1")).to_be_visible(timeout=SLOW_MS)
@@ -106,7 +106,7 @@ def test_a_hundred_thousand_lines(page: Page, sandbox: str, tmp_path: Path) -> N
     expect(found.get_by_text(place, exact=True)).to_be_visible()
     assert rows.count() < 500
     find.press("Escape")
-    page.get_by_role("button", name="To the end").click()
+    page.get_by_role("button", name="Scroll to end").click()
     expect(log.get_by_text("the-last-line", exact=True)).to_be_in_viewport()
     page.get_by_role("button", name="Download").click()
     with page.expect_download() as download:

@@ -31,7 +31,7 @@ PAGES = {
     "task-pull-request": ("/tasks/{task}?tab=pull", "Checks|checks"),
     "task-sandbox": ("/tasks/{task}?tab=sandbox", "Ports"),
     "task-attempts": ("/tasks/{several}?tab=attempts", "Attempts"),
-    "task-waiting": ("/tasks/{waiting}", "What the agent is to do"),
+    "task-waiting": ("/tasks/{waiting}", "Description"),
     "sessions": ("/sessions", "Look around"),
     "sessions-new": ("/sessions?new=true", "New session"),
     "session": ("/sessions/{session}", "seen it all"),
@@ -62,7 +62,7 @@ PAGES = {
     "settings-about": ("/settings?tab=about", "Engine"),
     "help": ("/help", "Sandyard"),
     "not-found": ("/no/such/page", "There is no such page"),
-    "task-not-found": ("/tasks/tsk_00000000000000000000000000", "There is no such task"),
+    "task-not-found": ("/tasks/tsk_00000000000000000000000000", "Task not found"),
 }
 """Address, and what is read on it when it is all there."""
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 
 MOST_BYTES = 250_000
 NOTHING = {
-    "board": ("/board", "Welcome to the yard"),
+    "board": ("/board", "Welcome to Sandyard"),
     "sessions": ("/sessions", "No sessions"),
     "sandboxes": ("/sandboxes", "No sandboxes here"),
     "projects": ("/projects", "No project yet"),

@@ -7,22 +7,22 @@ import { COLUMNS } from "@/lib/status";
 import { failed } from "@/ui/toast";
 import { type Move, useMove } from "./use-move";
 
-/** What a card can be told to do. It never changes, so that cards need not be drawn again for it. */
+/** The actions of a card. The object is stable, so that cards do not re-render because of it. */
 export interface Actions {
-  /** Asks for feedback first where the move needs it, and before it stops an agent. `keep`: the focus goes along. */
+  /** Move the card. Asks for feedback if needed, and for confirmation before stopping an agent. `keep`: focus follows the card. */
   move: (task: TaskCard, to: Column, at: number | null, keep?: boolean) => void;
-  /** Asks first. */
+  /** Cancel the task after confirmation. */
   cancel: (task: TaskCard) => void;
   retry: (task: TaskCard) => void;
-  /** In the backlog: whether it starts by itself as soon as it can. */
+  /** Set whether a task in the backlog starts automatically as soon as it can. */
   startWhenReady: (task: TaskCard, on: boolean) => void;
   edit: (task: TaskCard) => void;
   remove: (task: TaskCard) => void;
-  /** Its page, or one tab of it. */
+  /** Open the task's page, or one of its tabs. */
   open: (task: TaskCard, tab?: string) => void;
-  /** What can be done with it, beside that button. */
+  /** Open the card's menu at the button. */
   menu: (task: TaskCard, button: HTMLElement) => void;
-  /** From one card to another, by the keyboard. */
+  /** Handle keyboard navigation between cards. */
   key: (task: TaskCard, event: React.KeyboardEvent) => void;
 }
 
@@ -30,11 +30,11 @@ export const ActionsContext = createContext<Actions | null>(null);
 
 export function useActions(): Actions {
   const actions = useContext(ActionsContext);
-  if (!actions) throw new Error("A card is on a board.");
+  if (!actions) throw new Error("useActions must be used inside a board.");
   return actions;
 }
 
-/** What the board asks before it acts. */
+/** The dialog that is open before an action. */
 export type Asking =
   | { kind: "feedback"; move: Move }
   | { kind: "edit"; task: TaskCard }
@@ -45,7 +45,7 @@ type Verb = "stop" | "retry";
 
 export type Follow = RefObject<{ id: string; column: Column } | null>;
 
-/** `follow`: the card that gets the focus as soon as it is seen in that column. */
+/** `follow`: the card that gets the focus as soon as it appears in that column. */
 export function useBoardActions(announce: (words: string) => void, follow: Follow) {
   const [asking, ask] = useState<Asking | null>(null);
   const { mutate } = useMove((move, words) => {
@@ -70,7 +70,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
   const waiting = useMutation({
     mutationFn: ({ task, on }: { task: TaskCard; on: boolean }) =>
       got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } }, body: { start: on } })),
-    onError: (error, { task }) => failed(`Could not change “${task.title}”`)(error),
+    onError: (error, { task }) => failed(`Could not update “${task.title}”`)(error),
   });
 
   const run = useCallback(
@@ -80,7 +80,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
       const same = move.to === move.task.status;
       announce(
         same
-          ? `${move.task.title}: place ${(move.at ?? 0) + 1}`
+          ? `${move.task.title}: position ${(move.at ?? 0) + 1}`
           : `${move.task.title} moved to ${COLUMNS[move.to].text}`,
       );
     },
@@ -95,7 +95,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
       if (underWay.current.has(name)) return;
       underWay.current.add(name);
       act({ task, verb });
-      announce(`${task.title}: ${verb === "stop" ? "stopping" : "once more"}`);
+      announce(`${task.title}: ${verb === "stop" ? "stopping" : "retrying"}`);
     };
     return {
       move: (task, to, at, keep = false) => {

@@ -15,7 +15,7 @@ import type { Asking } from "./actions";
 import { FeedbackDialog } from "./feedback";
 import type { Move } from "./use-move";
 
-/** The dialogs that cards open. */
+/** The dialogs opened from cards. */
 export function Asked({
   asking,
   onClose,
@@ -44,7 +44,7 @@ export function Asked({
   return null;
 }
 
-/** A card does not say all that can be changed of its task. */
+/** Load the full task before editing, because a card does not contain all fields. */
 function EditTask({ card, onClose }: { card: TaskCard; onClose: () => void }) {
   const { data, error } = useQuery(taskQuery(card.id));
   useEffect(() => {
@@ -71,8 +71,8 @@ function DeleteTask({ task, onClose }: { task: TaskCard; onClose: () => void }) 
       action="Delete"
       onConfirm={() => remove.mutateAsync()}
     >
-      “{task.title}” goes from the board, and what works on it is stopped. Its sessions, branches and pull requests
-      stay.
+      “{task.title}” is removed from the board, and its running attempts are stopped. Its sessions, branches and pull
+      requests are kept.
     </Confirm>
   );
 }

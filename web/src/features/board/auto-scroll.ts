@@ -1,10 +1,10 @@
-/** While something is dragged near an edge, what is under it scrolls. */
+/** Scroll an element while something is dragged near its edge. */
 const EDGE = 56;
 const FASTEST = 16;
 
 type Axis = "x" | "y";
 
-/** How far to go in one frame. */
+/** Return how many pixels to scroll in one frame; negative towards the start. */
 export function pace(at: number, from: number, to: number): number {
   const edge = Math.min(EDGE, (to - from) / 4);
   if (at < from + edge) return -Math.ceil((Math.min(edge, from + edge - at) / edge) * FASTEST);
@@ -12,7 +12,7 @@ export function pace(at: number, from: number, to: number): number {
   return 0;
 }
 
-/** Tell it where the pointer is; `scrolled` is called after each step. It runs only between `start` and `stop`. */
+/** Call `point` with the pointer position to start scrolling and `stop` to end it. `scrolled` is called after each step. */
 export class AutoScroll {
   private frame = 0;
   private at = { x: 0, y: 0 };

@@ -1,4 +1,4 @@
-/** The board while there is nothing on it yet. */
+/** The empty and loading states of the board. */
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { KanbanSquare, Plus } from "lucide-react";
@@ -14,7 +14,7 @@ export function First({ onCreate }: { onCreate: () => void }) {
     return (
       <Empty
         icon={<KanbanSquare className="size-7" aria-hidden />}
-        title="Welcome to the yard"
+        title="Welcome to Sandyard"
         action={
           <Link
             to="/welcome"
@@ -24,7 +24,7 @@ export function First({ onCreate }: { onCreate: () => void }) {
           </Link>
         }
       >
-        Three steps to the first piece of work: a repository, an agent, a task.
+        Three steps to get started: add a repository, choose an agent, create a task.
       </Empty>
     );
   }
@@ -35,16 +35,16 @@ export function First({ onCreate }: { onCreate: () => void }) {
       action={
         <div className="flex flex-wrap items-center justify-center gap-3">
           <Button look="primary" onClick={onCreate}>
-            <Plus className="size-4" aria-hidden /> Write the first task
+            <Plus className="size-4" aria-hidden /> Create your first task
           </Button>
           <Link to="/welcome" className="text-[13px] text-accent underline underline-offset-2">
-            Show me around
+            Open setup guide
           </Link>
         </div>
       }
     >
-      Say what is to be done, and an agent does it in a sandbox of its own. Its card moves along by itself. <Kbd>c</Kbd>{" "}
-      opens a new task.
+      Describe what should be done, and an agent does it in its own sandbox. The card moves across the board
+      automatically. Press <Kbd>c</Kbd> to create a task.
     </Empty>
   );
 }
@@ -53,7 +53,7 @@ export function Waiting() {
   return (
     <div
       role="status"
-      aria-label="Loading the board"
+      aria-label="Loading board"
       className="flex min-h-0 flex-1 gap-2.5 overflow-hidden px-3 pb-3 sm:px-4"
     >
       {ORDER.slice(0, 4).map((column) => (

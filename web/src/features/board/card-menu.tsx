@@ -11,7 +11,7 @@ import { WAYS } from "./order";
 
 const ICON = "size-3.5 text-faint";
 
-/** The button on a card. The menu itself is the board's, one for all of them: five hundred would make scrolling heavy. */
+/** The menu button of a card. All cards share one menu, because hundreds of menus would slow down scrolling. */
 export function CardMenuButton({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const { menu } = useActions();
   return (
@@ -33,7 +33,7 @@ export interface OpenMenu {
   button: HTMLElement;
 }
 
-/** All that can be done with a card, for those who do not drag. Always there, so that it knows whether a key has opened it. */
+/** All actions of a card, as an alternative to dragging. Always mounted, so that it can detect being opened by a key. */
 export function CardMenu({ shown, onClose }: { shown: OpenMenu | null; onClose: () => void }) {
   const last = useRef(shown);
   last.current = shown ?? last.current;
@@ -82,12 +82,12 @@ function Items({ task }: { task: TaskCard }) {
       )}
       {backlog && task.blockedBy.length > 0 && !task.startWhenReady && (
         <MenuItem onSelect={() => actions.startWhenReady(task, true)}>
-          <Clock className={ICON} aria-hidden /> Start when it is free
+          <Clock className={ICON} aria-hidden /> Start when unblocked
         </MenuItem>
       )}
       {backlog && task.startWhenReady && (
         <MenuItem onSelect={() => actions.startWhenReady(task, false)}>
-          <Square className={ICON} aria-hidden /> Do not start by itself
+          <Square className={ICON} aria-hidden /> Don't start automatically
         </MenuItem>
       )}
       {busy && (

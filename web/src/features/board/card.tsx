@@ -40,23 +40,23 @@ import { CardMenuButton } from "./card-menu";
 
 export interface CardProps {
   task: TaskCard;
-  /** Where several are shown. */
+  /** The project's name, if several projects are shown. */
   project: string | undefined;
   agent: string | undefined;
   sandbox: Sandbox["status"] | undefined;
   needsYou: boolean;
-  /** Titles of what it waits for. */
+  /** Titles of the tasks that block it. */
   blockers: string | undefined;
-  /** In the queue. */
+  /** The position in the queue. */
   place: number | undefined;
-  /** Whether Tab comes here: one card of a column is the door to all of them. */
+  /** Whether the card is a tab stop: one card per column is. */
   tabStop: boolean;
 }
 
 const META = "inline-flex min-w-0 items-center gap-1";
 const SMALL = "size-3 shrink-0";
 
-/** One task. It is drawn again only when something of its own changes; its clock moves by itself. */
+/** A task. Memoized, so that it re-renders only when its own data changes; the elapsed time updates separately. */
 export const Card = memo(function Card({
   task,
   project,
@@ -93,7 +93,7 @@ export const Card = memo(function Card({
     >
       <div className="flex items-start gap-1">
         <h3 className="min-w-0 flex-1 text-[13px] leading-snug font-medium">
-          {/* not the router's Link: that one listens to every change of the address, once for each card */}
+          {/* Not the router's Link, which subscribes to every URL change, once per card. */}
           <a
             href={`/tasks/${encodeURIComponent(task.id)}`}
             draggable={false}
@@ -122,7 +122,7 @@ export const Card = memo(function Card({
           )}
           {word && !(needsYou && word.busy) && <Status word={word} />}
           {task.priority !== 0 && (
-            <Badge title="Higher ones start first">
+            <Badge title="Higher priorities start first">
               <ChevronsUp className={clsx(SMALL, task.priority < 0 && "rotate-180")} aria-hidden />
               <span className="sr-only">Priority</span> {task.priority}
             </Badge>
@@ -133,7 +133,7 @@ export const Card = memo(function Card({
       {blockers && (
         <p className={clsx(META, "text-soft")}>
           <Ban className={SMALL} aria-hidden />
-          <span className="truncate">Waits for {blockers}</span>
+          <span className="truncate">Blocked by {blockers}</span>
         </p>
       )}
       <Outcome task={task} tabStop={tabStop} />
@@ -142,7 +142,7 @@ export const Card = memo(function Card({
   );
 });
 
-/** Who works on it, where, for how long and for how much. */
+/** Project, agent, sandbox, duration, diff size and cost. */
 function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "project" | "agent" | "sandbox">) {
   const clock = clockOf(task);
   const spent = spentOn(task);
@@ -218,12 +218,12 @@ function Fact({ icon, label, children }: { icon?: ReactNode; label?: string; chi
   );
 }
 
-/** A new tab or window is wanted: the browser's to do. */
+/** Whether the click opens a new tab or window, which is left to the browser. */
 function opensElsewhere(event: MouseEvent): boolean {
   return Boolean(event.button) || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey;
 }
 
-/** What has come of it: the pull request on its forge, or the changes of the pushed branch; and the checks. */
+/** The result: the pull request on the forge, or the changes of the pushed branch, with the checks. */
 function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const { open } = useActions();
   const pull = task.pullRequest;

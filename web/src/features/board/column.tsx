@@ -14,25 +14,25 @@ import { useDrop } from "./use-drop";
 import { type BoardView, cardProps } from "./view";
 
 const GAP = 8;
-/** So many cards before the end of what is known, more is read. */
+/** Load more when this many loaded cards are left below. */
 const AHEAD = 8;
 
 export interface ColumnProps {
   column: Name;
-  /** What matches the filters, as far as it was read. */
+  /** The loaded cards that match the filters. */
   shown: TaskCard[];
   count: Count;
-  /** Read on, after what is shown. */
+  /** Load more cards. */
   onMore: (column: Name) => Promise<void>;
-  /** How many it may hold; only where one project is shown. */
+  /** The column's limit; only if a single project is shown. */
   limit: number | undefined;
   folded: boolean;
   onFold: (column: Name, folded: boolean) => void;
   view: BoardView;
   find: (id: unknown) => TaskCard | undefined;
-  /** No card that is held now may come here. */
+  /** The card being dragged cannot be dropped here. */
   closed: boolean;
-  /** Its way to give the focus to a card. */
+  /** Register a function that focuses a card of this column. */
   register: (column: Name, focus: ((index: number) => void) | null) => void;
   follow: Follow;
 }
@@ -58,7 +58,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
     paddingEnd: 24,
     overscan: 4,
     useFlushSync: false,
-    // the card with the focus, which is also the one that is held, stays although it is out of sight
+    // Keep the focused card, which is also the dragged one, mounted while it is out of view.
     rangeExtractor: useCallback(
       (range: Range) => {
         const indexes = defaultRangeExtractor(range);
@@ -97,7 +97,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
   const seen = list.getVirtualItems().at(-1)?.index ?? 0;
   const near = rest > 0 && seen >= shown.length - AHEAD;
   const [reading, read] = useReading(column, onMore);
-  // once for each end that comes into sight: what has failed is asked for again by the button
+  // Load once per end that comes into view; after a failure, the button loads again.
   const asked = useRef(0);
   useEffect(() => {
     if (shown.length < asked.current) asked.current = 0;
@@ -140,11 +140,11 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
         {stopped > 0 && <Badge className="tabular-nums">{stopped} stopped</Badge>}
         {limit !== undefined && (
           <Badge tone={over ? "bad" : held === limit ? "warn" : "idle"} className="tabular-nums">
-            {over ? `over its limit of ${limit}` : held === limit ? `full, limit ${limit}` : `limit ${limit}`}
+            {over ? `over the limit of ${limit}` : held === limit ? `full, limit ${limit}` : `limit ${limit}`}
           </Badge>
         )}
         <IconButton
-          label={`Fold ${COLUMNS[column].text}`}
+          label={`Collapse ${COLUMNS[column].text}`}
           size="sm"
           className="ml-auto"
           onClick={() => onFold(column, true)}
@@ -158,9 +158,9 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
         className="min-h-0 flex-1 overflow-x-hidden overflow-y-auto px-2 [overflow-anchor:none]"
       >
         {shown.length === 0 && !place && (
-          <p className="px-1 py-2 text-xs text-faint">{count.total ? "No card here matches." : EMPTY[column]}</p>
+          <p className="px-1 py-2 text-xs text-faint">{count.total ? "No matching tasks." : EMPTY[column]}</p>
         )}
-        {/* biome-ignore lint/a11y/noRedundantRoles: without bullets some browsers no longer take it for a list */}
+        {/* biome-ignore lint/a11y/noRedundantRoles: without bullets, some browsers no longer expose it as a list */}
         <ul role="list" className="relative" style={{ height: list.getTotalSize() }}>
           {list.getVirtualItems().map((item) => {
             const task = shown[item.index];
@@ -201,7 +201,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
   );
 }
 
-/** Whether more is being read, and how to ask for it. */
+/** Return whether more cards are being loaded, and a function that loads them. */
 function useReading(column: Name, onMore: ColumnProps["onMore"]): [boolean, () => void] {
   const [reading, setReading] = useState(false);
   const read = useCallback(() => {
@@ -212,14 +212,14 @@ function useReading(column: Name, onMore: ColumnProps["onMore"]): [boolean, () =
 }
 
 const EMPTY: Record<Name, string> = {
-  backlog: "What is to be done, and has not begun.",
-  in_progress: "A card that is moved here starts.",
-  in_review: "Work comes here by itself when it is done.",
-  done: "What is merged or accepted.",
-  cancelled: "What was stopped.",
+  backlog: "Tasks that have not started.",
+  in_progress: "Move a card here to start it.",
+  in_review: "Finished work appears here for review.",
+  done: "Merged or accepted tasks.",
+  cancelled: "Cancelled tasks.",
 };
 
-/** A narrow strip, which still takes cards. */
+/** A collapsed column: a narrow strip that still accepts cards. */
 function Folded({ column, shown, count, onFold, find, closed, follow }: ColumnProps) {
   const section = useRef<HTMLElement>(null);
   const button = useRef<HTMLButtonElement>(null);
@@ -250,7 +250,7 @@ function Folded({ column, shown, count, onFold, find, closed, follow }: ColumnPr
         className="flex flex-1 flex-col items-center gap-2 rounded-lg py-3 text-soft hover:bg-hover"
       >
         <ChevronsLeftRight className="size-3.5" aria-hidden />
-        <span className="sr-only">Unfold</span>
+        <span className="sr-only">Expand</span>
         <span className="text-[13px] font-semibold [writing-mode:vertical-rl]">{COLUMNS[column].text}</span>
         <span className="text-xs text-faint tabular-nums">{count.total - count.failed}</span>
         {failed > 0 && (

@@ -10,10 +10,10 @@ import { Field, Textarea } from "@/ui/field";
 
 const MOST = 50_000;
 const REVIEW = {
-  title: "Send back to the agent",
-  action: "Send back",
+  title: "Request changes",
+  action: "Request changes",
   label: "What should be different?",
-  hint: "The agent reads this and goes on with the work it has done.",
+  hint: "The agent continues its work with this feedback.",
 };
 const TURN = {
   title: "Send to the agent",
@@ -23,8 +23,8 @@ const TURN = {
 };
 
 /**
- * What the agent gets to read next: a person's words, and the comments on the session's changes that were not sent yet. Both stay until
- * `onSend` calls `sent`. `sessionId` undefined: there is nothing to comment on.
+ * Write the agent's next message: the user's text, and the unsent comments on the session's changes. Both are kept until `onSend` calls
+ * `sent`. `sessionId` is undefined if there is nothing to comment on.
  */
 export function FeedbackDialog({
   title,
@@ -43,7 +43,7 @@ export function FeedbackDialog({
   onSend: (words: string, sent: () => void) => void;
   onClose: () => void;
 }) {
-  const [words, setWords] = useDraft(sessionId ?? ""); // one message: what is written in the conversation's box is its beginning
+  const [words, setWords] = useDraft(sessionId ?? ""); // Shared with the message box of the conversation.
   const store = useComments(sessionId ?? "");
   const [missing, setMissing] = useState(false);
   const shown = inReview ? REVIEW : TURN;
@@ -76,7 +76,7 @@ export function FeedbackDialog({
     >
       <Field
         label={shown.label}
-        hint={isCoarse() ? shown.hint : `${shown.hint} Ctrl+Enter sends it.`}
+        hint={isCoarse() ? shown.hint : `${shown.hint} Press Ctrl+Enter to send.`}
         error={missing && empty ? "Write what the agent should do." : undefined}
       >
         {(wear) => (
@@ -104,7 +104,7 @@ export function FeedbackDialog({
                   </p>
                   <IconButton
                     size="sm"
-                    label={`Remove the comment on ${comment.path}`}
+                    label={`Delete comment on ${comment.path}`}
                     onClick={() => store.remove(comment.id)}
                   >
                     <Trash2 className="size-3.5" aria-hidden />
@@ -115,7 +115,7 @@ export function FeedbackDialog({
             ))}
           </ul>
           <details className="mt-3 text-xs">
-            <summary className="cursor-pointer text-soft">What the agent will read</summary>
+            <summary className="cursor-pointer text-soft">Message preview</summary>
             <pre
               // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
               tabIndex={0}

@@ -13,7 +13,7 @@ const route = getRouteApi("/inside/board");
 const TYPING_MS = 200;
 const ANY = "any";
 
-/** Everything that is chosen is part of the address. */
+/** The board's filters. All of them are stored in the URL. */
 export function Filters({ view }: { view: BoardView }) {
   const search = route.useSearch();
   const navigate = route.useNavigate();
@@ -32,7 +32,7 @@ export function Filters({ view }: { view: BoardView }) {
           className="flex w-56 flex-col gap-2"
           trigger={
             <IconButton
-              label={chosen ? `Filters, ${chosen} chosen` : "Filters"}
+              label={chosen ? `Filters, ${chosen} active` : "Filters"}
               look="plain"
               className={chosen ? "!text-accent" : undefined}
             >
@@ -44,7 +44,7 @@ export function Filters({ view }: { view: BoardView }) {
         </Popover>
       </div>
       {(search.q || search.agent || search.show || search.project) && (
-        <IconButton label="Clear the filters" onClick={() => navigate({ search: {}, replace: true })}>
+        <IconButton label="Clear filters" onClick={() => navigate({ search: {}, replace: true })}>
           <X className="size-4" aria-hidden />
         </IconButton>
       )}
@@ -90,7 +90,7 @@ function Choices({
         value={search.show ?? ANY}
         onChange={(value) => set({ show: value === ANY ? undefined : (value as NonNullable<BoardSearch["show"]>) })}
         choices={[
-          { value: ANY, label: "Every card" },
+          { value: ANY, label: "All cards" },
           { value: "needs-you", label: "Needs you" },
           { value: "running", label: "Running" },
           { value: "failed", label: "Failed" },
@@ -100,7 +100,7 @@ function Choices({
   );
 }
 
-/** What is typed is shown at once and searched for when the fingers rest. */
+/** A search box that applies the text after a short pause in typing. */
 function SearchBox({ value, onChange }: { value: string; onChange: (text: string) => void }) {
   const [text, setText] = useState(value);
   const timer = useRef<ReturnType<typeof setTimeout>>(undefined);

@@ -1,4 +1,4 @@
-/** Which card the arrow keys lead to. */
+/** Keyboard navigation between cards. */
 import type { Column, TaskCard } from "@/api/types";
 import { type Columns, ORDER } from "./order";
 
@@ -7,8 +7,8 @@ export interface Spot {
   index: number;
 }
 
-/** Up and down in a column, left and right to the next one with cards in it, at the same height. Null: nowhere. */
-export function whither(key: string, columns: Columns, folded: readonly string[], task: TaskCard): Spot | null {
+/** Return the next card: up and down in a column, left and right to the next column with cards, at the same index. Null if there is none. */
+export function findNextCard(key: string, columns: Columns, folded: readonly string[], task: TaskCard): Spot | null {
   const cards = columns[task.status];
   const index = cards.findIndex((one) => one.id === task.id);
   const last = cards.length - 1;

@@ -1,9 +1,9 @@
-/** Where a board opens on a screen that shows one column. Pure. */
+/** The column that a board shows first on a screen that fits only one. Pure. */
 import type { Column, TaskCard } from "@/api/types";
 import { hasFailed, needsPerson } from "@/features/tasks/card-facts";
 import { ORDER } from "./order";
 
-/** Where a person is needed: an answer, a retry or a review is wanted. Else where work goes on, else where anything is. */
+/** Return the first column that needs a user (answer, retry or review), else the one with work in progress, else the first with cards. */
 export function firstColumn(cards: readonly TaskCard[], asked: ReadonlySet<string>): Column | undefined {
   const wants = (task: TaskCard) => task.status === "in_review" || hasFailed(task) || needsPerson(task, asked);
   const first = (fits: (task: TaskCard) => boolean) =>

@@ -27,12 +27,12 @@ describe("moved", () => {
     }
   });
 
-  it("puts what is over on top", () => {
+  it("puts finished tasks on top", () => {
     const over = [...board, card("d", "done", 0)];
     expect(names(columnsOf(moved(over, "a", "done", null)).done)).toBe("ad");
   });
 
-  it("is undone by moving back, also with another move in between", () => {
+  it("is undone by moving back, even with another move in between", () => {
     const first = moved(board, "b", "in_progress", 0);
     const second = moved(first, "c", "in_progress", null);
     const back = moved(second, "b", "backlog", 1);
@@ -45,7 +45,7 @@ describe("moved", () => {
     ]);
   });
 
-  it("leaves other projects and unknown cards alone, and the very objects that did not change", () => {
+  it("ignores other projects and unknown cards, and keeps unchanged objects", () => {
     const after = moved(board, "a", "backlog", 2);
     expect(after[4]).toBe(board[4]);
     expect(after[3]).toBe(board[3]);
@@ -73,7 +73,7 @@ describe("landing", () => {
     expect(landing([], stranger, 0)).toBeNull();
   });
 
-  it("looks at its own project only, and the line is drawn where it will be seen", () => {
+  it("considers only its own project, and draws the line where the card will appear", () => {
     const others = Array.from({ length: 5 }, (_, index) => card(`${index}`, "backlog", index, "z"));
     const all = columnsOf([...backlog("a", "b"), ...others]).backlog;
     expect(names(all)).toBe("a0b1234");
@@ -92,14 +92,14 @@ it("finds the gap under the pointer", () => {
   expect(gapAt(10, [])).toBe(0);
 });
 
-it("nudges among its own", () => {
+it("moves one place among the cards of its project", () => {
   const column = backlog("a", "b", "c");
   const [a, b, c] = column as [TaskCard, TaskCard, TaskCard];
   expect([nudged(column, b, -1), nudged(column, b, 1)]).toEqual([0, 2]);
   expect([nudged(column, a, -1), nudged(column, c, 1)]).toEqual([null, null]);
 });
 
-it("counts places by what cards say, where only a part of the column is known", () => {
+it("uses the cards' positions if only part of the column is loaded", () => {
   const part = [card("g", "backlog", 6), card("k", "backlog", 10)];
   const [g, k] = part as [TaskCard, TaskCard];
   const stranger = card("s", "in_progress", 0);

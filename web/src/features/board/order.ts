@@ -1,9 +1,9 @@
-/** Where cards are and where they go: the board's arithmetic, without a browser. A place counts within one project's column, from 0. */
+/** Compute the order of cards and the effect of moves. Pure. A place is an index within one project's column, from 0. */
 import type { Column, TaskCard } from "@/api/types";
 
 export const ORDER: readonly Column[] = ["backlog", "in_progress", "in_review", "done", "cancelled"];
 
-/** The ways that people may send a card. The platform has the last word: this only says what is worth offering. */
+/** The moves that the UI offers. The platform decides whether a move is allowed. */
 export const WAYS: Record<Column, readonly Column[]> = {
   backlog: ["in_progress", "done", "cancelled"],
   in_progress: ["backlog", "cancelled"],
@@ -20,7 +20,7 @@ function before(one: TaskCard, other: TaskCard): number {
   );
 }
 
-/** Each column in its order. Of several projects, first all that come first, then all that come second, … */
+/** Return the sorted columns. With several projects, all first cards come first, then all second cards, and so on. */
 export function columnsOf(tasks: readonly TaskCard[]): Columns {
   const columns: Columns = { backlog: [], in_progress: [], in_review: [], done: [], cancelled: [] };
   for (const task of tasks) columns[task.status].push(task);
@@ -28,19 +28,21 @@ export function columnsOf(tasks: readonly TaskCard[]): Columns {
   return columns;
 }
 
-/** The place of another card of the same project for who counts without `card`. */
+/** Return the place of another card of the same project, not counting `card`. */
 function placeOf(one: TaskCard, card: TaskCard): number {
   return one.position - (one.status === card.status && one.position > card.position ? 1 : 0);
 }
 
-/** Behind the last that is known of a column, counted without `card`. */
+/** Return the place after the last loaded card of a column, not counting `card`. */
 function endOf(column: readonly TaskCard[], card: TaskCard): number {
   const own = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
   return Math.max(0, ...own.map((one) => placeOf(one, card) + 1));
 }
 
-/** The same cards after a move: the one that is moved and its neighbours, in both columns, have their new places. `at` null: where the
- * platform puts new ones. Undone by moving it back to where it was. */
+/**
+ * Return the cards after a move: the moved card and its neighbours in both columns have their new places. `at` null means where the
+ * platform puts new cards. Moving the card back undoes it.
+ */
 export function moved<T extends TaskCard>(tasks: readonly T[], id: string, to: Column, at: number | null): T[] {
   const card = tasks.find((one) => one.id === id);
   if (!card) return [...tasks];
@@ -59,7 +61,7 @@ export function moved<T extends TaskCard>(tasks: readonly T[], id: string, to: C
   });
 }
 
-/** The gap below which `y` is, of cards that lie below each other: 0 is above the first. */
+/** Return the index of the gap between stacked cards that is nearest to `y`; 0 is above the first card. */
 export function gapAt(y: number, items: readonly { start: number; size: number }[]): number {
   let low = 0;
   let high = items.length;
@@ -73,9 +75,9 @@ export function gapAt(y: number, items: readonly { start: number; size: number }
 }
 
 /**
- * The place a card gets in its project's column when it is put into gap `gap` of what is shown there. Filters hide cards and other
- * projects have cards in between, so it follows the card of its own that is nearest above, else precedes the nearest below; null where
- * none is shown.
+ * Return the place in its project's column for a card dropped into gap `gap` of the shown cards. Because filters hide cards and cards of
+ * other projects are in between, it follows the nearest card of its own project above, else precedes the nearest one below; null if none
+ * is shown.
  */
 export function landing(shown: readonly TaskCard[], card: TaskCard, gap: number): number | null {
   for (let index = gap - 1; index >= 0; index--) {
@@ -89,7 +91,7 @@ export function landing(shown: readonly TaskCard[], card: TaskCard, gap: number)
   return null;
 }
 
-/** The gap of what is shown in which a card at that place will be seen: where to draw the line. */
+/** Return the gap between the shown cards in which a card at that place will appear: where to draw the drop line. */
 export function gapOf(shown: readonly TaskCard[], card: TaskCard, place: number | null, to: Column): number {
   const at = place ?? (to === "done" || to === "cancelled" ? 0 : endOf(shown, card));
   let gap = 0;
@@ -102,7 +104,7 @@ export function gapOf(shown: readonly TaskCard[], card: TaskCard, place: number 
   return gap;
 }
 
-/** One place up or down among its own that are shown; null at the end of the way. */
+/** Return the place one step up or down among the shown cards of its project; null at either end. */
 export function nudged(shown: readonly TaskCard[], card: TaskCard, step: -1 | 1): number | null {
   const own = shown.filter((one) => one.projectId === card.projectId);
   const index = own.findIndex((one) => one.id === card.id);

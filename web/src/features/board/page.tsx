@@ -20,7 +20,7 @@ import { First, Waiting } from "./blank";
 import { CardMenu, type OpenMenu } from "./card-menu";
 import { BoardColumn } from "./column";
 import { Filters } from "./filters";
-import { whither } from "./keyboard";
+import { findNextCard } from "./keyboard";
 import { firstColumn } from "./opening";
 import { columnsOf, nudged, ORDER, WAYS } from "./order";
 import { ColumnPicker, showColumn } from "./picker";
@@ -112,7 +112,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       const now = latest.current;
       if (!event.altKey) {
-        const spot = whither(event.key, now.shown, now.folded, task);
+        const spot = findNextCard(event.key, now.shown, now.folded, task);
         if (spot) {
           event.preventDefault();
           follow.current = null;
@@ -136,7 +136,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
       key,
       open: (task, tab) => navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: tab ? { tab } : {} }),
       menu: (task, button) => {
-        follow.current = null; // a card that comes back later must not take the focus from the menu, which would close
+        follow.current = null; // A card that returns later must not take the focus from the menu, which would close it.
         setMenu({ task, button });
       },
     };

@@ -10,7 +10,7 @@ export function showColumn(board: HTMLElement | null, column: Column): void {
   board?.querySelector(`[data-column="${column}"]`)?.scrollIntoView({ inline: "center", block: "nearest" });
 }
 
-/** On a phone one column fills the screen: this says which, and leads to the others. */
+/** On a phone, one column fills the screen: show which one it is, and switch to the others. */
 export function ColumnPicker({
   board,
   counts,

@@ -6,7 +6,7 @@ import { AutoScroll } from "./auto-scroll";
 import { gapAt, gapOf, landing } from "./order";
 
 interface Place {
-  /** The gap of what is shown in which the card will be seen. */
+  /** The gap between the shown cards in which the card will appear. */
   gap: number;
   at: number | null;
 }
@@ -14,15 +14,15 @@ interface Place {
 interface Target {
   column: Column;
   shown: readonly TaskCard[];
-  /** The card that is dragged, by its id. */
+  /** Find the dragged card by its id. */
   find: (id: unknown) => TaskCard | undefined;
-  /** Where the cards lie, those that are not drawn too. Nothing: the column is folded. */
+  /** The positions of all cards, including those not rendered; undefined if the column is collapsed. */
   items?: () => readonly { start: number; size: number }[];
 }
 
 /**
- * A whole column takes cards, and finds by the pointer's height where: cards that are not drawn need no element of their own. Near its
- * edges it scrolls. The gap is null while nothing is above it.
+ * Make a whole column a drop target. The place is computed from the pointer's height, so cards that are not rendered need no element of
+ * their own. Scrolls near the edges. Returns null while nothing is dragged over the column.
  */
 export function useDrop(
   element: RefObject<HTMLElement | null>,

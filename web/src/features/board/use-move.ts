@@ -8,18 +8,18 @@ import { moved } from "./order";
 export interface Move {
   task: TaskCard;
   to: Column;
-  /** Its place in the column; null: where new ones go. */
+  /** The place in the column; null means where new cards go. */
   at: number | null;
   feedback?: string;
-  /** The feedback has reached the platform. */
+  /** Called when the platform has accepted the feedback. */
   sent?: () => void;
-  /** The focus goes along. */
+  /** Focus follows the card. */
   keep?: boolean;
 }
 
 /**
- * A card goes at once and comes back when the platform says no, with its words. Moves reach the platform in the order in which they were
- * made, and the live refresher waits for them (the key `move`).
+ * Move a card optimistically, and move it back with the error message if the platform rejects it. Moves are sent one at a time in order,
+ * and the live refresh waits for them (mutation key `move`).
  */
 export function useMove(refused: (move: Move, words: string) => void) {
   const client = useQueryClient();
@@ -34,7 +34,7 @@ export function useMove(refused: (move: Move, words: string) => void) {
         }),
       ),
     onMutate: async ({ task, to, at }) => {
-      for (const noun of ["tasks", "board"]) await client.cancelQueries({ queryKey: [noun] }); // an older list would put it back
+      for (const noun of ["tasks", "board"]) await client.cancelQueries({ queryKey: [noun] }); // An older list would undo the move.
       changeCards(client, (cards) => moved(cards, task.id, to, at));
       return { status: task.status, position: task.position };
     },

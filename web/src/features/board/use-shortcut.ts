@@ -1,6 +1,6 @@
 import { useEffect, useRef } from "react";
 
-/** A single key, where nobody is writing and nothing lies above the page. */
+/** Run `act` on a single key, unless the user is typing or a dialog or menu is open. */
 export function useShortcut(key: string, act: () => void): void {
   const latest = useRef(act);
   latest.current = act;

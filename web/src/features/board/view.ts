@@ -8,17 +8,17 @@ import { queue } from "@/features/queue/queue";
 import { agentOf, agentTitle, leading, needsPerson } from "@/features/tasks/card-facts";
 import type { CardProps } from "./card";
 
-/** What cards show that is not their own. */
+/** Data that cards show in addition to their own. */
 export interface BoardView {
   projects: ReadonlyMap<string, Project>;
-  /** Sessions in which something waits for a person. */
+  /** Sessions with a pending question or permission request. */
   asked: ReadonlySet<string>;
-  /** Whether the platform has answered, or failed to, which those are. */
+  /** Whether the query for `asked` has succeeded or failed. */
   asksKnown: boolean;
   agents: ReadonlyMap<string, Agent>;
   sandboxes: ReadonlyMap<string, Sandbox["status"]>;
   titles: ReadonlyMap<string, string>;
-  /** Places in the queue by task. A card's own is as old as the card: others before it have left since. */
+  /** Queue positions by task. Newer than the position on the card, which does not change when others leave the queue. */
   places: ReadonlyMap<string, number>;
   /** More than one project is shown. */
   several: boolean;
@@ -33,7 +33,7 @@ const sandboxes = {
 
 const NONE: ReadonlyMap<string, Sandbox["status"]> = new Map();
 
-/** What cannot be had now is left out: a board without it is better than none. */
+/** Load the additional data. What cannot be loaded is omitted, so that the board still works. */
 export function useBoardView(board: BoardData | undefined, chosen: string | undefined): BoardView {
   const { data: known } = useQuery(projects);
   const { data: workers } = useQuery(agents);
@@ -67,7 +67,7 @@ export function useBoardView(board: BoardData | undefined, chosen: string | unde
   );
 }
 
-/** All of them plain values, so that a card is drawn again only when one of them differs. */
+/** Return the card's props as plain values, so that a memoized card re-renders only when one of them changes. */
 export function cardProps(task: TaskCard, view: BoardView): Omit<CardProps, "task" | "tabStop"> {
   const project = view.projects.get(task.projectId);
   const name = agentOf(task, project);

@@ -1,4 +1,4 @@
-/** Syntax colours of a diff, made for what is in view alone: some hundred lines of one side at a time, each once. */
+/** Syntax highlighting of a diff, computed lazily for what is in view: blocks of lines of one side, each block once. */
 import { useSyncExternalStore } from "react";
 import { highlight, type Token } from "@/lib/highlight";
 import type { Hunk, Side } from "./patch";
@@ -6,14 +6,14 @@ import type { Hunk, Side } from "./patch";
 const BLOCK = 300;
 const LONGEST_LINE = 2000;
 
-type Block = Map<number, Token[]> | "on its way";
+type Block = Map<number, Token[]> | "pending";
 const made = new WeakMap<Hunk, Map<string, Block>>();
 const listeners = new Set<() => void>();
 const queue: (() => Promise<void>)[] = [];
 let version = 0;
 let busy = false;
 
-/** Draws again when colours have come. */
+/** Re-render when new highlighting is available. */
 export function useColours(): number {
   return useSyncExternalStore(
     (notify) => {
@@ -24,7 +24,7 @@ export function useColours(): number {
   );
 }
 
-/** The tokens of a line, or nothing yet: they are then on their way. */
+/** Return the tokens of a line, or undefined if they are still being computed. Starts the computation if needed. */
 export function coloursOf(hunk: Hunk, at: number, language: string | undefined): Token[] | undefined {
   const line = hunk.lines[at];
   if (!language || !line) return undefined;
@@ -39,17 +39,17 @@ export function coloursOf(hunk: Hunk, at: number, language: string | undefined):
   const block = blocks.get(key);
   if (block === undefined) {
     const own = blocks;
-    own.set(key, "on its way");
+    own.set(key, "pending");
     queue.push(async () => {
-      own.set(key, await colour(hunk, side, first, language));
+      own.set(key, await highlightBlock(hunk, side, first, language));
     });
     void work();
     return undefined;
   }
-  return block === "on its way" ? undefined : block.get(at);
+  return block === "pending" ? undefined : block.get(at);
 }
 
-async function colour(hunk: Hunk, side: Side, first: number, language: string): Promise<Map<number, Token[]>> {
+async function highlightBlock(hunk: Hunk, side: Side, first: number, language: string): Promise<Map<number, Token[]>> {
   const places: number[] = [];
   for (let at = first; at < Math.min(hunk.lines.length, first + BLOCK); at += 1) {
     const line = hunk.lines[at];
@@ -60,7 +60,7 @@ async function colour(hunk: Hunk, side: Side, first: number, language: string): 
   return new Map(places.map((at, index) => [at, lines[index] ?? []]));
 }
 
-/** One block after the other, with room for the page to breathe in between. */
+/** Process one block at a time and yield to the event loop in between. */
 async function work(): Promise<void> {
   if (busy) return;
   busy = true;

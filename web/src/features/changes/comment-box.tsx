@@ -1,4 +1,4 @@
-/** A comment below its lines, and the box it is written in. */
+/** A comment below its lines, and the box for writing one. */
 import { MessageSquare, Pencil, Trash2 } from "lucide-react";
 import { type KeyboardEvent, useEffect, useRef, useState } from "react";
 import { Button, IconButton } from "@/ui/button";
@@ -41,12 +41,12 @@ export function Written({
         <MessageSquare className="size-3.5 shrink-0 text-accent" aria-hidden />
         <span className="mr-auto">
           Your comment on {placeWords(comment)}
-          {loose && ", which the diff does not show any more"}
+          {loose && ", which is no longer in the diff"}
         </span>
-        <IconButton size="sm" label="Edit the comment" onClick={() => setText(comment.text)}>
+        <IconButton size="sm" label="Edit comment" onClick={() => setText(comment.text)}>
           <Pencil className="size-3.5" aria-hidden />
         </IconButton>
-        <IconButton size="sm" label="Remove the comment" onClick={onRemove}>
+        <IconButton size="sm" label="Delete comment" onClick={onRemove}>
           <Trash2 className="size-3.5" aria-hidden />
         </IconButton>
       </div>
@@ -79,7 +79,7 @@ export function Writing({
   const frame = useRef<HTMLElement>(null);
   useEffect(() => {
     box.current?.focus({ preventScroll: true });
-    // the list places it in the next frame; its buttons must be in sight, too
+    // The list positions the box in the next frame; scroll until its buttons are visible too.
     const later = requestAnimationFrame(() => frame.current?.scrollIntoView({ block: "nearest" }));
     return () => cancelAnimationFrame(later);
   }, []);
@@ -98,7 +98,7 @@ export function Writing({
     >
       <p className="mb-1.5 text-xs text-soft">
         On {placeWords(place)}.
-        <span className="pointer-coarse:hidden"> Click another line number with Shift for a range.</span>
+        <span className="pointer-coarse:hidden"> Shift+click another line number to select a range.</span>
       </p>
       <Textarea
         ref={box}

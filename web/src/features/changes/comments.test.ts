@@ -16,7 +16,7 @@ const comment = (over: Partial<Comment>): Comment => ({
 const files = [{ path: "a.md" }, { path: "b.py" }] as FileDiff[];
 
 describe("promptOf", () => {
-  it("names file and lines, quotes the code, and goes by the files' order", () => {
+  it("names the file and lines, quotes the code, and follows the order of the files", () => {
     const text = promptOf(
       [comment({}), comment({ path: "a.md", side: "old", from: 1, to: 2, quote: "a ``` b", text: "No." })],
       files,
@@ -26,14 +26,14 @@ describe("promptOf", () => {
     );
   });
 
-  it("begins with a person's own words if there are some", () => {
-    expect(promptOf([comment({})], files, "Please mend this.")).toMatch(/^Please mend this\.\n\nb\.py:3\n/);
+  it("starts with the user's note if there is one", () => {
+    expect(promptOf([comment({})], files, "Please fix this.")).toMatch(/^Please fix this\.\n\nb\.py:3\n/);
   });
 });
 
 describe("places", () => {
   const patch = parsePatch("@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n");
-  it("quotes the lines of a side", () => {
+  it("quotes the lines of one side", () => {
     expect(quoteOf(patch, { path: "a", side: "new", from: 1, to: 2 })).toBe("one\n2");
     expect(quoteOf(patch, { path: "a", side: "old", from: 2, to: 3 })).toBe("two\nthree");
   });

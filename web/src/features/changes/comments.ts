@@ -1,11 +1,11 @@
-/** Comments on lines of a diff: kept in this browser until they are sent, all together, as the session's next prompt. */
+/** Comments on lines of a diff: kept in this browser until they are sent together as the session's next prompt. */
 import type { FileDiff } from "@/api/types";
 import { languageOf } from "@/lib/highlight";
 import { useStored } from "@/lib/stored";
 import type { Line, Patch, Side } from "./patch";
 import { useSame } from "./same";
 
-/** Where a comment stands: lines `from` to `to` of the file before ("old") or after ("new"). */
+/** The position of a comment: lines `from` to `to` of the file before ("old") or after ("new") the change. */
 export interface Place {
   path: string;
   side: Side;
@@ -15,7 +15,7 @@ export interface Place {
 
 export interface Comment extends Place {
   id: string;
-  /** The lines as they were when it was written. */
+  /** The lines as they were when the comment was written. */
   quote: string;
   text: string;
 }
@@ -42,12 +42,12 @@ export function useComments(sessionId: string): CommentStore {
   };
 }
 
-/** Which side and number a line is called by: what is gone by its old number, all else by its new one. */
+/** Return the side and number that identify a line: the old number for a deleted line, the new number for all others. */
 export function anchorOf(line: Line): { side: Side; number: number } {
   return line.kind === "del" ? { side: "old", number: line.old } : { side: "new", number: line.new };
 }
 
-/** The text of the lines, as far as the diff has them. */
+/** Return the text of the lines, as far as they are in the diff. */
 export function quoteOf(patch: Patch | undefined, place: Place): string {
   const found: string[] = [];
   for (const hunk of patch?.hunks ?? []) {
@@ -61,12 +61,12 @@ export function quoteOf(patch: Patch | undefined, place: Place): string {
 
 export function placeWords(place: Place): string {
   const lines = place.from === place.to ? `line ${place.from}` : `lines ${place.from}–${place.to}`;
-  return place.side === "old" ? `${lines} (as it was before)` : lines;
+  return place.side === "old" ? `${lines} (before the change)` : lines;
 }
 
 const QUOTED = 40;
 
-/** What the agent gets to read: each comment with the file, the lines and their code, in the order of the files. */
+/** Build the prompt for the agent: each comment with its file, lines and code, in the order of the files. */
 export function promptOf(comments: Comment[], files: FileDiff[], note = ""): string {
   const place = new Map(files.map((file, index) => [file.path, index]));
   const ordered = [...comments].sort(

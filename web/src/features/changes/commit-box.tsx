@@ -1,4 +1,4 @@
-/** What is not committed yet: commit it, or throw it away. */
+/** Commit or discard uncommitted changes. */
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { GitCommitHorizontal, Undo2, Wand2 } from "lucide-react";
 import { type KeyboardEvent, useState } from "react";
@@ -29,7 +29,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
     mutationFn: () => git.discard(sandboxId),
     onSuccess: (done) => {
       toast.success(`Discarded ${plural(Number(done.detail.count ?? 0), "file")}`, {
-        description: "They were kept in a checkpoint before: see History.",
+        description: "A checkpoint was saved first. See History.",
       });
       return again();
     },
@@ -43,7 +43,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
   };
   if (status.clean) return null;
   return (
-    <section aria-label="Not committed yet" className="border-b bg-page px-3 py-1.5">
+    <section aria-label="Uncommitted changes" className="border-b bg-page px-3 py-1.5">
       <div className="flex flex-wrap items-center gap-2">
         <p className="mr-auto text-[13px]">
           <span className="font-medium tabular-nums">
@@ -59,12 +59,12 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
               Discard
             </Button>
           }
-          title="Discard all that is not committed?"
+          title="Discard all uncommitted changes?"
           action="Discard"
           onConfirm={() => discard.mutateAsync()}
         >
-          {plural(status.entries.length, "file")} will be as the last commit has them; new files are deleted. A
-          checkpoint is kept first, which you can restore.
+          {plural(status.entries.length, "file")} will be reset to the last commit; new files are deleted. A checkpoint
+          is saved first, which you can restore.
         </Confirm>
         {!open && (
           <Button size="sm" onClick={() => setOpen(true)}>
@@ -78,7 +78,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
           <Field
             label="Commit message"
             error={commit.error ? words(commit.error) : undefined}
-            hint="The first line says what it is, such as “fix: the login works again”."
+            hint="Summarize the change in the first line, such as “fix: restore the login”."
           >
             {(wear) => (
               <Textarea

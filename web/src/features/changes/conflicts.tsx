@@ -1,4 +1,4 @@
-/** Two sides changed the same lines: which files, and what can be done about it. */
+/** List the conflicting files and the ways to resolve the conflicts. */
 import { useState } from "react";
 import type { ApiError } from "@/api/client";
 import { plural } from "@/lib/format";
@@ -8,22 +8,22 @@ import { Dialog } from "@/ui/dialog";
 import type { How } from "./queries";
 
 const CHOICES: Record<string, { how: How; title: string; detail: string }> = {
-  rebase: { how: "rebase", title: "Try a rebase", detail: "Put the branch's commits on top of what is new." },
+  rebase: { how: "rebase", title: "Rebase", detail: "Put the branch's commits on top of the new commits." },
   merge: {
     how: "merge",
     title: "Merge instead",
-    detail: "One merge commit in place of moving every commit. It may have fewer conflicts.",
+    detail: "Create one merge commit instead of moving every commit. There may be fewer conflicts.",
   },
   agent: {
     how: "agent",
-    title: "Leave them to the agent",
+    title: "Let the agent resolve them",
     detail:
-      "The conflicts are written into the files. Ask the agent to resolve them; the commit after that ends the merge.",
+      "The conflicts are written into the files. Ask the agent to resolve them; the next commit completes the merge.",
   },
   give_up: {
     how: "give_up",
-    title: "Leave the branch as it is",
-    detail: "Nothing is brought in. A merge or rebase that was begun is undone.",
+    title: "Keep the branch as it is",
+    detail: "Nothing is merged. A merge or rebase in progress is aborted.",
   },
 };
 
@@ -46,7 +46,7 @@ export function Conflicts({
       open={error !== null}
       onOpenChange={(open) => !open && onClose()}
       title={`Conflicts in ${plural(files.length, "file")}`}
-      description="Both the branch and what is new have changed the same lines. Nothing was changed yet."
+      description="The branch and the new commits changed the same lines. No files have been changed yet."
       footer={<Button onClick={onClose}>Close</Button>}
     >
       <ul className="mb-3 max-h-56 overflow-y-auto rounded-md border">

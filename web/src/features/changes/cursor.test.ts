@@ -15,7 +15,7 @@ function walk(moves: [1 | -1, boolean][]): Cursor | null {
 }
 
 describe("step", () => {
-  it("goes from line to line and into the next file", () => {
+  it("moves from line to line and into the next file", () => {
     expect(walk([[1, false]])).toMatchObject({ path: "a", side: "new", head: 1 });
     expect(
       walk([
@@ -26,7 +26,7 @@ describe("step", () => {
     expect(walk(Array(5).fill([1, false]))).toMatchObject({ path: "b", head: 1 });
   });
 
-  it("extends on one side of one file", () => {
+  it("extends the selection on one side of one file", () => {
     const cursor = walk([
       [1, false],
       [1, true],
@@ -37,7 +37,7 @@ describe("step", () => {
     expect(cursor && placeOf(cursor)).toEqual({ path: "a", side: "new", from: 1, to: 3 });
   });
 
-  it("begins anew when its line is gone", () => {
+  it("starts over if its line no longer exists", () => {
     const gone: Cursor = { path: "a", side: "new", origin: 99, head: 99 };
     expect(step(rows, files, gone, 1, false)?.cursor).toMatchObject({ path: "a", head: 1 });
   });

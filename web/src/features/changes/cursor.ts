@@ -1,10 +1,10 @@
-/** Walking through the lines of a diff by keyboard. Pure. */
+/** Keyboard navigation through the lines of a diff. Pure. */
 import type { FileDiff } from "@/api/types";
 import { anchorOf, type Place } from "./comments";
 import type { Line, Side } from "./patch";
 import type { Row } from "./rows";
 
-/** Where the reader is: from the line they began at to the one they are at. */
+/** The keyboard selection: from the line where it started (`origin`) to the current line (`head`). */
 export interface Cursor {
   path: string;
   side: Side;
@@ -27,7 +27,10 @@ function isAt(row: Row, path: string, cursor: Cursor): boolean {
   return path === cursor.path && linesOf(row).some((line) => line[cursor.side] === cursor.head);
 }
 
-/** The next line, up or down, and its row. Without a cursor the first one at `from` or behind it. `extend` keeps the origin, its file and its side. */
+/**
+ * Return the next line up or down, with its row index. Without a cursor, return the first line at or after `from`. `extend` keeps the
+ * origin, its file and its side.
+ */
 export function step(
   rows: Row[],
   files: FileDiff[],
@@ -54,7 +57,7 @@ export function step(
   return null;
 }
 
-/** Whether a line lies within a place. */
+/** Whether a line is within a place. */
 export function inPlace(place: Place | null, path: string, line: Line | undefined): boolean {
   if (!place || !line || place.path !== path) return false;
   const number = line[place.side];

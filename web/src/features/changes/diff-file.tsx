@@ -1,4 +1,4 @@
-/** The head of a file in a diff, and what is said where there are no lines to show. */
+/** The header of a file in a diff, and the notes shown in place of its lines. */
 import clsx from "clsx";
 import { ChevronDown, ChevronRight } from "lucide-react";
 import { memo, type ReactNode } from "react";
@@ -37,7 +37,7 @@ export function Counts({
   );
 }
 
-/** What changed of the file itself: its kind and who may run it. */
+/** Describe a change of the file mode: its type or its executable bit. Null if it did not change. */
 function modeWords(file: FileDiff): string | null {
   if (!file.oldMode || !file.newMode || file.oldMode === file.newMode) return null;
   const words: Record<string, string> = {
@@ -49,7 +49,7 @@ function modeWords(file: FileDiff): string | null {
   return `${words[file.oldMode] ?? file.oldMode} → ${words[file.newMode] ?? file.newMode}`;
 }
 
-/** Drawn again only when something of its own has changed, not with every line that is scrolled by. */
+/** Memoized, so that it does not re-render while the user scrolls. */
 export const FileHead = memo(function FileHead({
   file,
   folded,
@@ -84,7 +84,7 @@ export const FileHead = memo(function FileHead({
       {mode && <span className="rounded border border-line-strong px-1 text-2xs text-soft @max-md:hidden">{mode}</span>}
       <Counts added={file.added} removed={file.removed} />
       <span className="@max-md:hidden">
-        <CopyButton text={file.path} label="Copy the path" />
+        <CopyButton text={file.path} label="Copy path" />
       </span>
       {actions?.(file)}
       {onViewed && (
@@ -128,23 +128,23 @@ export function FileNote({
 }) {
   return (
     <div className="flex flex-wrap items-center gap-2 px-4 py-3 text-[13px] text-soft">
-      {note === "binary" && "A binary file: its contents are not shown."}
+      {note === "binary" && "Binary file not shown."}
       {note === "empty" && (file.change === "deleted" ? "Empty file, deleted" : "Empty file")}
       {note === "truncated" &&
         (onLoad
-          ? "This file's changes were left out, as there are many."
-          : "This file's changes are too large to show here. Look at the file itself.")}
-      {note === "unpatched" && "The changed lines were not asked for."}
+          ? "This file's changes were not loaded because the diff is large."
+          : "This file's changes are too large to show here. Open the file instead.")}
+      {note === "unpatched" && "The changed lines were not loaded."}
       {onLoad && (note === "truncated" || note === "unpatched") && (
         <Button size="sm" busy={loading} onClick={onLoad}>
-          Load this file
+          Load diff
         </Button>
       )}
     </div>
   );
 }
 
-/** Where in the file the lines below it are. */
+/** The header of a hunk: its position in the file. */
 export function HunkHead({ hunk }: { hunk: Hunk }) {
   return (
     <div className="flex gap-2 bg-info-soft px-2 font-mono text-2xs leading-6 text-info">

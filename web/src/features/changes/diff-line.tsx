@@ -1,4 +1,4 @@
-/** Lines of code in a diff, one below the other or side by side. */
+/** The code lines of a diff, in unified or split view. */
 import clsx from "clsx";
 import { type MouseEvent, memo } from "react";
 import type { Token } from "@/lib/highlight";
@@ -14,7 +14,7 @@ const STRONG: Record<Line["kind"], string> = { same: "", add: "bg-add-strong", d
 const SIGNS: Record<Line["kind"], string> = { same: " ", add: "+", del: "−" };
 const CODE = "min-w-0 flex-1 pr-2 whitespace-pre-wrap [overflow-wrap:anywhere] [tab-size:4]";
 
-/** Made by hand: every line has one, and an icon of the library's is several components. */
+/** Inline SVG: every line has this icon, and an icon from the library consists of several components. */
 const PLUS = (
   <svg viewBox="0 0 24 24" className="size-3 stroke-current stroke-2" strokeLinecap="round" aria-hidden="true">
     <path d="M5 12h14M12 5v14" />
@@ -23,7 +23,7 @@ const PLUS = (
 
 const spans = new WeakMap<Line, Span[]>();
 
-/** The words that changed, when the line took another's place. */
+/** Return the changed words of a line that replaced another. */
 function emphasis(hunk: Hunk, line: Line): Span[] {
   const mate = line.mate < 0 ? undefined : hunk.lines[line.mate];
   if (!mate) return [];
@@ -53,9 +53,9 @@ function Text({ hunk, line, tokens }: { hunk: Hunk; line: Line; tokens: Token[] 
         </span>
       ))}
       {mate && mate.cr !== line.cr && (
-        <Mark text={line.cr ? "CRLF" : "LF"} title={`This line ends with ${line.cr ? "CRLF" : "LF"} now`} />
+        <Mark text={line.cr ? "CRLF" : "LF"} title={`The line ending is now ${line.cr ? "CRLF" : "LF"}`} />
       )}
-      {line.noEnd && <Mark text="no newline" title="The file ends here without a newline" />}
+      {line.noEnd && <Mark text="no newline" title="No newline at end of file" />}
     </>
   );
 }
@@ -71,7 +71,7 @@ function Mark({ text, title }: { text: string; title: string }) {
   );
 }
 
-/** The number of a line; with `onGutter`, the way to comment on it. */
+/** The number of a line; with `onGutter` it is the button for commenting on it. */
 function Gutter({
   line,
   number,
@@ -88,7 +88,7 @@ function Gutter({
     both ? "w-[4.5rem] @max-lg:w-10" : "w-11",
     onGutter && "pointer-coarse:!w-16",
   );
-  // drawn by the style sheet: numbers are no part of the text, of what is copied, or of a button's name
+  // Rendered by CSS, so that numbers are not part of copied text or of the button's accessible name.
   const drawn = "pr-1.5 text-right before:content-[attr(data-number)]";
   const numbers = both ? (
     <>
@@ -117,7 +117,7 @@ function Gutter({
   );
 }
 
-/** A finger needs no more than the line; its number is the button for everybody else. */
+/** On touch screens, a tap anywhere on the line opens a comment; otherwise the line number is the button. */
 function tapped(line: Line, onGutter: OnGutter | undefined) {
   if (!onGutter) return undefined;
   return (event: MouseEvent) => {

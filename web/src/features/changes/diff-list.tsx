@@ -1,4 +1,4 @@
-/** The rows of a diff. Only those in view are in the page, so that a diff of any size scrolls lightly. */
+/** The rows of a diff as a virtual list, so that a diff of any size scrolls smoothly. */
 import { defaultRangeExtractor, type Range, useVirtualizer } from "@tanstack/react-virtual";
 import {
   type KeyboardEvent,
@@ -47,7 +47,7 @@ export interface ListProps {
   loading: ReadonlySet<string>;
   onCurrent: (path: string | undefined) => void;
   fileActions?: ((file: FileDiff) => ReactNode) | undefined;
-  /** About how wide it is. */
+  /** The approximate width in pixels. */
   width: number;
 }
 
@@ -56,7 +56,7 @@ const FINGER_PX = 24;
 const CHARACTER_PX = 7.3;
 
 function heightOf(row: Row, width: number): number {
-  if (row.kind === "file") return 36; // as it is: each that is not makes everything below be placed anew
+  if (row.kind === "file") return 36; // The exact height: a wrong estimate would move everything below.
   if (row.kind === "hunk") return 24;
   if (row.kind === "note") return 52;
   if (row.kind === "comment" || row.kind === "draft") return 120;
@@ -76,7 +76,7 @@ export function DiffList(props: ListProps) {
   const scroller = useRef<HTMLDivElement>(null);
   const [cursor, setCursor] = useState<Cursor | null>(null);
   const sticky = useRef(0);
-  // these stay the same functions for the same rows: else every row would be measured anew with each one that comes into view
+  // Stable functions for the same rows: otherwise every row is measured again whenever one comes into view.
   const keyOf = useCallback((index: number) => rows[index]?.key ?? index, [rows]);
   const estimate = useCallback((index: number) => heightOf(rows[index] as Row, width), [rows, width]);
   const virtual = useVirtualizer({
@@ -246,7 +246,7 @@ export function DiffList(props: ListProps) {
   );
 }
 
-/** For each file the same function as before, so that lines are not drawn again. */
+/** Return a stable callback for each file, so that memoized lines do not re-render. */
 function useGutters(live: {
   current: { draft: Draft | null; onDraft: (draft: Draft | null) => void };
 }): (path: string) => OnGutter {

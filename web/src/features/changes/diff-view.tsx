@@ -1,4 +1,4 @@
-/** A diff to read: its files as a tree, their lines one below the other or side by side. Fills its parent. */
+/** A diff with a file tree, in unified or split view. Fills its parent. */
 import clsx from "clsx";
 import { Columns2, FolderTree, FoldVertical, Keyboard, Rows2, UnfoldVertical } from "lucide-react";
 import { type ReactNode, startTransition, useCallback, useLayoutEffect, useMemo, useRef, useState } from "react";
@@ -21,15 +21,15 @@ import { useViewed } from "./viewed";
 
 export interface DiffViewProps {
   diff: Diff;
-  /** Comments can be written on lines; they are kept there. */
+  /** If set, lines can be commented on, and the comments are kept in this store. */
   commentable?: CommentStore | undefined;
-  /** Files can be marked as viewed; the marks are kept under this name. */
+  /** If set, files can be marked as viewed, and the marks are stored under this name. */
   viewedAs?: string | undefined;
-  /** Brings one file whose lines were left out; nothing when it is not in the diff any more. */
+  /** Load one file whose lines were omitted; undefined if it is no longer in the diff. */
   onLoad?: ((file: FileDiff) => Promise<FileDiff | undefined>) | undefined;
-  /** More that can be done with a file, in its head. */
+  /** Additional actions in the header of a file. */
   fileActions?: ((file: FileDiff) => ReactNode) | undefined;
-  /** More for the bar above, at its end. */
+  /** Additional controls at the end of the toolbar. */
   bar?: ReactNode;
   empty?: ReactNode;
 }
@@ -38,7 +38,7 @@ const TREE_PX = 700;
 const SPLIT_PX = 760;
 const TREE_WIDE = 256;
 const AIMED_MS = 700;
-const NOBODY: CommentStore["comments"] = [];
+const NO_COMMENTS: CommentStore["comments"] = [];
 
 export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar, empty }: DiffViewProps) {
   const frame = useRef<HTMLDivElement>(null);
@@ -61,7 +61,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
     () => new Set(files.filter((file, at) => choices.get(file.path) ?? marks[at] === "1").map((file) => file.path)),
     [files, choices, marks],
   );
-  const comments = commentable?.comments ?? NOBODY;
+  const comments = commentable?.comments ?? NO_COMMENTS;
   const { path, side, from, to } = draft ?? { path: "", side: "new" as const, from: 0, to: 0 };
   const rows = useMemo(
     () => rowsOf(files, { split, folded, comments, draft: path ? { path, side, from, to } : null }),
@@ -83,12 +83,12 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
   };
   const aimed = useRef(0);
   const follow = useCallback((which: string | undefined) => {
-    if (performance.now() > aimed.current) startTransition(() => setCurrent(which)); // the tree may lag behind the lines
+    if (performance.now() > aimed.current) startTransition(() => setCurrent(which)); // Low priority: the tree may lag behind the lines.
   }, []);
   const choose = useCallback((which: string) => {
     setTreeOpen(false);
     setCurrent(which);
-    aimed.current = performance.now() + AIMED_MS; // near the end it cannot come to the top, and is chosen all the same
+    aimed.current = performance.now() + AIMED_MS; // A file near the end cannot scroll to the top, but stays selected.
     list.current?.toFile(which);
   }, []);
   const seen = useMemo(
@@ -103,7 +103,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
       <div className="flex flex-wrap items-center gap-x-2 gap-y-1 border-b px-2 py-1">
         <IconButton
           size="sm"
-          label={beside ? "Hide the file tree" : "Show the file tree"}
+          label={beside ? "Hide file tree" : "Show file tree"}
           aria-pressed={beside}
           onClick={() => (width >= TREE_PX ? setTreeShown(!treeShown) : setTreeOpen(true))}
         >
@@ -119,7 +119,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
         {roomy && (
           <IconButton
             size="sm"
-            label={split ? "Show lines one below the other" : "Show before and after side by side"}
+            label={split ? "Switch to unified view" : "Switch to split view"}
             onClick={() => setLook(split ? "unified" : "split")}
           >
             {split ? <Rows2 className="size-4" aria-hidden /> : <Columns2 className="size-4" aria-hidden />}
@@ -127,7 +127,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
         )}
         <IconButton
           size="sm"
-          label={allFolded ? "Unfold all files" : "Fold all files"}
+          label={allFolded ? "Expand all files" : "Collapse all files"}
           onClick={() => foldAll(!allFolded)}
         >
           {allFolded ? (
@@ -139,13 +139,11 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
         {width >= TREE_PX && <Keys commentable={!!commentable} />}
       </div>
       {diff.truncated && (
-        <p className="border-b bg-warn-soft px-3 py-1 text-xs text-warn">
-          There are more changed files than are shown here.
-        </p>
+        <p className="border-b bg-warn-soft px-3 py-1 text-xs text-warn">Not all changed files are shown.</p>
       )}
       {files.length === 0 ? (
         <div className="min-h-0 flex-1 overflow-y-auto">
-          {empty ?? <Empty title="No differences">Both sides are the same.</Empty>}
+          {empty ?? <Empty title="No differences">Both sides are identical.</Empty>}
         </div>
       ) : (
         <div className="flex min-h-0 flex-1">
@@ -177,13 +175,13 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
   );
 }
 
-/** Files in the order of the tree, with those that were loaded by themselves in their places. */
+/** Return the files in tree order, with files that were loaded individually in place of the originals. */
 function useLoaded(diff: Diff, onLoad: DiffViewProps["onLoad"]) {
   const [loaded, setLoaded] = useState<ReadonlyMap<FileDiff, FileDiff>>(new Map());
   const [loading, setLoading] = useState<ReadonlySet<string>>(new Set());
   const ordered = useMemo(() => inTreeOrder(diff.files), [diff.files]);
   const files = useMemo(() => ordered.map((file) => loaded.get(file) ?? file), [ordered, loaded]);
-  const bring = async (file: FileDiff) => {
+  const loadFile = async (file: FileDiff) => {
     setLoading((now) => new Set(now).add(file.path));
     try {
       const found = await onLoad?.(file);
@@ -194,7 +192,7 @@ function useLoaded(diff: Diff, onLoad: DiffViewProps["onLoad"]) {
       setLoading((now) => new Set([...now].filter((path) => path !== file.path)));
     }
   };
-  return { files, loading, load: onLoad ? (file: FileDiff) => void bring(file) : undefined };
+  return { files, loading, load: onLoad ? (file: FileDiff) => void loadFile(file) : undefined };
 }
 
 function useWidth(frame: { current: HTMLElement | null }): number {
@@ -214,17 +212,17 @@ function useWidth(frame: { current: HTMLElement | null }): number {
 function Keys({ commentable }: { commentable: boolean }) {
   const keys: [string, string][] = [
     ["j k", "next or previous line"],
-    ["J K", "the same, and choose a range"],
-    ...(commentable ? ([["c", "comment on what is chosen"]] as [string, string][]) : []),
+    ["J K", "extend the selection"],
+    ...(commentable ? ([["c", "comment on the selection"]] as [string, string][]) : []),
     ["n p", "next or previous file"],
-    ["x", "fold or unfold the file"],
+    ["x", "collapse or expand the file"],
     ["v", "mark the file as viewed"],
   ];
   return (
     <Popover
-      label="Keys for reading"
+      label="Diff keyboard shortcuts"
       trigger={
-        <IconButton size="sm" label="Keys for reading">
+        <IconButton size="sm" label="Diff keyboard shortcuts">
           <Keyboard className="size-4" aria-hidden />
         </IconButton>
       }

@@ -1,4 +1,4 @@
-/** The changed files, in their folders. One stop for the Tab key; arrows move within. */
+/** The changed files in their folders. A single tab stop; arrow keys move within it. */
 import clsx from "clsx";
 import { ChevronDown, ChevronRight, Eye, MessageSquare } from "lucide-react";
 import { type KeyboardEvent, memo, useCallback, useEffect, useMemo, useRef, useState } from "react";
@@ -17,7 +17,7 @@ export const FileTree = memo(function FileTree({
   files: FileDiff[];
   current: string | undefined;
   onChoose: (path: string) => void;
-  /** Paths. */
+  /** Paths of files. */
   viewed: ReadonlySet<string>;
   commented: ReadonlySet<string>;
 }) {
@@ -108,13 +108,13 @@ export const FileTree = memo(function FileTree({
             onFocus={setStop}
           />
         ))}
-        {!nodes.length && <p className="px-2 py-4 text-center text-xs text-faint">No file is called that.</p>}
+        {!nodes.length && <p className="px-2 py-4 text-center text-xs text-faint">No matching files.</p>}
       </div>
     </div>
   );
 });
 
-/** Drawn again only when something of its own has changed: there may be a thousand of them. */
+/** Memoized, because there may be a thousand of them. */
 const Item = memo(function Item({
   node,
   file,

@@ -1,4 +1,4 @@
-/** The branch, and what can be done with it: update, push. */
+/** The branch with its update and push actions. */
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import {
   ArrowUpFromLine,
@@ -62,8 +62,8 @@ export function GitBar({
           sessionId,
           `Please resolve the conflicts in ${conflictsOf(done).join(", ")}, and commit the merge.`,
         );
-        toast.success("The conflicts are in the files", {
-          description: "A prompt for the agent is in the conversation's draft.",
+        toast.success("Conflicts written into the files", {
+          description: "A message for the agent was added to your draft in the conversation.",
         });
       } else updated(done, how);
       return again();
@@ -89,11 +89,11 @@ export function GitBar({
           <span className="min-w-0 truncate font-mono" title={checkout.branch}>
             {status?.branch ?? checkout.branch}
           </span>
-          <CopyButton text={checkout.branch} label="Copy the branch's name" />
+          <CopyButton text={checkout.branch} label="Copy branch name" />
           <span className="shrink-0 text-faint max-sm:hidden">from {checkout.baseBranch}</span>
           {!ahead && checkout.pushed !== null && <Badge tone="ok">pushed</Badge>}
         </p>
-        <IconButton size="sm" label="Read the changes again" busy={refreshing} onClick={onRefresh}>
+        <IconButton size="sm" label="Refresh" busy={refreshing} onClick={onRefresh}>
           {!refreshing && <RefreshCw className="size-3.5" aria-hidden />}
         </IconButton>
         <Menu
@@ -104,26 +104,26 @@ export function GitBar({
             </Button>
           }
         >
-          <MenuTitle>Bring in what is new on {checkout.baseBranch}</MenuTitle>
+          <MenuTitle>Update from {checkout.baseBranch}</MenuTitle>
           <MenuItem onSelect={() => wanted("check")}>
-            <RefreshCw className="size-3.5" aria-hidden /> See what is new
+            <RefreshCw className="size-3.5" aria-hidden /> Check for new commits
           </MenuItem>
           {checkout.pushed === null && (
             <MenuItem onSelect={() => wanted("rebase")}>
-              <GitPullRequestArrow className="size-3.5" aria-hidden /> Rebase onto it
+              <GitPullRequestArrow className="size-3.5" aria-hidden /> Rebase
             </MenuItem>
           )}
           <MenuItem onSelect={() => wanted("merge")}>
-            <GitMerge className="size-3.5" aria-hidden /> Merge it
+            <GitMerge className="size-3.5" aria-hidden /> Merge
           </MenuItem>
           {checkout.pushed !== null && (
             <MenuItem onSelect={() => wanted("merge", "branch")}>
-              <GitMerge className="size-3.5" aria-hidden /> Merge what others pushed to this branch
+              <GitMerge className="size-3.5" aria-hidden /> Merge commits pushed by others
             </MenuItem>
           )}
           {status?.underWay && (
             <MenuItem danger onSelect={() => wanted("give_up")}>
-              <RotateCcw className="size-3.5" aria-hidden /> Give up the {status.underWay}
+              <RotateCcw className="size-3.5" aria-hidden /> Abort the {status.underWay}
             </MenuItem>
           )}
         </Menu>
@@ -132,7 +132,7 @@ export function GitBar({
           busy={push.isPending}
           disabled={busy || !ahead}
           onClick={() => push.mutate()}
-          title={ahead ? undefined : checkout.pushed === null ? "There are no commits to push" : "Everything is pushed"}
+          title={ahead ? undefined : checkout.pushed === null ? "No commits to push" : "Everything is pushed"}
         >
           {!push.isPending && <ArrowUpFromLine className="size-3.5" aria-hidden />}
           Push
@@ -142,7 +142,7 @@ export function GitBar({
         <Refusal title={push.error ? "Could not push" : "Could not update"} text={words(refused)} onClose={close}>
           {isCode(refused, "branch_moved") && (
             <Button size="sm" busy={update.isPending} onClick={() => wanted("merge", "branch")}>
-              Bring them in
+              Merge them
             </Button>
           )}
           {isCode(refused, "rebase_refused") && (
@@ -163,8 +163,7 @@ export function GitBar({
 }
 
 function pushed(done: Operation): void {
-  if (done.status !== "completed")
-    toast.info("The push goes on", { description: "Its progress is shown above the changes." });
+  if (done.status !== "completed") toast.info("Still pushing", { description: "Progress is shown above the changes." });
   else toast.success(`Pushed ${String(done.detail.branch ?? "the branch")}`, { description: notes(done) });
 }
 
@@ -172,16 +171,16 @@ function updated(done: Operation, how: How): void {
   const { behind, source, ended } = done.detail as { behind?: number; source?: string; ended?: boolean };
   const conflicts = conflictsOf(done);
   if (done.status !== "completed")
-    toast.info("The update goes on", { description: "Its progress is shown above the changes." });
-  else if (how === "give_up") toast.success(ended ? "The branch is as it was before" : "Nothing was under way");
-  else if (!behind) toast.success(`There is nothing new on ${source ?? "the base branch"}`);
+    toast.info("Still updating", { description: "Progress is shown above the changes." });
+  else if (how === "give_up") toast.success(ended ? "The branch was restored" : "No merge or rebase was in progress");
+  else if (!behind) toast.success(`No new commits on ${source ?? "the base branch"}`);
   else if (how === "check")
     toast.info(`${plural(behind, "new commit")} on ${source}`, {
       description: conflicts.length
         ? `They conflict with the branch in ${conflicts.slice(0, 5).join(", ")}.`
-        : "They can be brought in without conflicts.",
+        : "They can be merged without conflicts.",
     });
-  else toast.success(`Brought in ${plural(behind, "commit")} of ${source}`, { description: notes(done) });
+  else toast.success(`Updated with ${plural(behind, "commit")} from ${source}`, { description: notes(done) });
 }
 
 function conflictsOf(done: Operation): string[] {
@@ -189,7 +188,7 @@ function conflictsOf(done: Operation): string[] {
   return Array.isArray(conflicts) ? conflicts.map((one) => String((one as { path?: unknown }).path ?? one)) : [];
 }
 
-/** What git had to remark. */
+/** Return git's warnings as one text. */
 function notes(done: Operation): string | undefined {
   const { warnings } = done.detail;
   return Array.isArray(warnings) && warnings.length ? warnings.map(String).join(" ") : undefined;

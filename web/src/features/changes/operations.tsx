@@ -1,4 +1,4 @@
-/** What git is doing in the sandbox right now: told by events, also of what somebody else began. */
+/** The git operations running in the sandbox, tracked by events, including those started by other users. */
 import { useQuery } from "@tanstack/react-query";
 import { CircleAlert, LoaderCircle, X } from "lucide-react";
 import { useState } from "react";
@@ -16,18 +16,18 @@ interface Doing {
 
 const WORDS: Record<string, string> = {
   clone: "Checking out",
-  branch: "Making the branch",
+  branch: "Creating the branch",
   stage: "Staging",
   commit: "Committing",
   discard: "Discarding",
   push: "Pushing",
   update: "Updating",
   tag: "Tagging",
-  checkpoint: "Keeping a checkpoint",
+  checkpoint: "Saving a checkpoint",
   restore: "Restoring",
 };
 
-/** What an event says of an operation; null: it is over. */
+/** Return an operation's state from an event; null if it has ended. */
 export function doingOf(event: Pick<PlatformEvent, "kind" | "data">, before: Doing | undefined): Doing | null {
   const { operation, position, what, percent } = event.data as Record<string, unknown>;
   const kind = typeof operation === "string" ? operation : (before?.kind ?? "");
@@ -48,7 +48,7 @@ export function doingOf(event: Pick<PlatformEvent, "kind" | "data">, before: Doi
   }
 }
 
-/** Operations under way, by id. Those that began before we listened are read once. */
+/** Return the running operations by id. Those that started before the subscription are read once. */
 export function useDoing(sandboxId: string): [id: string, doing: Doing][] {
   const known = useQuery(operations(sandboxId));
   const [told, setTold] = useState<ReadonlyMap<string, Doing | null>>(new Map());
@@ -78,7 +78,7 @@ export function Operations({ sandboxId }: { sandboxId: string }) {
           <LoaderCircle className="size-3.5 shrink-0 animate-spin" aria-hidden />
           <span className="truncate">
             {WORDS[one.kind] ?? one.kind}
-            {one.position !== null && one.position > 0 && `: ${one.position} before it at this repository`}
+            {one.position !== null && one.position > 0 && `: ${one.position} ahead in the repository's queue`}
             {one.what && `: ${one.what}`}
           </span>
           {one.percent !== null && (
@@ -95,7 +95,7 @@ export function Operations({ sandboxId }: { sandboxId: string }) {
   );
 }
 
-/** A refusal that should stay until it was read. */
+/** An error message that stays until it is dismissed. */
 export function Refusal({
   title,
   text,

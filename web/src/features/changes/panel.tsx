@@ -1,4 +1,4 @@
-/** What a session has changed: to read, to comment on, to commit and push. */
+/** The changes of a session: review, comment, commit and push. */
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitCompare, MoonStar, Undo2 } from "lucide-react";
 import { useRef, useState } from "react";
@@ -20,8 +20,8 @@ import { SendComments } from "./send-comments";
 
 const AGAIN_MS = 2000;
 
-/** The work tree changes under the agent's hands: read again when a turn ends, or files or commands have told of something. */
-function useFresh(sandboxId: string, sessionId: string): () => void {
+/** Refresh the git queries when a turn changes state, files change or a command finishes. Returns a manual refresh. */
+function useRefreshOnEvents(sandboxId: string, sessionId: string): () => void {
   const client = useQueryClient();
   const timer = useRef<ReturnType<typeof setTimeout>>(undefined);
   const refresh = () => void client.invalidateQueries({ queryKey: ["git", sandboxId] });
@@ -44,7 +44,7 @@ export function ChangesPanel({
 }: {
   sandboxId: string;
   session: Session;
-  /** The sandbox was destroyed, or has failed: nothing wakes it. */
+  /** The sandbox was destroyed or has failed and cannot be woken. */
   gone: boolean;
   task?: Task | undefined;
   attempt?: Attempt | undefined;
@@ -55,14 +55,14 @@ export function ChangesPanel({
   const status = useQuery({ ...queries.status(sandboxId), enabled: !checkout.error });
   const pushed = checkout.data?.pushed ?? null;
   const since = against === "pushed" ? (pushed ?? "base") : against;
-  const diff = useQuery({ ...queries.diff(sandboxId, since), enabled: !checkout.error }); // all three at once
+  const diff = useQuery({ ...queries.diff(sandboxId, since), enabled: !checkout.error }); // The three queries run in parallel.
   const store = useComments(sessionId);
-  const refresh = useFresh(sandboxId, sessionId);
+  const refresh = useRefreshOnEvents(sandboxId, sessionId);
   const client = useQueryClient();
   const discard = useMutation({
     mutationFn: (path: string) => queries.git.discard(sandboxId, [path]),
     onSuccess: () => {
-      toast.success("Discarded", { description: "A checkpoint was kept before: see History." });
+      toast.success("Discarded", { description: "A checkpoint was saved first. See History." });
       return client.invalidateQueries({ queryKey: ["git", sandboxId] });
     },
     onError: failed("Could not discard the file's changes"),
@@ -73,7 +73,7 @@ export function ChangesPanel({
       <>
         <Operations sandboxId={sandboxId} />
         <Empty title="No checkout yet" icon={<GitCompare className="size-6" aria-hidden />}>
-          {checkout.error.message} Once there is one, its changes are shown here.
+          {checkout.error.message} Changes appear here once the repository is checked out.
         </Empty>
       </>
     );
@@ -90,7 +90,7 @@ export function ChangesPanel({
     loose.has(file.path) && (
       <Confirm
         trigger={
-          <IconButton size="sm" label={`Discard what is not committed of ${file.path}`}>
+          <IconButton size="sm" label={`Discard uncommitted changes in ${file.path}`}>
             <Undo2 className="size-3.5" aria-hidden />
           </IconButton>
         }
@@ -98,14 +98,14 @@ export function ChangesPanel({
         action="Discard"
         onConfirm={() => discard.mutateAsync(file.path)}
       >
-        <span className="font-mono text-xs [overflow-wrap:anywhere]">{file.path}</span> will be as the last commit has
-        it. A checkpoint is kept first.
+        <span className="font-mono text-xs [overflow-wrap:anywhere]">{file.path}</span> will be reset to the last
+        commit. A checkpoint is saved first.
       </Confirm>
     );
   const choices = [
-    { value: "base", label: "All of the branch", detail: `since it left ${checkout.data.baseBranch}` },
-    { value: "head", label: "Not committed", detail: "since the last commit" },
-    ...(pushed ? [{ value: "pushed", label: "Not pushed", detail: "since the last push" }] : []),
+    { value: "base", label: "All changes", detail: `compared with ${checkout.data.baseBranch}` },
+    { value: "head", label: "Uncommitted", detail: "since the last commit" },
+    ...(pushed ? [{ value: "pushed", label: "Unpushed", detail: "since the last push" }] : []),
   ];
   return (
     <div className="flex min-h-0 flex-1 flex-col">
@@ -122,26 +122,26 @@ export function ChangesPanel({
         <p className="flex items-center gap-2 border-b bg-idle-soft px-3 py-1 text-xs text-soft">
           <MoonStar className="size-3.5 shrink-0" aria-hidden />
           <span>
-            {gone ? "The sandbox is gone." : "The sandbox does not run."} This is how its files were kept
+            {gone ? "The sandbox is gone." : "The sandbox is not running."} Showing files
             {status.data.asOf ? (
               <>
-                {" "}
+                {" from "}
                 <Ago at={status.data.asOf} />
               </>
             ) : (
-              " last"
+              " as last saved"
             )}
-            {gone ? ". To change them, start a new sandbox." : "; committing or pushing wakes it."}
+            {gone ? ". Start a new sandbox to change them." : ". Committing or pushing wakes the sandbox."}
           </span>
         </p>
       )}
       {status.data?.underWay && (
         <p className="border-b bg-warn-soft px-3 py-1 text-xs text-warn">
-          A {status.data.underWay} is under way: resolve the conflicts and commit, or give it up under Update.
+          A {status.data.underWay} is in progress. Resolve the conflicts and commit, or abort it in the Update menu.
         </p>
       )}
       {status.data && !gone && <CommitBox sandboxId={sandboxId} status={status.data} />}
-      <Loaded query={diff} loading={<Loading lines={10} label="Reading the changes" />}>
+      <Loaded query={diff} loading={<Loading lines={10} label="Loading changes" />}>
         {(found) => (
           <DiffView
             diff={found}
@@ -158,7 +158,7 @@ export function ChangesPanel({
                 choices={choices}
               />
             }
-            empty={<Nothing against={against} base={checkout.data.baseBranch} />}
+            empty={<NoChanges against={against} base={checkout.data.baseBranch} />}
           />
         )}
       </Loaded>
@@ -167,14 +167,11 @@ export function ChangesPanel({
   );
 }
 
-function Nothing({ against, base }: { against: string; base: string }) {
+function NoChanges({ against, base }: { against: string; base: string }) {
   const words: Record<string, [string, string]> = {
-    base: [
-      "No changes yet",
-      `The branch has nothing that ${base} has not. What the agent changes is shown here as it happens.`,
-    ],
-    head: ["Everything is committed", "There is nothing in the files that the last commit has not."],
-    pushed: ["Everything is pushed", "There is nothing in the files that was not pushed."],
+    base: ["No changes yet", `No differences from ${base}. The agent's changes appear here as it works.`],
+    head: ["Everything is committed", "No differences from the last commit."],
+    pushed: ["Everything is pushed", "No differences from the last push."],
   };
   const [title, text] = words[against] ?? ["No changes", ""];
   return (

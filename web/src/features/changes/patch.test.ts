@@ -20,7 +20,7 @@ index 3279515..e056978 100644
 `;
 
 describe("parsePatch", () => {
-  it("numbers lines on both sides and pairs what was replaced", () => {
+  it("numbers lines on both sides and pairs replaced lines", () => {
     const [first, second] = parsePatch(CHANGE).hunks;
     expect(first?.heading).toBe("import hashlib");
     expect(first?.lines.map((line) => [line.kind, line.old, line.new, line.mate])).toEqual([
@@ -36,7 +36,7 @@ describe("parsePatch", () => {
     expect(second?.lines).toHaveLength(3);
   });
 
-  it("knows where there is no newline at the end, on each side", () => {
+  it("detects a missing newline at the end, on each side", () => {
     const { hunks } = parsePatch(
       "--- a/e\n+++ b/e\n@@ -1 +1 @@\n-no newline\n\\ No newline at end of file\n+still none\n\\ No newline at end of file\n",
     );
@@ -46,7 +46,7 @@ describe("parsePatch", () => {
     ]);
   });
 
-  it("takes CRLF off the text and remembers it", () => {
+  it("strips CRLF from the text and records it", () => {
     const { hunks } = parsePatch("@@ -1,2 +1,2 @@\n one\r\n-two\r\n+2\n");
     expect(hunks[0]?.lines.map((line) => [line.text, line.cr])).toEqual([
       ["one", true],
@@ -70,7 +70,7 @@ describe("parsePatch", () => {
     expect(renamed.hunks).toEqual([]);
   });
 
-  it("reads quoted names with the tab git puts behind them", () => {
+  it("reads quoted names with the trailing tab that git adds", () => {
     const patch = parsePatch(
       '--- "a/odd dir/na\\303\\257ve.txt"\t\n+++ "b/odd dir/na\\303\\257ve.txt"\t\n@@ -1 +1,2 @@\n odd\n+more\n',
     );
@@ -78,13 +78,13 @@ describe("parsePatch", () => {
     expect(patch.newPath).toBe("odd dir/naïve.txt");
   });
 
-  it("says what is new or gone by /dev/null, and one line without a count", () => {
+  it("reads /dev/null as a missing file, and a hunk header without a count as one line", () => {
     const gone = parsePatch("deleted file mode 100644\n--- a/gone.md\n+++ /dev/null\n@@ -1 +0,0 @@\n-to be deleted\n");
     expect(gone).toMatchObject({ oldPath: "gone.md", newPath: null, oldMode: "100644" });
     expect(gone.hunks[0]).toMatchObject({ oldCount: 1, newCount: 0 });
   });
 
-  it("joins the two parts of a file that changed its type", () => {
+  it("joins the two parts of a file whose type changed", () => {
     const patch = parsePatch(
       "diff --git a/x b/x\ndeleted file mode 100644\n--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-text\ndiff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+target\n\\ No newline at end of file\n",
     );
@@ -92,7 +92,7 @@ describe("parsePatch", () => {
     expect(patch).toMatchObject({ oldMode: "100644", newMode: "120000" });
   });
 
-  it("does not stumble over nonsense or a cut-off hunk", () => {
+  it("tolerates garbage and a truncated hunk", () => {
     expect(parsePatch("").hunks).toEqual([]);
     expect(parsePatch("@@ -1,9 +1,9 @@\n one\n?what\n").hunks[0]?.lines).toHaveLength(1);
     expect(parsePatch("Binary files a/x and b/x differ\n").binary).toBe(true);

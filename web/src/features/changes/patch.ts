@@ -1,19 +1,19 @@
-/** What git wrote about one file, as hunks and lines. Pure; hostile text makes odd lines, never a fault. */
+/** Parse git's patch of one file into hunks and lines. Pure. Malformed input never throws; it only produces odd lines. */
 
 export type Side = "old" | "new";
 
 export interface Line {
   kind: "same" | "add" | "del";
-  /** Without its end: neither "\n" nor the "\r" before it. */
+  /** The text without its line ending ("\n" or "\r\n"). */
   text: string;
-  /** Its number in the file before, and after; 0 where it is not there. */
+  /** The line number in the old and the new file; 0 where the line does not exist. */
   old: number;
   new: number;
-  /** It ends with "\r\n". */
+  /** The line ends with "\r\n". */
   cr: boolean;
-  /** The file ends here, without a newline. */
+  /** The file ends with this line, without a newline. */
   noEnd: boolean;
-  /** Of a line that took another's place: that one's index in the hunk. */
+  /** For a replaced or replacing line: the index of its counterpart in the hunk; else -1. */
   mate: number;
 }
 
@@ -22,7 +22,7 @@ export interface Hunk {
   oldCount: number;
   newStart: number;
   newCount: number;
-  /** What git found above it: a function, a heading. */
+  /** The context that git shows after the @@, such as a function name. */
   heading: string;
   lines: Line[];
 }
@@ -34,7 +34,7 @@ export interface Patch {
   newMode: string | null;
   renamed: boolean;
   copied: boolean;
-  /** In per cent, of a rename or copy. */
+  /** Similarity of a rename or copy, in percent. */
   similarity: number | null;
   binary: boolean;
   hunks: Hunk[];
@@ -42,7 +42,7 @@ export interface Patch {
 
 const HUNK = /^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$/;
 
-/** A patch of one file. What is behind its end is left alone; a file that changed its type has two parts, which become one. */
+/** Parse the patch of one file. Trailing text is ignored. A file whose type changed has two parts, which are joined. */
 export function parsePatch(text: string): Patch {
   const patch: Patch = {
     oldPath: null,
@@ -102,7 +102,7 @@ function readHeader(patch: Patch, line: string): void {
   if (line.startsWith("Binary files ") || line === "GIT binary patch") patch.binary = true;
 }
 
-/** By the counts of the hunk's head: a line of a file may look like anything. */
+/** Read as many lines as the hunk header counts, because a line of the file may look like a header. Returns the next index. */
 function readLines(lines: string[], from: number, hunk: Hunk): number {
   let at = from;
   let old = hunk.oldStart;
@@ -136,7 +136,7 @@ function readLines(lines: string[], from: number, hunk: Hunk): number {
   return at;
 }
 
-/** Lines that were taken out and lines that came in at the same place belong together, the first to the first. */
+/** Pair removed lines with the added lines that follow them, in order. */
 function pairUp(lines: Line[]): void {
   let at = 0;
   while (at < lines.length) {
@@ -164,7 +164,7 @@ function withoutPrefix(value: string): string | null {
 
 const ESCAPES: Record<string, number> = { a: 7, b: 8, t: 9, n: 10, v: 11, f: 12, r: 13, '"': 34, "\\": 92 };
 
-/** A name as git quotes it when it is no plain word: C's escapes, bytes in octal. */
+/** Undo git's quoting of a file name: C escapes, and bytes in octal. */
 export function unquoted(name: string): string {
   if (!name.startsWith('"') || !name.endsWith('"') || name.length < 2) return name;
   const bytes: number[] = [];

@@ -1,4 +1,4 @@
-/** What is read of a checkout and done to it. */
+/** Queries and operations on a checkout. */
 import { queryOptions } from "@tanstack/react-query";
 import { ApiError, api, got, type Schemas } from "@/api/client";
 import type { FileDiff } from "@/api/types";
@@ -6,7 +6,7 @@ import type { FileDiff } from "@/api/types";
 export type Operation = Schemas["OperationView"];
 export type Checkout = Schemas["CheckoutView"];
 export type GitStatus = Schemas["StatusView"];
-/** `how` of an update. */
+/** The `how` of an update. */
 export type How = Schemas["Update"]["how"];
 
 export const checkout = (sandboxId: string) =>
@@ -15,7 +15,7 @@ export const checkout = (sandboxId: string) =>
     queryFn: () => got(api.GET("/api/v1/git/{sandbox_id}", { params: { path: { sandbox_id: sandboxId } } })),
   });
 
-/** Whether the branch has commits that were not pushed. `status` is of the sandbox now, if it is known. */
+/** Whether the branch has unpushed commits. `status` is the current state in the sandbox, if it is known. */
 export function isAhead(checkout: Checkout, status: GitStatus | undefined): boolean {
   const head = status?.head ?? checkout.head;
   return head !== (checkout.pushed ?? checkout.baseCommit);
@@ -27,7 +27,7 @@ export const status = (sandboxId: string) =>
     queryFn: () => got(api.GET("/api/v1/git/{sandbox_id}/status", { params: { path: { sandbox_id: sandboxId } } })),
   });
 
-/** `against`: base, head, or a commit. */
+/** `against` is `base`, `head` or a commit. */
 export const diff = (sandboxId: string, against: string) =>
   queryOptions({
     queryKey: ["git", sandboxId, "diff", against],
@@ -39,14 +39,12 @@ function readDiff(sandboxId: string, against: string, path?: string[]) {
   return got(api.GET("/api/v1/git/{sandbox_id}/diff", { params: { path: { sandbox_id: sandboxId }, query } }));
 }
 
-/** One file by itself, for which there is more room. Asked with its old name too, else a rename would not be seen as one. */
+/** Load the diff of a single file, for which the size limit is higher. The old name is sent too, so that a rename is detected. */
 export async function fileDiff(sandboxId: string, against: string, file: FileDiff): Promise<FileDiff | undefined> {
   const found = await readDiff(sandboxId, against, [file.path, ...(file.oldPath ? [file.oldPath] : [])]);
   const one = found.files.find((other) => other.path === file.path);
   if (one?.truncated)
-    throw new Error(
-      "Its changes are too large to show, even alone. Look at the file itself, or use git in the terminal.",
-    );
+    throw new Error("The changes are too large to show. Open the file itself, or use git in the terminal.");
   return one;
 }
 
@@ -57,7 +55,7 @@ export const operations = (sandboxId: string) =>
       (await got(api.GET("/api/v1/git/operations", { params: { query: { sandboxId, limit: 10 } } }))).items,
   });
 
-/** Each is an operation: it is waited for, and goes on by itself should that take too long. */
+/** Start an operation and wait for it. If it takes too long, it continues in the background. */
 export const git = {
   commit: (sandboxId: string, message: string) =>
     got(api.POST("/api/v1/git/commit", { body: { sandboxId, message, paths: [], everything: true } })),

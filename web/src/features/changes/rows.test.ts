@@ -29,16 +29,16 @@ const kinds = (rows: Row[]) =>
   rows.map((row) => (row.kind === "pair" ? `${row.left}|${row.right}` : row.kind === "line" ? `${row.at}` : row.kind));
 
 describe("rowsOf", () => {
-  it("lists lines one below the other, or side by side", () => {
+  it("lists lines in unified or split view", () => {
     expect(kinds(rowsOf([FILE], SHAPE))).toEqual(["file", "hunk", "0", "1", "2", "3", "4"]);
     expect(kinds(rowsOf([FILE], { ...SHAPE, split: true }))).toEqual(["file", "hunk", "0|0", "1|2", "-1|3", "4|4"]);
   });
 
-  it("shows of a folded file its head alone", () => {
+  it("shows only the header of a collapsed file", () => {
     expect(kinds(rowsOf([FILE], { ...SHAPE, folded: new Set(["a.ts"]) }))).toEqual(["file"]);
   });
 
-  it("puts comments and the draft below their lines, and what has lost its lines on top", () => {
+  it("places comments and the draft below their lines, and comments without lines on top", () => {
     const draft = { path: "a.ts", side: "new" as const, from: 3, to: 4 };
     const shape = { ...SHAPE, comments: [comment(2), comment(2, "old"), comment(99)], draft };
     const rows = rowsOf([FILE], shape);
@@ -49,7 +49,7 @@ describe("rowsOf", () => {
     ]); // biome-ignore format: one line
   });
 
-  it("says why there are no lines", () => {
+  it("explains why there are no lines", () => {
     expect(kinds(rowsOf([{ ...FILE, binary: true, patch: null }], SHAPE))).toEqual(["file", "note"]);
     const empty = { ...FILE, change: "added", oldMode: null, patch: "" } as const;
     expect(rowsOf([empty], SHAPE)[1]).toMatchObject({ note: "empty" });
@@ -57,12 +57,12 @@ describe("rowsOf", () => {
     expect(kinds(rowsOf([{ ...FILE, patch: "", newMode: "100755" }], SHAPE))).toEqual(["file"]);
   });
 
-  it("has a key of its own for every row", () => {
+  it("gives every row a unique key", () => {
     const rows = rowsOf([FILE, { ...FILE, path: "b.ts" }], { ...SHAPE, comments: [comment(2), comment(3)] });
     expect(new Set(rows.map((row) => row.key)).size).toBe(rows.length);
   });
 
-  it("is quick with five hundred files and forty thousand lines", () => {
+  it("handles five hundred files and forty thousand lines quickly", () => {
     const patch = `@@ -1,40 +1,80 @@\n${" line of code\n".repeat(40)}${"+another line\n".repeat(40)}`;
     const files = Array.from({ length: 500 }, (_, index) => ({ ...FILE, path: `f${index}.ts`, patch }));
     const start = performance.now();

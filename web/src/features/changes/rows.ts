@@ -1,4 +1,4 @@
-/** A whole diff as one flat list of rows, of which only those in view are drawn. Pure. */
+/** Flatten a diff into a list of rows for the virtual list. Pure. */
 import type { FileDiff } from "@/api/types";
 import type { Comment, Place } from "./comments";
 import { type Hunk, type Line, type Patch, parsePatch } from "./patch";
@@ -8,9 +8,9 @@ export type Row =
   | { kind: "note"; key: string; file: number; note: "binary" | "truncated" | "unpatched" | "empty" }
   | { kind: "hunk"; key: string; file: number; hunk: Hunk }
   | { kind: "line"; key: string; file: number; hunk: Hunk; at: number }
-  /** `left` and `right` are indices of lines of the hunk; -1: nothing on that side. */
+  /** `left` and `right` are line indexes in the hunk; -1 means nothing on that side. */
   | { kind: "pair"; key: string; file: number; hunk: Hunk; left: number; right: number }
-  /** `loose`: the diff does not show its lines any more. */
+  /** `loose`: its lines are no longer in the diff. */
   | { kind: "comment"; key: string; file: number; comment: Comment; loose: boolean }
   | { kind: "draft"; key: string; file: number };
 
@@ -23,7 +23,7 @@ export interface Shape {
 
 const parsed = new WeakMap<FileDiff, Patch>();
 
-/** Parsed once for each answer of the platform. */
+/** Return the parsed patch of a file. Parsed once per response. */
 export function patchOf(file: FileDiff): Patch {
   let patch = parsed.get(file);
   if (!patch) {
@@ -78,7 +78,7 @@ function lines(hunk: Hunk, key: string, file: number, rows: Row[], here: Places)
   });
 }
 
-/** What was taken out on the left, what came in its place on the right. */
+/** Add the rows of a hunk in split view: removed lines on the left, their replacements on the right. */
 function pairs(hunk: Hunk, key: string, file: number, rows: Row[], here: Places): void {
   const push = (left: number, right: number) => {
     rows.push({ kind: "pair", key: `${key}:${left}:${right}`, file, hunk, left, right });
@@ -103,7 +103,7 @@ function pairs(hunk: Hunk, key: string, file: number, rows: Row[], here: Places)
   }
 }
 
-/** What stands below lines of one file: its comments, and the one that is being written. */
+/** The comments and the draft of one file, placed below their lines. */
 class Places {
   private readonly waiting = new Map<string, Row[]>();
 
@@ -130,7 +130,7 @@ class Places {
     }
   }
 
-  /** Those whose lines were not met. */
+  /** Return the rows whose lines were not found. */
   left(): Row[] {
     return [...this.waiting.values()].flat().map((row) => (row.kind === "comment" ? { ...row, loose: true } : row));
   }

@@ -1,6 +1,6 @@
 import { useRef } from "react";
 
-/** The value as it was, for as long as it says the same: what is read out of storage is a new object each time. */
+/** Return the previous object while the value is deeply equal: reading from storage creates a new object each time. */
 export function useSame<T>(value: T): T {
   const kept = useRef(value);
   if (kept.current !== value && JSON.stringify(kept.current) !== JSON.stringify(value)) kept.current = value;

@@ -1,4 +1,4 @@
-/** All comments together become the agent's next prompt. */
+/** Send all comments together as the agent's next prompt. */
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import clsx from "clsx";
 import { Send, Trash2 } from "lucide-react";
@@ -51,15 +51,15 @@ export function SendComments({
         </p>
         <Confirm
           trigger={
-            <IconButton size="sm" label="Remove all comments" side="top">
+            <IconButton size="sm" label="Delete all comments" side="top">
               <Trash2 className="size-3.5" aria-hidden />
             </IconButton>
           }
-          title="Remove all comments?"
-          action="Remove"
+          title="Delete all comments?"
+          action="Delete"
           onConfirm={store.clear}
         >
-          {plural(comments.length, "comment")} that nobody has read will be gone.
+          {plural(comments.length, "comment")} will be deleted without being sent.
         </Confirm>
         {allowed.provision ? (
           <StartSandbox sessionId={session.id} size="sm" look="primary" />
@@ -76,7 +76,7 @@ export function SendComments({
             inReview && task
               ? task.title
               : allowed.hint[way] ||
-                "The comments become the agent's next turn; if it is at work, they wait in its queue."
+                "The comments are sent as the agent's next turn. If the agent is busy, they are queued."
           }
           sessionId={session.id}
           files={files}
@@ -89,7 +89,7 @@ export function SendComments({
                 sent();
                 setOpen(false);
                 toast.success(`Sent ${plural(comments.length, "comment")}`, {
-                  description: round ? "The task is in progress again." : "They are the agent's next turn.",
+                  description: round ? "The task is in progress again." : "The agent gets them in its next turn.",
                 });
               },
             })

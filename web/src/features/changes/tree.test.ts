@@ -18,7 +18,7 @@ const file = (path: string, added = 1, removed = 0): FileDiff => ({
 const FILES = [file("README.md"), file("src/app/a.ts", 3, 1), file("src/app/deep/b.ts"), file("docs/guide/start.md")];
 
 describe("shownNodes", () => {
-  it("puts folders first, joins those that hold nothing else, and sums", () => {
+  it("lists folders first, joins single-child folders, and sums the counts", () => {
     const nodes = shownNodes(FILES, "", new Set());
     expect(nodes.map((node) => `${"  ".repeat(node.depth)}${node.name}`)).toEqual([
       "docs/guide",
@@ -32,13 +32,13 @@ describe("shownNodes", () => {
     expect(nodes[2]).toMatchObject({ count: 2, added: 4, removed: 1 });
   });
 
-  it("hides what is folded, but not from a filter", () => {
+  it("hides files in collapsed folders unless a filter is set", () => {
     const folded = new Set(["src/app"]);
     expect(shownNodes(FILES, "", folded).map((node) => node.name)).not.toContain("a.ts");
     expect(shownNodes(FILES, "A.TS", folded).map((node) => node.name)).toEqual(["src/app", "a.ts"]);
   });
 
-  it("gives files in the order of the tree", () => {
+  it("returns files in tree order", () => {
     expect(inTreeOrder(FILES).map((one) => one.path)).toEqual([
       "docs/guide/start.md",
       "src/app/deep/b.ts",

@@ -3,15 +3,15 @@ import type { FileDiff } from "@/api/types";
 
 export interface Node {
   kind: "folder" | "file";
-  /** Of a folder: its own, and of those in it that hold nothing else ("src/app"). */
+  /** For a folder: its name, joined with nested folders that are its only content ("src/app"). */
   name: string;
   path: string;
   depth: number;
   added: number;
   removed: number;
-  /** Of a folder: how many files are in it. */
+  /** For a folder: the number of files in it. */
   count: number;
-  /** Of a file: its place in the diff. */
+  /** For a file: its index in the diff. */
   index: number;
 }
 
@@ -22,7 +22,7 @@ interface Folder {
 
 const empty = (): Folder => ({ folders: new Map(), files: [] });
 
-/** Every node that is shown, in order: folders first, as people are used to. `folded` are paths of folders. */
+/** Return the visible nodes in order, folders first. `folded` contains the paths of collapsed folders. */
 export function shownNodes(files: FileDiff[], filter: string, folded: ReadonlySet<string>): Node[] {
   const wanted = filter.trim().toLowerCase();
   const root = empty();
@@ -98,7 +98,7 @@ function sums(folder: Folder, files: FileDiff[]): { added: number; removed: numb
   return sum;
 }
 
-/** Files in the order the tree has them, so that reading down the diff is reading down the tree. */
+/** Return the files in tree order, so that the diff and the tree are in the same order. */
 export function inTreeOrder(files: FileDiff[]): FileDiff[] {
   return shownNodes(files, "", new Set())
     .filter((node) => node.kind === "file")

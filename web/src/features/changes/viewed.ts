@@ -1,11 +1,11 @@
-/** Which files a person has looked at. A mark holds for what the file was then: when it changes, the mark is gone. */
+/** Which files the user has marked as viewed. A mark is dropped when the file's diff changes. */
 import type { FileDiff } from "@/api/types";
 import { useStored } from "@/lib/stored";
 import { useSame } from "./same";
 
 const known = new WeakMap<FileDiff, string>();
 
-/** Short, of all that the diff says of the file (FNV-1a). */
+/** Return a short FNV-1a hash of the file's diff. */
 export function fingerprint(file: FileDiff): string {
   let print = known.get(file);
   if (print === undefined) {
@@ -31,7 +31,7 @@ export interface Viewed {
   set: (file: FileDiff, viewed: boolean) => void;
 }
 
-/** `name` says of what: a session, a pull request. */
+/** `name` identifies what was viewed: a session or a pull request. */
 export function useViewed(name: string): Viewed {
   const [stored, store] = useStored<Record<string, string>>(`viewed.${name}`, {});
   const marks = useSame(stored);

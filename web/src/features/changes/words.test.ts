@@ -12,7 +12,7 @@ describe("changedWords", () => {
     expect(cut(made, found?.new)).toEqual(["sha256"]);
   });
 
-  it("finds several places, and only what was put in", () => {
+  it("finds several insertions and no deletions", () => {
     const old = "call(one, two)";
     const made = "call(one, extra, two, three)";
     const found = changedWords(old, made);
@@ -20,7 +20,7 @@ describe("changedWords", () => {
     expect(cut(made, found?.new)?.join("|")).toMatch(/extra.*three/);
   });
 
-  it("says nothing of lines with little in common, of the same, and of endless ones", () => {
+  it("returns null for lines with little in common, equal lines and very long lines", () => {
     expect(changedWords("completely different", "nothing alike here at all")).toBeNull();
     expect(changedWords("same", "same")).toBeNull();
     expect(changedWords("x".repeat(5000), "y".repeat(5000))).toBeNull();
@@ -28,7 +28,7 @@ describe("changedWords", () => {
 });
 
 describe("marked", () => {
-  it("cuts tokens at the edges", () => {
+  it("splits tokens at the edges of spans", () => {
     expect(
       marked(
         [

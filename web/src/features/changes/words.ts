@@ -1,13 +1,13 @@
-/** Which words of a line changed, when it took another's place. Pure. */
+/** Find the changed words between a line and the line it replaced. Pure. */
 
-/** From and to, in characters of the text. */
+/** Start and end offset in the text. */
 export type Span = [from: number, to: number];
 
 const LONGEST = 1000;
 const MOST = 160;
 const WORD = /[\p{L}\p{N}_]+|\s+|[^\p{L}\p{N}_\s]/gu;
 
-/** What is in `old` alone and in `made` alone. Null when the two have too little in common for that to help a reader, or are too long. */
+/** Return the spans that are only in `old` and only in `made`; null if the lines are equal, too different or too long. */
 export function changedWords(old: string, made: string): { old: Span[]; new: Span[] } | null {
   if (old.length > LONGEST || made.length > LONGEST || old === made) return null;
   const before = old.match(WORD) ?? [];
@@ -31,7 +31,7 @@ export function changedWords(old: string, made: string): { old: Span[]; new: Spa
   return changed > 0.7 * Math.max(old.trim().length, made.trim().length) ? null : spans;
 }
 
-/** The longest common run of words, as places in each. */
+/** Return the longest common subsequence of words, as indexes into each list. */
 function common(left: string[], right: string[]): [Set<number>, Set<number>] {
   const width = right.length + 1;
   const best = new Uint16Array((left.length + 1) * width);
@@ -57,7 +57,7 @@ function common(left: string[], right: string[]): [Set<number>, Set<number>] {
   return [inLeft, inRight];
 }
 
-/** Spans of the words that are not kept; a space between two of them is one of them. */
+/** Return the spans of the words not in `kept`; whitespace between two of them is included. */
 function outside(words: string[], kept: Set<number>, start: number): Span[] {
   const spans: Span[] = [];
   let at = start;
@@ -82,7 +82,7 @@ function size(spans: Span[]): number {
   return spans.reduce((sum, [from, to]) => sum + to - from, 0);
 }
 
-/** Tokens cut at the edges of the spans; each piece says whether it is inside one. */
+/** Split tokens at the edges of the spans; each piece says whether it is inside one. */
 export function marked<T extends [kind: string, text: string]>(
   tokens: T[],
   spans: Span[],

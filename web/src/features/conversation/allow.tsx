@@ -7,7 +7,7 @@ import { words } from "./parts";
 import { sessionAsks } from "./queries";
 import { refusedLast } from "./refused";
 
-/** Allows what the project's policy refused, for the rest of the session, and goes on. */
+/** Allow what the project's policy denied, for the rest of the session, and resume the agent. */
 export function AllowButton({ asks }: { asks: readonly Ask[] }) {
   const client = useQueryClient();
   const allow = useMutation({
@@ -17,7 +17,7 @@ export function AllowButton({ asks }: { asks: readonly Ask[] }) {
         await got(api.POST("/api/v1/asks/{ask_id}/allow", { params: { path: { ask_id: ask.id } }, body }));
       }
     },
-    onError: failed("Could not allow it"),
+    onError: failed("Could not allow the action"),
     onSettled: () => client.invalidateQueries({ queryKey: ["asks"] }),
   });
   const patterns = asks.map((ask) => words(ask.detail.pattern)).join(", ");
@@ -26,7 +26,7 @@ export function AllowButton({ asks }: { asks: readonly Ask[] }) {
       size="sm"
       busy={allow.isPending}
       disabled={allow.isSuccess}
-      title={`Allows what matches ${patterns} for the rest of this session.`}
+      title={`Allow everything that matches ${patterns} for the rest of this session.`}
       onClick={() => allow.mutate()}
     >
       Allow and continue
@@ -34,7 +34,7 @@ export function AllowButton({ asks }: { asks: readonly Ask[] }) {
   );
 }
 
-/** For an attempt or a turn that ended because of it. */
+/** Offer to allow what the policy denied, for an attempt or a turn that ended because of the denial. */
 export function AllowRefused({ sessionId }: { sessionId: string }) {
   const asks = useQuery(sessionAsks(sessionId)).data ?? [];
   const refused = refusedLast(asks);

@@ -6,7 +6,7 @@ import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 
 const LINES = 200;
-/** What a program wrote, in its colours; of a long one the end, until all of it is wanted. */
+/** A program's output with its ANSI colours. Of long output only the end is shown until the user asks for the rest. */
 export function Output({ text, label }: { text: string; label: string }) {
   const [whole, setWhole] = useState(false);
   const lines = useMemo(() => text.replace(/\s+$/, "").split("\n"), [text]);
@@ -18,7 +18,7 @@ export function Output({ text, label }: { text: string; label: string }) {
   return (
     <div className="group relative rounded-md border bg-sunken">
       <div className="absolute top-1 right-1 opacity-0 group-focus-within:opacity-100 group-hover:opacity-100">
-        <CopyButton text={text} label="Copy the output" />
+        <CopyButton text={text} label="Copy output" />
       </div>
       {hidden > 0 && (
         <Button look="ghost" size="sm" onClick={() => setWhole(true)}>

@@ -7,7 +7,7 @@ const ask = (detail: Record<string, unknown>, over: Partial<Ask> = {}) =>
 const form = (field: Record<string, unknown>) => ({ form: { properties: { colour: field } } });
 
 describe("questionOf", () => {
-  it("is an open question that one line can answer", () => {
+  it("returns an open question that one line can answer", () => {
     const several = ask({ form: { properties: { a: {}, b: {} } } });
     const open = ask(form({ type: "string" }));
     expect(questionOf([ask({}, { kind: "permission" }), ask({}, { status: "answered" }), several, open])).toBe(open);
@@ -16,11 +16,11 @@ describe("questionOf", () => {
 });
 
 describe("answerOf", () => {
-  it("gives words as they are", () => {
+  it("passes text through unchanged", () => {
     expect(answerOf(ask({}), "green")).toEqual({ body: { content: { answer: "green" } } });
     expect(answerOf(ask(form({ type: "string" })), "green")).toEqual({ body: { content: { colour: "green" } } });
   });
-  it("finds a choice by its number or its words", () => {
+  it("finds a choice by its number or its label", () => {
     const one = ask(form({ enum: ["r", "b"], enumNames: ["Red", "Blue"] }));
     expect(answerOf(one, "2")).toEqual({ body: { content: { colour: "b" } } });
     expect(answerOf(one, " blue")).toEqual({ body: { content: { colour: "b" } } });
@@ -29,9 +29,9 @@ describe("answerOf", () => {
       body: { content: { colour: ["b", "r"] } },
     });
   });
-  it("knows yes and no, numbers and the platform's options", () => {
+  it("understands yes and no, numbers and the platform's options", () => {
     expect(answerOf(ask(form({ type: "boolean" })), "Yes")).toEqual({ body: { content: { colour: true } } });
-    expect(answerOf(ask(form({ type: "integer" })), "many")).toEqual({ error: "This is not a number." });
+    expect(answerOf(ask(form({ type: "integer" })), "many")).toEqual({ error: "Enter a number." });
     const options = [{ optionId: "go", name: "Continue" }];
     expect(answerOf(ask({ by: "platform", options }), "continue")).toEqual({ body: { optionId: "go" } });
   });

@@ -1,4 +1,4 @@
-/** What somebody writes in the main box while a question is open, as the answer to it. Pure. */
+/** Turn the text in the message box into an answer while a question is open. Pure. */
 import type { Schemas } from "@/api/client";
 import type { Ask } from "@/api/types";
 import { check, type Filled, type FormField, fieldsOf } from "./form";
@@ -6,7 +6,7 @@ import { list, record, words } from "./parts";
 
 export type Answered = { body: Schemas["Answer"] } | { error: string };
 
-/** The question that the box answers: the oldest open one that one line of text can answer. Permissions have buttons. */
+/** Return the question that the box answers: the oldest open one that fits in one line. Permission requests have buttons instead. */
 export function questionOf(asks: readonly Ask[]): Ask | undefined {
   return asks.find(
     (ask) => ask.status === "pending" && ask.kind === "question" && fieldsOf(ask.detail.form).length <= 1,
@@ -48,7 +48,7 @@ function filledBy(field: FormField, text: string): Filled | undefined {
   return text;
 }
 
-/** By its number, as the list is counted, or by its words; -1: none of them. */
+/** Find a choice by its one-based number or by its label; -1 if there is none. */
 function placeOf(labels: readonly string[], text: string): number {
   const word = text.trim().toLowerCase();
   const named = labels.findIndex((one) => one.trim().toLowerCase() === word);

@@ -1,9 +1,9 @@
 import { useId, useMemo, useState } from "react";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, Input, Select, Switch, Textarea } from "@/ui/field";
-import { check, type Filled, type FormField, fieldsOf, standing } from "./form";
+import { check, currentValue, type Filled, type FormField, fieldsOf } from "./form";
 
-/** As many choices are shown side by side; more are a list that opens. */
+/** Up to this many choices are shown as radio buttons; more are shown as a select. */
 const SHOWN_CHOICES = 8;
 
 const FREE: FormField[] = [
@@ -22,7 +22,7 @@ const FREE: FormField[] = [
   },
 ];
 
-/** Made from the schema that the agent asks with. Ctrl+Enter answers. */
+/** A form built from the JSON schema of the agent's question. Ctrl+Enter submits it. */
 export function AskForm({
   schema,
   title,
@@ -64,7 +64,7 @@ export function AskForm({
           key={field.name}
           field={field}
           label={fields.length === 1 && field.label === title ? "Your answer" : field.label}
-          value={standing(field, filled)}
+          value={currentValue(field, filled)}
           error={tried ? errors[field.name] : undefined}
           onChange={(value) => setFilled((before) => ({ ...before, [field.name]: value }))}
         />

@@ -32,7 +32,7 @@ export function optionsOf(ask: Ask): AskOption[] {
   });
 }
 
-/** What the agent, or the platform, wants to know: answered in place. */
+/** A question or permission request of the agent or the platform, answered in place. */
 export function AskRow({ ask }: { ask: Ask }) {
   return ask.status === "pending" ? <Pending ask={ask} /> : <Settled ask={ask} />;
 }
@@ -47,7 +47,7 @@ export function useAnswer(ask: Ask | undefined) {
         known?.map((one) => (one.id === done.id ? done : one)),
       );
     },
-    onError: failed("Could not answer"),
+    onError: failed("Could not send the answer"),
     onSettled: () => client.invalidateQueries({ queryKey: ["asks"] }),
   });
 }
@@ -75,11 +75,13 @@ function Pending({ ask }: { ask: Ask }) {
         <div className="min-w-0 flex-1">
           <p className="text-xs text-soft">
             {platform
-              ? "Sandyard asks"
+              ? "Question from Sandyard"
               : ask.kind === "permission"
-                ? "The agent asks for permission"
-                : "The agent asks"}
-            {ask.expiresAt && <Countdown until={ask.expiresAt} />}
+                ? "Permission request"
+                : "Question from the agent"}
+            {ask.expiresAt && (
+              <Countdown until={ask.expiresAt} outcome={ask.kind === "permission" ? "denied" : "declined"} />
+            )}
           </p>
           <h3 className="text-[13.5px] font-medium break-words whitespace-pre-wrap">{ask.title}</h3>
         </div>
@@ -122,7 +124,7 @@ function Pending({ ask }: { ask: Ask }) {
             })}
             {!options.length && (
               <Button look="danger" busy={busy} onClick={() => answer.mutate({ decision: "reject" })}>
-                Refuse
+                Deny
               </Button>
             )}
           </div>
@@ -132,7 +134,7 @@ function Pending({ ask }: { ask: Ask }) {
   );
 }
 
-/** Why a person is asked, and where that is changed. */
+/** Why the user is asked, with a link to the setting that controls it. */
 function Reason({ ask }: { ask: Ask }) {
   const reason = words(ask.detail.reason);
   const projectId = useQuery({ ...sessionQuery(ask.sessionId), enabled: reason !== "" }).data?.projectId;
@@ -154,12 +156,12 @@ function Reason({ ask }: { ask: Ask }) {
   );
 }
 
-function Countdown({ until }: { until: string }) {
+function Countdown({ until, outcome }: { until: string; outcome: string }) {
   const left = (Date.parse(until) - useNow()) / 1000;
   return (
     <span className="tabular-nums">
       {" · "}
-      {left > 0 ? `refused automatically in ${roughly(left)}` : "refused: nobody answered in time"}
+      {left > 0 ? `${outcome} automatically in ${roughly(left)}` : `${outcome}: not answered in time`}
     </span>
   );
 }
@@ -167,10 +169,10 @@ function Countdown({ until }: { until: string }) {
 const WORDS: Record<string, string> = {
   allow_once: "Allowed",
   allow_always: "Always allowed",
-  reject_once: "Refused",
-  reject_always: "Always refused",
+  reject_once: "Denied",
+  reject_always: "Always denied",
   allow: "Allowed",
-  reject: "Refused",
+  reject: "Denied",
 };
 
 function Settled({ ask }: { ask: Ask }) {
@@ -231,7 +233,7 @@ function Settled({ ask }: { ask: Ask }) {
   );
 }
 
-/** What was filled into the form of a question, by field. */
+/** The answers to a question's form, by field. */
 function givenOf(ask: Ask): [field: string, value: string][] {
   return Object.entries(record(ask.answer?.content)).map(([field, value]) => [
     field,
@@ -256,7 +258,7 @@ function Given({ ask }: { ask: Ask }) {
 
 function outcome(ask: Ask): { text: string; yes: boolean } {
   if (ask.status === "expired") return { text: "Not answered in time", yes: false };
-  if (ask.status === "cancelled") return { text: "No longer asked", yes: false };
+  if (ask.status === "cancelled") return { text: "Cancelled", yes: false };
   const answer = ask.answer ?? {};
   if (ask.decidedBy === "overruled") return { text: "Allowed from now on", yes: true };
   if (answer.action === "accept") return { text: "Answered", yes: true };
@@ -264,5 +266,5 @@ function outcome(ask: Ask): { text: string; yes: boolean } {
   const kind = words(answer.kind) || words(answer.decision);
   const chosen = optionsOf(ask).find((one) => one.id === answer.optionId);
   const plain = ask.kind === "question" && chosen ? chosen.name : undefined;
-  return { text: plain ?? WORDS[kind] ?? chosen?.name ?? "Refused", yes: kind.startsWith("allow") };
+  return { text: plain ?? WORDS[kind] ?? chosen?.name ?? "Denied", yes: kind.startsWith("allow") };
 }

@@ -8,7 +8,7 @@ const MOST = 400;
 const LOOKS = { same: "", add: "bg-add", del: "bg-del", gap: "text-faint" };
 const SIGNS = { same: " ", add: "+", del: "-", gap: "⋯" };
 
-/** What a tool call changes in one file. */
+/** The diff of one file that a tool call changes. */
 export function Change({ path, before, after }: { path: string; before: string | null; after: string }) {
   const lines = useMemo(() => diffLines(before, after), [before, after]);
   const { added, removed } = counted(lines);
@@ -37,9 +37,7 @@ export function Change({ path, before, after }: { path: string; before: string |
             </div>
           ))}
           {lines.length > MOST && (
-            <div className="px-2.5 text-faint">
-              … {plural(lines.length - MOST, "more line")}; the tab “Changes” has all.
-            </div>
+            <div className="px-2.5 text-faint">… {plural(lines.length - MOST, "more line")}. See the Changes tab.</div>
           )}
         </div>
       </section>

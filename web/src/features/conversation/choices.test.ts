@@ -6,7 +6,7 @@ import { modelsOf, modesOf, suggested } from "./choices";
 const state = (options: Record<string, unknown>) => ({ options }) as Schemas["AgentStateView"];
 const agent = { models: ["m1"], modes: ["work"] } as unknown as Agent;
 
-it("takes what the agent says before what is known of it", () => {
+it("prefers what the agent reports over its static definition", () => {
   const groups = [{ name: "A", options: [{ value: "a/1", name: "One" }] }, { value: "b/2" }];
   const said = state({
     configOptions: [{ id: "model", category: "model", options: groups }],
@@ -21,7 +21,7 @@ it("takes what the agent says before what is known of it", () => {
   expect(modesOf(state({ modes: "rubbish" }), agent)).toEqual([{ value: "work", label: "work" }]);
 });
 
-it("suggests commands only while one is being written", () => {
+it("suggests commands only while one is being typed", () => {
   const said = state({ commands: [{ name: "review", description: "Looks" }, { name: "test" }] });
   expect(suggested(said, "/re")).toEqual([{ name: "review", description: "Looks" }]);
   expect(suggested(said, "/")).toHaveLength(2);

@@ -1,4 +1,4 @@
-/** What a session's agent can be set to, as it says itself, or else as is known of it. Pure. */
+/** The models, modes and commands of a session's agent: as the agent reports them, else from its definition. Pure. */
 import type { Schemas } from "@/api/client";
 import type { Agent } from "@/api/types";
 import { list, record, words } from "./parts";
@@ -8,7 +8,7 @@ export interface Option {
   label: string;
 }
 
-/** `category`: model or mode. */
+/** `category` is `model` or `mode`. */
 function configured(options: Record<string, unknown>, category: string): Option[] {
   for (const option of list(options.configOptions)) {
     const one = record(option);
@@ -43,7 +43,7 @@ export interface SlashCommand {
   description: string;
 }
 
-/** Those that begin like what is being written, when that is nothing but the beginning of a command. */
+/** Return up to eight commands that match the draft, if the draft is only the beginning of a slash command. */
 export function suggested(state: Schemas["AgentStateView"] | undefined, draft: string): SlashCommand[] {
   const begun = /^\/([\w:.-]*)$/.exec(draft)?.[1];
   if (begun === undefined) return [];

@@ -1,4 +1,4 @@
-/** What somebody is about to say to a session's agent: kept in this browser until it is sent, and added to from elsewhere. */
+/** Message drafts, one per session: kept in this browser until they are sent. Other panels can append to them. */
 import { useCallback, useSyncExternalStore } from "react";
 
 const changed = new EventTarget();
@@ -12,7 +12,7 @@ function read(sessionId: string): string {
   try {
     text = localStorage.getItem(key(sessionId)) ?? "";
   } catch {
-    // forbidden: it lasts as long as the page
+    // Storage is blocked: the draft lasts as long as the page.
   }
   drafts.set(sessionId, text);
   return text;
@@ -24,12 +24,12 @@ function write(sessionId: string, text: string): void {
     if (text) localStorage.setItem(key(sessionId), text);
     else localStorage.removeItem(key(sessionId));
   } catch {
-    // full or forbidden: it lasts as long as the page
+    // Storage is full or blocked: the draft lasts as long as the page.
   }
   changed.dispatchEvent(new Event(sessionId));
 }
 
-/** The draft of a session, and a way to change it. Another tab's changes are seen, too. */
+/** Return the draft of a session and its setter. Changes made in another browser tab are picked up. */
 export function useDraft(sessionId: string): [string, (text: string) => void] {
   const subscribe = useCallback(
     (notify: () => void) => {
@@ -51,7 +51,7 @@ export function useDraft(sessionId: string): [string, (text: string) => void] {
   return [text, useCallback((value: string) => write(sessionId, value), [sessionId])];
 }
 
-/** Adds a paragraph to the next prompt, such as a comment on a line of the diff. The composer shows it at once. */
+/** Append a paragraph to the draft, such as a comment on a line of the diff. The composer shows it immediately. */
 export function appendToDraft(sessionId: string, text: string): void {
   const before = read(sessionId);
   write(sessionId, before.trim() ? `${before.replace(/\s+$/, "")}\n\n${text}` : text);

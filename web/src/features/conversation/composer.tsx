@@ -36,7 +36,7 @@ interface Composed {
   onSent: () => void;
 }
 
-/** Where the next prompt is written, questions are answered, and what runs is stopped. Comments on the changes are sent along. */
+/** The message box: write the next prompt, answer a question, stop the agent. Unsent comments on the changes are sent along. */
 export function Composer({ session, task, attempt, running, queued, messages, asks, onSent }: Composed) {
   const [draft, setDraft] = useDraft(session.id);
   const [wanted, setWay] = useState<Way>();
@@ -63,7 +63,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
     mutationFn: ({ text, key }: { text: string; key: string; draft: string; comments: string[] }) =>
       sendPrompt(client, { sessionId: session.id, task, attempt, allowed, way }, { text, key, model, mode }),
     onSuccess: (_, sent) => {
-      // what was written meanwhile stays
+      // Keep what was typed while the message was being sent.
       if (box.current === null || box.current.value.trim() === sent.draft) setDraft("");
       store.removeAll(sent.comments);
       onSent();
@@ -72,15 +72,15 @@ export function Composer({ session, task, attempt, running, queued, messages, as
       void client.invalidateQueries({ queryKey: ["turns", session.id] });
       void client.invalidateQueries({ queryKey: ["session", session.id] });
     },
-    onError: failed("Could not send it"),
-    // once more under the same key where the answer was lost: it is the same turn
+    onError: failed("Could not send the message"),
+    // If the response was lost, retry with the same key: it stays one turn.
     retry: (failures, error) => way === "chat" && failures < 2 && (error as { status?: number }).status === 0,
   });
   const busy = send.isPending || answer.isPending;
   const ready = (draft.trim() !== "" || comments.length > 0) && (question || allowed.ways.length > 0) && !busy;
   const reply = (asked: Ask) => {
     const given = answerOf(asked, draft.trim());
-    if ("error" in given) toast.error("Could not answer", { description: given.error });
+    if ("error" in given) toast.error("Could not send the answer", { description: given.error });
     else answer.mutate(given.body, { onSuccess: () => setDraft("") });
   };
   const submit = () => {
@@ -141,7 +141,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
                     ? "Tell the agent how to continue"
                     : "What should be different?"
                   : running
-                    ? "What comes next? It waits until the agent is done."
+                    ? "Queue a message for when the agent is done"
                     : "Tell the agent what to do"
             }
             onChange={(event) => setDraft(event.target.value)}
@@ -160,17 +160,17 @@ export function Composer({ session, task, attempt, running, queued, messages, as
           <div className="flex flex-wrap items-center gap-1.5 px-2 pb-2">
             {allowed.ways.length > 1 && (
               <Select
-                label="What happens with it"
+                label="Send as"
                 className="!h-7 !w-auto max-w-44 text-xs"
                 value={way}
                 onChange={(value) => setWay(value as Way)}
                 choices={[
                   {
                     value: "round",
-                    label: allowed.retry ? "Continue the task" : "As feedback",
-                    detail: "Next round: checked, committed, pushed",
+                    label: allowed.retry ? "Continue the task" : "Request changes",
+                    detail: "Changes are checked, committed and pushed",
                   },
-                  { value: "chat", label: "Only talk", detail: "Stays in the sandbox" },
+                  { value: "chat", label: "Chat only", detail: "Changes stay in the sandbox" },
                 ]}
               />
             )}
@@ -194,7 +194,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
             )}
             <span className="ml-auto flex items-center gap-1.5">
               <span className="hidden text-2xs text-faint md:inline">
-                <Kbd>Enter</Kbd> sends, <Kbd>Shift</Kbd> <Kbd>Enter</Kbd> breaks the line
+                <Kbd>Enter</Kbd> to send, <Kbd>Shift</Kbd> <Kbd>Enter</Kbd> for a new line
               </span>
               {running && <Stop turn={running} />}
               <Button type="submit" look="primary" size="sm" busy={busy} disabled={!ready}>
@@ -204,7 +204,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
                   : way === "round"
                     ? allowed.retry
                       ? "Send and retry"
-                      : "Send back"
+                      : "Request changes"
                     : running
                       ? "Queue"
                       : "Send"}
@@ -214,8 +214,9 @@ export function Composer({ session, task, attempt, running, queued, messages, as
         </form>
         <p id={`${session.id}-hint`} className="mt-1 min-h-4 text-xs text-faint">
           {question
-            ? "The agent waits for your answer."
-            : allowed.hint[way] || (session.archivedAt ? "The session is archived; a prompt brings it back." : "")}
+            ? "The agent is waiting for your answer."
+            : allowed.hint[way] ||
+              (session.archivedAt ? "This session is archived. Sending a message restores it." : "")}
         </p>
       </div>
     </div>
@@ -254,19 +255,19 @@ function Stop({ turn }: { turn: Turn }) {
   const client = useQueryClient();
   const stop = useMutation({
     mutationFn: () => got(api.POST("/api/v1/turns/{turn_id}/cancel", { params: { path: { turn_id: turn.id } } })),
-    onError: failed("Could not stop it"),
+    onError: failed("Could not stop the agent"),
     onSettled: () => client.invalidateQueries({ queryKey: ["turns", turn.sessionId] }),
   });
   return (
     <Button size="sm" busy={stop.isPending || turn.cancelAt !== null} onClick={() => stop.mutate()}>
-      <Square className="size-3 fill-current" aria-hidden /> {turn.cancelAt ? "Stopping" : "Stop the agent"}
+      <Square className="size-3 fill-current" aria-hidden /> {turn.cancelAt ? "Stopping" : "Stop agent"}
     </Button>
   );
 }
 
 function Commands({ commands, onPick }: { commands: SlashCommand[]; onPick: (name: string) => void }) {
   return (
-    <ul aria-label="Commands of the agent" className="mb-1.5 rounded-md border bg-raised p-1">
+    <ul aria-label="Agent commands" className="mb-1.5 rounded-md border bg-raised p-1">
       {commands.map((one) => (
         <li key={one.name}>
           <button

@@ -8,11 +8,11 @@ it("shows a new file as added lines", () => {
   expect(shown(null, "a\nb\n")).toEqual(["+a", "+b"]);
 });
 
-it("shows what changed between what stayed", () => {
+it("shows changed lines with unchanged lines around them", () => {
   expect(shown("a\nb\nc\n", "a\nx\nc\n")).toEqual([" a", "-b", "+x", " c"]);
 });
 
-it("folds what is far from any change", () => {
+it("folds lines far from any change", () => {
   const lines = Array.from({ length: 20 }, (_, index) => String(index));
   const after = lines.with(10, "ten");
   expect(shown(lines.join("\n"), after.join("\n"))).toEqual([
@@ -29,7 +29,7 @@ it("folds what is far from any change", () => {
   ]);
 });
 
-it("does not take for ever over two large texts", () => {
+it("finishes quickly on two large texts", () => {
   const one = Array.from({ length: 5000 }, (_, index) => `a${index}`).join("\n");
   const other = Array.from({ length: 5000 }, (_, index) => `b${index}`).join("\n");
   expect(diffLines(one, other)).toHaveLength(10_000);

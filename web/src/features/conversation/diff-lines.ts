@@ -1,4 +1,4 @@
-/** What a tool call changed in a file, as lines. Pure; long ones are compared only where they differ as a whole. */
+/** A line diff of what a tool call changed in a file. Pure. Very large differences are shown as all removed, then all added. */
 
 export interface DiffLine {
   kind: "same" | "add" | "del" | "gap";
@@ -8,7 +8,7 @@ export interface DiffLine {
 const AROUND = 3;
 const LARGEST = 1_000_000;
 
-/** Lines that changed with three around them; what lies between is one line of kind gap. */
+/** Return the changed lines with three lines of context; each skipped stretch is one line of kind `gap`. */
 export function diffLines(before: string | null, after: string): DiffLine[] {
   const old = before ? split(before) : [];
   const now = split(after);

@@ -2,7 +2,7 @@ import clsx from "clsx";
 import { ChevronRight } from "lucide-react";
 import { createContext, type ReactNode, useContext, useId, useState } from "react";
 
-/** What was unfolded stays so while its row is out of sight and not there. `touched`: the reader looks at something. */
+/** Remembers which rows are expanded while they are not rendered. `touched` is called when the user expands or collapses a row. */
 export interface Folds {
   open: Map<string, boolean>;
   touched: () => void;
@@ -22,7 +22,7 @@ export function useFold(key: string, initial = false): [boolean, (open: boolean)
   ];
 }
 
-/** A line that opens what is behind it. `more` is made only when it is open. */
+/** A collapsible row. `more` is rendered only while it is expanded. */
 export function Fold({
   id,
   head,

@@ -15,7 +15,7 @@ const schema = {
   required: ["name", "size"],
 };
 
-it("makes fields from a schema", () => {
+it("builds fields from a schema", () => {
   const fields = fieldsOf(schema);
   expect(fields.map((one) => one.type)).toEqual(["text", "integer", "boolean", "choice", "choice", "choices", "text"]);
   expect(fields[3]?.choices.map((one) => one.label)).toEqual(["Red", "Green"]);
@@ -26,7 +26,7 @@ it("makes fields from a schema", () => {
   ]);
 });
 
-it("takes a question of Claude Code, with an answer of one's own beside its choices", () => {
+it("accepts a question of Claude Code that allows a custom answer beside its choices", () => {
   const fields = fieldsOf({
     type: "object",
     properties: {
@@ -46,30 +46,30 @@ it("takes a question of Claude Code, with an answer of one's own beside its choi
   });
 });
 
-it("checks what is needed and what is wrong", () => {
+it("reports missing and invalid values", () => {
   const fields = fieldsOf(schema);
-  expect(check(fields, {}).errors).toEqual({ name: "This is needed.", size: "Choose one." });
+  expect(check(fields, {}).errors).toEqual({ name: "This field is required.", size: "Choose one." });
   const wrong = check(fields, { name: "x", age: "1.5", size: "0", mail: "nobody" }).errors;
   expect(wrong).toEqual({
-    name: "At least 2 characters.",
-    age: "Only whole numbers.",
-    mail: "This is not an e-mail address.",
+    name: "Use at least 2 characters.",
+    age: "Enter a whole number.",
+    mail: "Enter a valid email address.",
   });
 });
 
-it("gives values of the types that are wanted, and leaves out what is empty", () => {
+it("converts values to their types and omits empty ones", () => {
   const { content, errors } = check(fieldsOf(schema), { name: "Ada", age: "36", size: "1", tags: ["1"] });
   expect(errors).toEqual({});
   expect(content).toEqual({ name: "Ada", age: 36, sure: true, colour: "g", size: "l", tags: ["b"] });
 });
 
-it("survives what is no schema", () => {
+it("tolerates an invalid schema", () => {
   expect(fieldsOf(null)).toEqual([]);
   expect(fieldsOf("… (cut)")).toEqual([]);
   expect(fieldsOf({ properties: { x: 5 } })).toHaveLength(1);
 });
 
-it("takes no name for more than a name", () => {
+it("treats special property names as plain names", () => {
   const named = JSON.parse(
     '{"__proto__": {"type": "string"}, "constructor": {"type": "string"}, "toString": {"enum": [{"a": 1}]}}',
   );

@@ -1,4 +1,4 @@
-/** A question's form, from the JSON schema that an agent asks with; what was filled in, checked and as the agent wants it. Pure. */
+/** Build a form from the JSON schema of an agent's question, validate the input, and convert it to the answer's types. Pure. */
 import { list, record, words } from "./parts";
 
 export interface FormField {
@@ -14,7 +14,7 @@ export interface FormField {
   format: string;
   pattern: string;
 }
-/** What stands in a field: text, a tick, or the places of what was chosen. */
+/** The value of a field: text, a checkbox state, or the indexes of the chosen options. */
 export type Filled = string | boolean | string[];
 
 const number = (value: unknown): number | undefined => (typeof value === "number" ? value : undefined);
@@ -83,8 +83,8 @@ export interface Checked {
   errors: Record<string, string>;
 }
 
-/** What stands in a field now. An agent may call one `constructor`. */
-export function standing(field: FormField, filled: Readonly<Record<string, Filled>>): Filled {
+/** Return a field's current value. Uses Object.hasOwn because an agent may name a field `constructor`. */
+export function currentValue(field: FormField, filled: Readonly<Record<string, Filled>>): Filled {
   return Object.hasOwn(filled, field.name) ? (filled[field.name] as Filled) : field.initial;
 }
 
@@ -92,7 +92,7 @@ export function check(fields: readonly FormField[], filled: Readonly<Record<stri
   const content: Record<string, unknown> = Object.create(null);
   const errors: Record<string, string> = Object.create(null);
   for (const field of fields) {
-    const given = standing(field, filled);
+    const given = currentValue(field, filled);
     const error = problem(field, given);
     if (error) errors[field.name] = error;
     else if (
@@ -121,18 +121,18 @@ function problem(field: FormField, given: Filled): string | undefined {
     return most !== undefined && given.length > most ? `Choose at most ${most}.` : undefined;
   }
   const text = String(given);
-  if (!text.trim()) return field.required ? (type === "choice" ? "Choose one." : "This is needed.") : undefined;
+  if (!text.trim()) return field.required ? (type === "choice" ? "Choose one." : "This field is required.") : undefined;
   if (type === "choice") return undefined;
   if (type === "number" || type === "integer") {
     const value = Number(text);
-    if (!Number.isFinite(value)) return "This is not a number.";
-    if (type === "integer" && !Number.isInteger(value)) return "Only whole numbers.";
-    if (least !== undefined && value < least) return `At least ${least}.`;
-    return most !== undefined && value > most ? `At most ${most}.` : undefined;
+    if (!Number.isFinite(value)) return "Enter a number.";
+    if (type === "integer" && !Number.isInteger(value)) return "Enter a whole number.";
+    if (least !== undefined && value < least) return `Enter ${least} or more.`;
+    return most !== undefined && value > most ? `Enter ${most} or less.` : undefined;
   }
-  if (least !== undefined && text.length < least) return `At least ${least} characters.`;
-  if (most !== undefined && text.length > most) return `At most ${most} characters.`;
-  if (field.format === "email" && !/^\S+@\S+\.\S+$/.test(text)) return "This is not an e-mail address.";
-  if (field.format === "uri" && !URL.canParse(text)) return "This is not an address, such as https://example.com.";
+  if (least !== undefined && text.length < least) return `Use at least ${least} characters.`;
+  if (most !== undefined && text.length > most) return `Use at most ${most} characters.`;
+  if (field.format === "email" && !/^\S+@\S+\.\S+$/.test(text)) return "Enter a valid email address.";
+  if (field.format === "uri" && !URL.canParse(text)) return "Enter a valid URL, such as https://example.com.";
   return undefined;
 }

@@ -19,23 +19,23 @@ const BY_HAND_MS = 1000;
 interface Listed {
   rows: Row[];
   turns: ReadonlyMap<string, Turn>;
-  /** The turn that is under way. */
+  /** The turn in progress. */
   running: Turn | undefined;
   more: boolean;
   reaching: boolean;
   onEarlier: () => void;
-  /** Its own turns are tried again by the task, not here. */
+  /** The session belongs to a task: the task's own turns are retried by the task, not here. */
   ofTask: boolean;
-  /** Whose model providers its agent uses. */
+  /** The project whose model providers the agent uses. */
   projectId: string | undefined;
   agent: string | undefined;
-  /** There is no sandbox to try a turn again in. */
+  /** There is no sandbox in which a turn could be retried. */
   lacksSandbox: boolean;
-  /** How often somebody has said something here: they want to see what comes of it. */
+  /** How many messages were sent from here. A change scrolls to the end. */
   sent: number;
 }
 
-/** The transcript. Only what is in sight is in the page; it follows its end while the reader is there. */
+/** The transcript as a virtual list. It follows new messages while the user is at the end. */
 export function Listing(listed: Listed) {
   const { rows, turns, running, more, reaching, onEarlier, ofTask, projectId, agent, lacksSandbox, sent } = listed;
   const frame = useRef<HTMLDivElement>(null);
@@ -59,15 +59,15 @@ export function Listing(listed: Listed) {
   const virtual = useVirtualizer({
     count,
     getScrollElement: () => frame.current,
-    estimateSize: (index) => guess(rows[index]),
+    estimateSize: (index) => estimateHeight(rows[index]),
     getItemKey: useCallback((index: number) => rows[index]?.key ?? "working", [rows]),
     overscan: 6,
     gap: 10,
     paddingStart: 12,
     paddingEnd: 12,
-    anchorTo: held ? "start" : "end", // what somebody unfolds opens below their hand
+    anchorTo: held ? "start" : "end", // An expanded row grows downwards, under the pointer.
     scrollEndThreshold: 1,
-    // a form that is being filled in stays, wherever the reader is
+    // Keep pending forms mounted while they are scrolled out of view.
     rangeExtractor: useCallback(
       (range: Parameters<typeof defaultRangeExtractor>[0]) =>
         [...new Set([...defaultRangeExtractor(range), ...kept])].sort((one, other) => one - other),
@@ -76,7 +76,7 @@ export function Listing(listed: Listed) {
   });
 
   const size = virtual.getTotalSize();
-  // biome-ignore lint/correctness/useExhaustiveDependencies: whatever makes it longer
+  // biome-ignore lint/correctness/useExhaustiveDependencies: anything that changes the height
   useLayoutEffect(() => {
     const element = frame.current;
     if (!element) return;
@@ -89,7 +89,7 @@ export function Listing(listed: Listed) {
   }, [sent]);
 
   const last = rows[rows.length - 1]?.key;
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `last` is what is new below
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a new `last` means a new message
   useEffect(() => {
     if (away) setUnread(true);
   }, [last]);
@@ -104,14 +104,14 @@ export function Listing(listed: Listed) {
     const far = isAway(element);
     setAway(far);
     if (!far) setUnread(false);
-    // what grows also scrolls: only a person leaves the end
+    // Growing content also fires scroll events: only user input stops following.
     if (performance.now() - moved.current < BY_HAND_MS) {
       setFollowing(!far);
       setHeld(false);
     }
     if (more && !reaching && element.scrollTop < NEAR_START && !following) onEarlier();
   };
-  // biome-ignore lint/correctness/useExhaustiveDependencies: at the very top there is nothing to scroll
+  // biome-ignore lint/correctness/useExhaustiveDependencies: at the very top no scroll event fires
   useEffect(() => {
     const element = frame.current;
     if (!element || !more || reaching) return;
@@ -124,7 +124,7 @@ export function Listing(listed: Listed) {
         {reaching && (
           <div className="absolute inset-x-0 top-1 z-10 flex justify-center" role="status">
             <span className="flex items-center gap-1.5 rounded-full border bg-raised px-2 py-0.5 text-xs text-soft">
-              <LoaderCircle className="size-3 animate-spin" aria-hidden /> Earlier messages
+              <LoaderCircle className="size-3 animate-spin" aria-hidden /> Loading earlier messages
             </span>
           </div>
         )}
@@ -174,7 +174,7 @@ export function Listing(listed: Listed) {
         {away && (
           <div className="absolute inset-x-0 bottom-2 flex justify-center">
             <Button size="sm" className="rounded-full shadow-float" onClick={() => setFollowing(true)}>
-              <ArrowDown className="size-3.5" aria-hidden /> {unread ? "New below" : "To the end"}
+              <ArrowDown className="size-3.5" aria-hidden /> {unread ? "New messages" : "Scroll to end"}
             </Button>
           </div>
         )}
@@ -187,7 +187,7 @@ function isAway(element: HTMLElement): boolean {
   return element.scrollHeight - element.scrollTop - element.clientHeight > NEAR_END;
 }
 
-function guess(row: Row | undefined): number {
+function estimateHeight(row: Row | undefined): number {
   if (!row || row.kind === "turn") return 30;
   if (row.kind === "ask") return row.ask.status === "pending" ? 160 : 30;
   const part = row.message.parts[0];
@@ -233,10 +233,10 @@ const OneRow = memo(function OneRow({ row, turn, live, retryable, ofTask, projec
   if (part.type === "plan") return <PlanRow message={message} live={live} />;
   if (part.type === "image") return <ImageRow part={part} />;
   return null;
-}, same);
+}, isSameRow);
 
-/** Rows are made anew at every word; what they show is the same while its message is. */
-function same(before: Shown, now: Shown): boolean {
+/** Row objects are rebuilt on every update: compare what they show, so that unchanged rows do not re-render. */
+function isSameRow(before: Shown, now: Shown): boolean {
   if (
     before.live !== now.live ||
     before.retryable !== now.retryable ||

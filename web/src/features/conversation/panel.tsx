@@ -17,7 +17,7 @@ import { useTranscript } from "./use-transcript";
 const NO_TURNS: Turn[] = [];
 const NO_ASKS: Ask[] = [];
 
-/** What was said and done in a session, live, and the place to say more. */
+/** The live conversation of a session, with the message box. */
 export function ConversationPanel({
   sessionId,
   task,
@@ -56,10 +56,10 @@ export function ConversationPanel({
         ) : rows.length === 0 && !running ? (
           <div className="min-h-0 flex-1 overflow-y-auto">
             {queued.length || (attempt && atWork(attempt)) ? (
-              <Empty title="The agent is about to begin" icon={<MessagesSquare className="size-6" aria-hidden />} />
+              <Empty title="The agent is about to start" icon={<MessagesSquare className="size-6" aria-hidden />} />
             ) : (
-              <Empty title="Nothing was said yet" icon={<MessagesSquare className="size-6" aria-hidden />}>
-                Write below what the agent is to do.
+              <Empty title="No messages yet" icon={<MessagesSquare className="size-6" aria-hidden />}>
+                Write below what the agent should do.
               </Empty>
             )}
           </div>

@@ -18,11 +18,11 @@ const codex = toolCallOf({
   ],
 });
 
-it("shows a command once, without what the buttons say", () => {
+it("shows a command once, without the text of the buttons", () => {
   expect(withoutRepeats(codex, command)).toMatchObject({ input: {}, content: [] });
 });
 
-it("keeps what the title does not say", () => {
+it("keeps details that the title does not contain", () => {
   const other = { ...codex, input: { command, cwd: "/tmp" }, content: [{ type: "text" as const, text: "Because." }] };
   expect(withoutRepeats(other, "Run the tests")).toMatchObject({
     input: { command, cwd: "/tmp" },

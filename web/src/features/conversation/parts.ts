@@ -1,4 +1,4 @@
-/** The parts of messages as this page understands them. What agents send is read with care: what is not as it should be is left out. */
+/** Parse the parts of messages. Agents send untrusted data: malformed values are dropped. */
 import type { Message } from "@/api/types";
 
 type Part = Message["parts"][number];
@@ -20,7 +20,7 @@ export interface ToolCall {
   content: CallContent[];
   input: unknown;
   output: unknown;
-  /** Some of it is still to be read. */
+  /** The event was truncated: the rest has to be loaded. */
   cut: boolean;
 }
 export interface Feedback {
@@ -39,7 +39,7 @@ export const list = (value: unknown): unknown[] => (Array.isArray(value) ? value
 export const words = (value: unknown): string => (typeof value === "string" ? value : "");
 const number = (value: unknown): number | null => (typeof value === "number" ? value : null);
 
-/** What a message says, for one of text. */
+/** Return the text of a message. */
 export function saidBy(message: Message): string {
   return message.parts
     .filter((part) => part.type === "text")
@@ -51,7 +51,7 @@ export function planOf(part: Part): PlanEntry[] {
   return list(part.entries).map((one) => ({ content: words(record(one).content), status: words(record(one).status) }));
 }
 
-/** Of a message's part, or of a tool call as an agent names it when it asks for leave. */
+/** Parse a tool call from a message part or from a permission request. */
 export function toolCallOf(part: Record<string, unknown>): ToolCall {
   return {
     id: words(part.toolCallId),
@@ -71,7 +71,7 @@ export function toolCallOf(part: Record<string, unknown>): ToolCall {
 
 function contentOf(one: Record<string, unknown>): CallContent[] {
   if (one.type === "text") return [{ type: "text", text: words(one.text) }];
-  if (one.type === "content") return contentOf(record(one.content)); // as the protocol has it
+  if (one.type === "content") return contentOf(record(one.content)); // ACP nests content blocks
   if (one.type === "terminal") return [{ type: "terminal", id: words(one.terminalId) }];
   if (one.type === "diff" && typeof one.path === "string" && typeof one.newText === "string") {
     return [
@@ -106,8 +106,8 @@ export function commandOf(call: ToolCall): string | null {
 }
 
 /**
- * A call as it is shown below a title that may be its command: each thing once. Codex repeats the command in its text, with the names of the
- * decisions for which there are buttons.
+ * Remove from a call what its title already shows. Codex repeats the command in its text, followed by the names of the decisions that are
+ * shown as buttons.
  */
 export function withoutRepeats(call: ToolCall, title: string): ToolCall {
   const command = commandOf(call);
@@ -125,18 +125,18 @@ export function withoutRepeats(call: ToolCall, title: string): ToolCall {
   return { ...call, input: command === null ? call.input : input, content };
 }
 
-/** Words alone, whatever quotes and spaces are around them. */
+/** Normalize quotes and whitespace for comparison. */
 const plainWords = (text: string): string => text.replace(/[`'"\\\s]+/g, " ").trim();
 
-/** As people read it: text stays text, the rest becomes JSON. */
+/** Format a value for display: text as it is, everything else as JSON. */
 export function shownValue(value: unknown): string {
   return typeof value === "string" ? value : JSON.stringify(value, null, 2);
 }
 
-/** Where a session's checkout is in its sandbox. */
+/** The path of a session's checkout in its sandbox. */
 const FOLDER = "/home/user/workspace/";
 
-/** A path without the folder that all of a session's work is in. */
+/** Return a path relative to the session's checkout. */
 export function shortPath(path: string): string {
   return path.startsWith(FOLDER) ? path.slice(FOLDER.length) : path;
 }

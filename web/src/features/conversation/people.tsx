@@ -5,10 +5,10 @@ import { members } from "./queries";
 
 type Name = (userId: string | null) => string;
 
-const People = createContext<Name>(() => "Somebody");
+const People = createContext<Name>(() => "Someone");
 export const PeopleProvider = People.Provider;
 
-/** How a person is called here: those whose name one may not see are somebody. */
+/** Return a function that maps a user id to a display name; users whose name is not visible are “Someone”. */
 export const useName = (): Name => useContext(People);
 
 export function useNames(projectId: string | null | undefined): Name {
@@ -22,6 +22,6 @@ export function useNames(projectId: string | null | undefined): Name {
   return useMemo(() => {
     const names = new Map<string, string>();
     for (const one of [...(everybody ?? []), ...(others ?? [])]) names.set(one.id, one.name);
-    return (userId) => (userId === null ? "Sandyard" : userId === self?.id ? "You" : (names.get(userId) ?? "Somebody"));
+    return (userId) => (userId === null ? "Sandyard" : userId === self?.id ? "You" : (names.get(userId) ?? "Someone"));
   }, [self, everybody, others]);
 }

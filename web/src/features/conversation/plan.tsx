@@ -4,7 +4,7 @@ import type { Message } from "@/api/types";
 import { Fold } from "./fold";
 import { type PlanEntry, planOf } from "./parts";
 
-/** `live`: its turn is not over. */
+/** `live`: the turn has not ended. */
 export function PlanRow({ message, live }: { message: Message; live: boolean }) {
   const entries = planOf(message.parts[0] ?? {});
   return (
@@ -15,7 +15,7 @@ export function PlanRow({ message, live }: { message: Message; live: boolean }) 
   );
 }
 
-/** The plan of what is under way, above the conversation: one line, with all of it behind. */
+/** The plan of the current turn, pinned above the conversation: one line that expands to the whole plan. */
 export function PinnedPlan({ message }: { message: Message }) {
   const entries = planOf(message.parts[0] ?? {});
   const done = entries.filter((one) => one.status === "completed").length;
@@ -35,7 +35,7 @@ export function PinnedPlan({ message }: { message: Message }) {
         }
         more={() => (
           // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
-          <section className="max-h-48 overflow-y-auto px-2 pt-1 pb-2" tabIndex={0} aria-label="The whole plan">
+          <section className="max-h-48 overflow-y-auto px-2 pt-1 pb-2" tabIndex={0} aria-label="Full plan">
             <Entries entries={entries} live />
           </section>
         )}
@@ -64,6 +64,6 @@ function Entries({ entries, live }: { entries: PlanEntry[]; live: boolean }) {
 function Mark({ status, live }: { status: string; live: boolean }) {
   if (status === "completed") return <Check className="size-3.5 text-ok" role="img" aria-label="Done" />;
   if (status === "in_progress" && live)
-    return <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="Under way" />;
+    return <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="In progress" />;
   return <Circle className="size-3 text-faint" role="img" aria-label="To do" />;
 }

@@ -8,27 +8,27 @@ const attempt = (status: Attempt["status"], more: object = {}) =>
   ({ status, stopping: false, step: null, ...more }) as Attempt;
 const task = (status: Task["status"], ...attempts: Attempt[]) => ({ status, attempts }) as Task;
 
-it("is open in a session that has a sandbox, also one that sleeps", () => {
+it("allows messages in a session with a sandbox, including a paused one", () => {
   expect(prompting(session("paused"), undefined, undefined)).toMatchObject({ ways: ["chat"], hint: { chat: "" } });
 });
 
-it("says what is missing", () => {
+it("explains what is missing", () => {
   expect(prompting(session(null), undefined, undefined)).toMatchObject({ ways: [], provision: true });
   expect(prompting(session("error"), undefined, undefined).closed).toContain("has failed");
 });
 
-it("sends back by default what is in review, and can also only talk", () => {
+it("requests changes by default in review, and offers chat only", () => {
   const one = attempt("in_review");
   expect(prompting(session("running"), task("in_review", one), one).ways).toEqual(["round", "chat"]);
 });
 
-it("does not send back one of several before it is picked", () => {
+it("does not request changes on one of several attempts before it is picked", () => {
   const one = attempt("ready");
   expect(prompting(session("running"), task("in_review", one, attempt("ready")), one).ways).toEqual(["chat"]);
   expect(prompting(session("running"), task("in_review", one, attempt("failed")), one).ways).toEqual(["round", "chat"]);
 });
 
-it("knows that words during a round belong to it, and words after a failure continue the task", () => {
+it("adds messages during a round to that round, and continues the task after a failure", () => {
   const busy = attempt("running", { step: "agent" });
   expect(prompting(session("running"), task("in_progress", busy), busy).hint.chat).toContain("this round");
   const over = attempt("failed");

@@ -1,7 +1,7 @@
 import { queryOptions } from "@tanstack/react-query";
 import { all, api, got } from "@/api/client";
 
-/** Prompts of a session and what became of them, newest first. */
+/** The turns of a session, newest first. */
 export const turns = (sessionId: string) =>
   queryOptions({
     queryKey: ["turns", sessionId],

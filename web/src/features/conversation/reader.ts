@@ -1,4 +1,4 @@
-/** Reads a session's messages when they are wanted: the last ones, earlier ones, and those that events did not tell in full. */
+/** Load a session's messages on demand: the latest, earlier ones, and those that events carried only in part. */
 import type { Message, PlatformEvent } from "@/api/types";
 import { Transcript } from "./transcript";
 
@@ -10,10 +10,10 @@ export type ReadPage = (cursor: string | undefined, limit: number) => Promise<Me
 
 export interface Reading {
   messages: Message[];
-  /** There are earlier ones. */
+  /** There are earlier messages. */
   more: boolean;
   state: "loading" | "ready" | "failed";
-  /** Earlier ones are on their way. */
+  /** Earlier messages are being loaded. */
   reaching: boolean;
   error: unknown;
 }
@@ -58,11 +58,11 @@ export class Reader {
 
   hear(event: PlatformEvent): void {
     for (const id of this.transcript.hear(event)) this.again.add(id);
-    this.soon();
+    this.notifySoon();
     if (this.again.size) void this.work();
   }
 
-  /** Events were lost: look at all that may have changed. */
+  /** Events were lost: reload everything that may have changed. */
   reset(): void {
     this.transcript.lose();
     this.refresh = true;
@@ -74,7 +74,7 @@ export class Reader {
     void this.work();
   }
 
-  /** Earlier messages. Nothing while some are on their way, or when there are none. */
+  /** Load earlier messages. Does nothing while a load is running, or if there are none. */
   async earlier(): Promise<void> {
     if (this.snapshot.reaching || !this.snapshot.more) return;
     this.show({ reaching: true });
@@ -85,7 +85,7 @@ export class Reader {
       this.show({ reaching: false, more: Boolean(nextCursor), messages: this.transcript.messages });
     } catch {
       this.transcript.drop(reading);
-      setTimeout(() => this.show({ reaching: false }), RETRY_MS); // scrolling asks again
+      setTimeout(() => this.show({ reaching: false }), RETRY_MS); // Scrolling triggers the next attempt.
     }
   }
 
@@ -94,12 +94,12 @@ export class Reader {
     this.working = true;
     while (!this.ended && (this.refresh || this.again.size)) {
       try {
-        if (this.refresh) await this.look();
-        else await this.once();
+        if (this.refresh) await this.refreshLatest();
+        else await this.reloadPending();
       } catch (error) {
         if (this.snapshot.state !== "ready") {
           this.show({ state: "failed", error });
-          break; // a person is asked
+          break; // The panel offers a retry button.
         }
         await pause(RETRY_MS);
       }
@@ -107,8 +107,8 @@ export class Reader {
     this.working = false;
   }
 
-  /** From the newest down to where nothing can have changed. */
-  private async look(): Promise<void> {
+  /** Load from the newest message back to the oldest that may have changed. */
+  private async refreshLatest(): Promise<void> {
     this.refresh = false;
     const floor = this.transcript.floor;
     const reading = this.transcript.begin();
@@ -134,15 +134,15 @@ export class Reader {
     this.show({ state: "ready", error: null, more, messages: this.transcript.messages });
   }
 
-  /** The newest of those that have to be read, and others with it if there are several. */
-  private async once(): Promise<void> {
-    await pause(AGAIN_MS); // what grows quickly is read a few times a second
+  /** Load the newest message that has to be reloaded, with a page of others if there are several. */
+  private async reloadPending(): Promise<void> {
+    await pause(AGAIN_MS); // Limit reloads of a fast-growing message to a few per second.
     const wanted = [...this.again].sort();
     const newest = wanted[wanted.length - 1] as string;
     this.again.clear();
     const reading = this.transcript.begin();
     try {
-      const { items } = await this.page(`${newest}0`, wanted.length === 1 ? 1 : PAGE); // ids are of one length
+      const { items } = await this.page(`${newest}0`, wanted.length === 1 ? 1 : PAGE); // All ids have the same length.
       const last = items[items.length - 1]?.id;
       for (const id of wanted) if (last !== undefined && id < last) this.again.add(id);
       const about = new Set(wanted);
@@ -153,10 +153,10 @@ export class Reader {
       for (const id of wanted) this.again.add(id);
       throw error;
     }
-    this.soon();
+    this.notifySoon();
   }
 
-  private soon(): void {
+  private notifySoon(): void {
     this.timer ??= setTimeout(() => {
       this.timer = undefined;
       if (this.snapshot.messages !== this.transcript.messages) this.show({ messages: this.transcript.messages });

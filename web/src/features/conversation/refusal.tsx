@@ -4,7 +4,7 @@ import { Field, Textarea } from "@/ui/field";
 
 const MOST = 50_000;
 
-/** Before a permission is refused: what the agent should do instead. Without it, some agents end their turn. */
+/** Ask what the agent should do instead before a permission request is denied. Without a message, some agents end their turn. */
 export function Refusal({
   busy,
   onRefuse,
@@ -26,7 +26,7 @@ export function Refusal({
     <div className="flex flex-col gap-2">
       <Field
         label="What should the agent do instead?"
-        hint="Sent to the agent with the refusal. Without a message, some agents stop here."
+        hint="Sent to the agent with the denial. Without a message, some agents stop."
       >
         {(wear) => (
           <Textarea
@@ -42,7 +42,7 @@ export function Refusal({
       </Field>
       <div className="flex flex-wrap gap-2">
         <Button look="danger" busy={busy} onClick={refuse}>
-          {text.trim() ? "Refuse and send" : "Refuse without a message"}
+          {text.trim() ? "Deny and send" : "Deny without a message"}
         </Button>
         <Button disabled={busy} onClick={onCancel}>
           Cancel

@@ -5,7 +5,7 @@ import { refusedLast } from "./refused";
 const ask = (id: string, turnId: string, pattern: string | undefined, decidedBy = "policy") =>
   ({ id, turnId, decidedBy, detail: pattern === undefined ? {} : { pattern } }) as unknown as Ask;
 
-it("finds what a pattern refused in the newest turn that had any, once for each pattern", () => {
+it("finds what a pattern denied in the newest turn that had any, once per pattern", () => {
   const asks = [
     ask("4", "t3", undefined),
     ask("1", "t1", "rm"),

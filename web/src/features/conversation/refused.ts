@@ -1,18 +1,18 @@
-/** Permissions that the project's policy gave or refused. Pure. */
+/** Permission requests that the project's policy allowed or denied. Pure. */
 import type { Ask } from "@/api/types";
 import { words } from "./parts";
 
-/** Nobody was asked: the project's policy allowed it. */
+/** Whether the project's policy allowed the request without asking anyone. */
 export function isAllowedByPolicy(ask: Ask): boolean {
   const answer = ask.answer ?? {};
   return ask.decidedBy === "policy" && (words(answer.kind) || words(answer.decision)).startsWith("allow");
 }
 
-/** Whether a pattern of the project's denied it, which its owner can allow. */
+/** Whether one of the project's deny patterns denied the request; the owner can allow it. */
 export const isRefusedByPolicy = (ask: Ask): boolean =>
   ask.decidedBy === "policy" && typeof ask.detail.pattern === "string";
 
-/** Those of the newest turn in which there are any, one for each pattern. */
+/** Return the denied requests of the newest turn that has any, one per pattern. */
 export function refusedLast(asks: readonly Ask[]): Ask[] {
   const refused = asks.filter(isRefusedByPolicy).sort((a, b) => (a.id < b.id ? 1 : -1));
   const found = new Map<unknown, Ask>();

@@ -34,7 +34,7 @@ const ask = (second: number, turnId: string | null): Ask =>
 const keys = (rows: { key: string }[]) => rows.map((row) => row.key);
 
 describe("rows", () => {
-  it("shows a prompt that waited before the answer to it, and not while it waits", () => {
+  it("shows a queued prompt before its answer, and hides it while it is queued", () => {
     const said = [
       message(1, "trn_1", "user"),
       message(2, "trn_1", "agent"),
@@ -57,7 +57,7 @@ describe("rows", () => {
     ]);
   });
 
-  it("puts what was asked where it was asked", () => {
+  it("places requests where they were made", () => {
     const said = [message(1, "trn_1", "user"), message(2, "trn_1", "agent"), message(6, "trn_1", "agent")];
     expect(keys(rowsOf(said, [turn("trn_1", "completed")], [ask(8, "trn_1"), ask(4, "trn_1")], false))).toEqual([
       "msg_01",
@@ -69,7 +69,7 @@ describe("rows", () => {
     ]);
   });
 
-  it("tells what the policy allowed with its tool call", () => {
+  it("attaches what the policy allowed to its tool call", () => {
     const call = message(2, "trn_1", "agent", { type: "tool_call", toolCallId: "c1" });
     const allowed = {
       ...ask(3, "trn_1"),
@@ -84,7 +84,7 @@ describe("rows", () => {
     expect(rows[1]).toMatchObject({ allowed });
   });
 
-  it("puts what belongs to no turn where its time is", () => {
+  it("places requests without a turn by time", () => {
     const said = [message(3, "trn_1", "agent"), message(6, "trn_2", "agent")];
     expect(keys(rowsOf(said, [turn("trn_1", "completed")], [ask(9, null), ask(4, null)], false))).toEqual([
       "msg_03",
@@ -95,11 +95,11 @@ describe("rows", () => {
     ]);
   });
 
-  it("leaves questions out that belong to messages which are not loaded", () => {
+  it("omits requests that belong to messages not loaded yet", () => {
     expect(keys(rowsOf([message(5, "trn_2", "agent")], [], [ask(2, "trn_1")], true))).toEqual(["msg_05"]);
   });
 
-  it("says an error once", () => {
+  it("shows an error once", () => {
     const said = [
       message(1, "trn_1", "user"),
       message(2, "trn_1", "system", { type: "notice", code: "agent_failed", text: "No." }),
@@ -107,7 +107,7 @@ describe("rows", () => {
     expect(keys(rowsOf(said, [turn("trn_1", "failed", { error: "No." })], [], false))).toEqual(["msg_01", "trn_1"]);
   });
 
-  it("keeps words from outside where they came in", () => {
+  it("keeps external messages where they arrived", () => {
     const said = [
       message(1, "trn_1", "user"),
       message(2, "trn_1", "agent"),
@@ -123,7 +123,7 @@ describe("rows", () => {
     ]);
   });
 
-  it("knows what is being written", () => {
+  it("marks the message being written", () => {
     const rows = rowsOf(
       [message(1, "trn_1", "user"), message(2, "trn_1", "agent")],
       [turn("trn_1", "running")],
@@ -140,7 +140,7 @@ it("finds the plan of the last turn only", () => {
   expect(latestPlan([plan, message(3, "trn_2", "user")])).toBeUndefined();
 });
 
-it("counts by the platform before the agent", () => {
+it("prefers the platform's usage numbers over the agent's", () => {
   const models = { calls: 2, inputTokens: 100, outputTokens: 20, costUsd: 0.5 };
   expect(numbersOf(turn("trn_1", "completed", { usage: { models, agent: { totalTokens: 7 } } }))).toEqual({
     tokens: 120,
@@ -151,7 +151,7 @@ it("counts by the platform before the agent", () => {
   ).toEqual({ tokens: 7, costUsd: null });
 });
 
-it("does not advise to try again where there is no sandbox", () => {
-  expect(adviceFor("sandbox_destroyed")).toMatch(/new sandbox: start one/);
-  expect(adviceFor("something_else")).toMatch(/^Try again/);
+it("does not advise a retry without a sandbox", () => {
+  expect(adviceFor("sandbox_destroyed")).toMatch(/new sandbox\. Start one/);
+  expect(adviceFor("something_else")).toMatch(/^Retry/);
 });

@@ -1,4 +1,4 @@
-/** What a conversation shows, line by line: messages by their turn, what was asked, and how each turn ended. Pure. */
+/** The rows of a conversation: messages grouped by turn, questions and permission requests, and how each turn ended. Pure. */
 import type { Ask, Message, Turn } from "@/api/types";
 import { record, words } from "./parts";
 import { isAllowedByPolicy } from "./refused";
@@ -12,9 +12,9 @@ const OPEN = new Set<Turn["status"]>(["queued", "running", "waiting"]);
 export const isOpen = (turn: Turn): boolean => OPEN.has(turn.status);
 
 /**
- * Prompts that wait are not among them; one that was written while the agent was busy stands before the answer to it. `turns` and
- * `asks` in any order. A turn's end is shown behind the last of its messages, also of one that has none. What the project's policy has
- * allowed is told with its tool call.
+ * Build the rows. Queued prompts are omitted; a prompt that was written while the agent was busy is placed before its answer. `turns` and
+ * `asks` may be in any order. A turn's end follows the last of its messages, even if it has none. What the project's policy allowed is
+ * attached to its tool call.
  */
 export function rowsOf(
   messages: readonly Message[],
@@ -34,16 +34,16 @@ export function rowsOf(
   const told = new Set(allowed.values());
   const pending = asks
     .filter((ask) => !told.has(ask))
-    .filter((ask) => !more || !first || ask.createdAt >= first) // others belong to what is not loaded
+    .filter((ask) => !more || !first || ask.createdAt >= first) // The others belong to messages that are not loaded.
     .sort((one, other) => (one.id < other.id ? -1 : 1));
-  const sorted = byTurn(messages.filter((one) => !waits(one, byId) && !isRepeated(one, byId)));
+  const sorted = byTurn(messages.filter((one) => !isQueued(one, byId) && !isRepeated(one, byId)));
   const running = turns.find((turn) => turn.status === "running" || turn.status === "waiting");
 
   let current: string | null = null;
-  const asked = (turnId: string | null, until?: string) => {
+  const addAsks = (turnId: string | null, until?: string) => {
     for (let at = 0; at < pending.length; ) {
       const ask = pending[at] as Ask;
-      const due = until === undefined ? ask.turnId !== null : ask.createdAt < until; // one of no turn: by its time alone
+      const due = until === undefined ? ask.turnId !== null : ask.createdAt < until; // Without a turn, only the time counts.
       if ((ask.turnId === turnId || ask.turnId === null) && due) {
         rows.push({ key: ask.id, kind: "ask", ask });
         pending.splice(at, 1);
@@ -51,7 +51,7 @@ export function rowsOf(
     }
   };
   const end = (turnId: string | null) => {
-    asked(turnId);
+    addAsks(turnId);
     const turn = turnId ? byId.get(turnId) : undefined;
     if (turn && !isOpen(turn)) rows.push({ key: turn.id, kind: "turn", turn });
   };
@@ -61,7 +61,7 @@ export function rowsOf(
       if (current) end(current);
       current = message.turnId;
     }
-    asked(current, message.createdAt);
+    addAsks(current, message.createdAt);
     const last = index === sorted.length - 1;
     rows.push({
       key: message.id,
@@ -76,13 +76,13 @@ export function rowsOf(
   return rows;
 }
 
-/** The tool call that a message tells of, in its turn. */
+/** Return a key for the tool call in a message, unique within the session; null if there is none. */
 function callOf(message: Message): string | null {
   const part = message.parts[0];
   return part?.type === "tool_call" ? `${message.turnId} ${words(part.toolCallId)}` : null;
 }
 
-/** Ids of turns and messages grow with time. What belongs to no turn stays behind what it followed. */
+/** Sort messages by turn. Ids of turns and messages increase over time. A message without a turn stays after the one it followed. */
 function byTurn(messages: Message[]): Message[] {
   let agent = "";
   const keyed = messages.map((message) => {
@@ -95,19 +95,19 @@ function byTurn(messages: Message[]): Message[] {
   return keyed.map((one) => one.message);
 }
 
-function waits(message: Message, turns: Map<string, Turn>): boolean {
+function isQueued(message: Message, turns: Map<string, Turn>): boolean {
   const turn = message.role === "user" && message.turnId ? turns.get(message.turnId) : undefined;
   return turn?.status === "queued";
 }
 
-/** The platform's word on why a turn failed, which the turn's end says as well. */
+/** Whether a system notice only repeats the error that the turn's end shows. */
 function isRepeated(message: Message, turns: Map<string, Turn>): boolean {
   const part = message.parts[0];
   if (message.role !== "system" || part?.type !== "notice" || !message.turnId) return false;
   return turns.get(message.turnId)?.error === part.text;
 }
 
-/** The newest plan of the turn that runs, or of the last one. */
+/** Return the newest plan of the current turn, or of the last one. */
 export function latestPlan(messages: readonly Message[]): Message | undefined {
   const turn = messages[messages.length - 1]?.turnId;
   for (let at = messages.length - 1; at >= 0; at -= 1) {
@@ -123,7 +123,7 @@ export interface TurnNumbers {
   costUsd: number | null;
 }
 
-/** Counted by the platform, else as the agent says. */
+/** Return token and cost numbers as counted by the platform, else as reported by the agent. */
 export function numbersOf(turn: Turn): TurnNumbers {
   const models = record(turn.usage.models);
   const agent = record(turn.usage.agent);
@@ -143,30 +143,30 @@ export function numbersOf(turn: Turn): TurnNumbers {
 }
 
 const ADVICE: Record<string, string> = {
-  agent_died: "Try again: a new process is started, and it is told what was said before.",
-  sandbox_restarted: "The sandbox was restarted; its files are there. Try again: the agent continues from them.",
-  agent_silent: "Look whether the agent's command speaks ACP, on the page of agents.",
-  agent_protocol: "The agent is too old or too new for this platform. Change its version on the page of agents.",
-  agent_too_loud: "It has said more than is kept. Ask for less at once.",
-  agent_gave_up: "Tell it how to go on, or allow more in the project's settings.",
-  agent_refused: "Say it in other words, or try another model.",
-  agent_failed: "Try again, or try another model.",
+  agent_died: "Retry to start a new agent process. It gets the conversation so far.",
+  sandbox_restarted: "The sandbox was restarted and its files were kept. Retry: the agent continues from them.",
+  agent_silent: "Check on the Agents page that the agent's command supports ACP.",
+  agent_protocol: "The agent is too old or too new for this platform. Change its version on the Agents page.",
+  agent_too_loud: "The agent produced more output than can be stored. Ask for less at a time.",
+  agent_gave_up: "Tell the agent how to continue, or allow more in the project's settings.",
+  agent_refused: "Rephrase the message, or try another model.",
+  agent_failed: "Retry, or try another model.",
   over_budget: "",
-  sandbox_destroyed: "The agent needs a new sandbox: start one, then send the message again.",
-  checkout_failed: "Look at the project's repository and credentials, then try again.",
+  sandbox_destroyed: "The agent needs a new sandbox. Start one, then send the message again.",
+  checkout_failed: "Check the project's repository and credentials, then retry.",
   no_agent: "Choose an agent for the session, or set the project's default.",
-  no_model: "Add a key for a model provider, then try again.",
-  model_key_refused: "Enter another key in the settings of the model provider, then try again.",
-  model_quota_exceeded: "Then try again.",
-  model_busy: "Try again later, or use another model.",
+  no_model: "Add a key for a model provider, then retry.",
+  model_key_refused: "Enter another key in the model provider's settings, then retry.",
+  model_quota_exceeded: "Then retry.",
+  model_busy: "Retry later, or use another model.",
   model_unknown: "Choose another model, or change the provider's list of models.",
-  model_address_wrong: "Check the address in the settings of the model provider.",
-  model_unreachable: "Check the address in the settings of the model provider, and whether it runs.",
-  model_failed: "Try again, or use another model.",
+  model_address_wrong: "Check the address in the model provider's settings.",
+  model_unreachable: "Check the address in the model provider's settings, and that the provider is running.",
+  model_failed: "Retry, or use another model.",
 };
 
-/** What a person can do about a turn that failed; nothing where the error says it. */
+/** Return what a user can do about a failed turn; empty if the error already says it. */
 export function adviceFor(code: string | null): string {
   const known = code ? ADVICE[code] : undefined;
-  return known ?? "Try again. If it fails once more, the sandbox's output and the platform's log say more.";
+  return known ?? "Retry. If it fails again, check the sandbox's output and the platform's log.";
 }

@@ -11,26 +11,26 @@ import { feedbackOf, list, record, words } from "./parts";
 import { useName } from "./people";
 
 const LINES = 14;
-/** The source of text that no person wrote. */
+/** The `source` of text that the platform added to a prompt. */
 const PLATFORM = "platform";
 const ORIGINS: Record<Turn["origin"], string | null> = {
   person: null,
-  task: "The task",
-  verify: "The project's check",
+  task: "Task",
+  verify: "Project check",
   feedback: "Feedback",
-  test: "The test of the agent",
+  test: "Agent test",
 };
 
-/** What somebody asked of the agent: as it was written, in full when wanted. */
+/** A prompt as it was written; a long one is shortened until the user expands it. */
 export function PromptRow({ message, origin }: { message: Message; origin: Turn["origin"] | undefined }) {
   const name = useName();
   const texts = message.parts.filter((part) => part.type === "text");
   const written = texts.filter((part) => part.source !== PLATFORM);
   const shown = written.length ? written : texts.slice(0, 1);
   const others = texts.filter((part) => !shown.includes(part));
-  // a retry begins with the platform's words, and the person's follow
+  // A retry starts with the platform's text, followed by the user's.
   const own = written.length > 0 && texts[0] !== written[0];
-  // its turn is not known yet: it says who asked in a moment
+  // The turn is not loaded yet; it says who sent the prompt.
   const unknown = message.turnId !== null && origin === undefined;
   const who = unknown ? "" : (!own && origin && ORIGINS[origin]) || name(message.authorId);
   return (
@@ -41,7 +41,7 @@ export function PromptRow({ message, origin }: { message: Message; origin: Turn[
         <Fold
           id={`${message.id}:more`}
           className="-mx-1.5 mt-1"
-          head={<span className="text-xs text-soft">What it was told besides</span>}
+          head={<span className="text-xs text-soft">Additional instructions</span>}
           more={() => (
             <div className="px-6 pb-1 text-xs text-soft">
               <Written text={others.map((part) => words(part.text)).join("\n\n")} />
@@ -76,7 +76,7 @@ function Prompt({ id, text }: { id: string; text: string }) {
 }
 
 export function TextRow({ text, writing }: { text: string; writing: boolean }) {
-  const shown = useCalm(text, writing);
+  const shown = useThrottledText(text, writing);
   return (
     <div className="flex gap-2.5">
       <Bot className="mt-0.5 hidden size-4 shrink-0 text-faint sm:block" aria-hidden />
@@ -88,7 +88,7 @@ export function TextRow({ text, writing }: { text: string; writing: boolean }) {
 }
 
 export function ThoughtRow({ id, text, writing }: { id: string; text: string; writing: boolean }) {
-  const shown = useCalm(text, writing);
+  const shown = useThrottledText(text, writing);
   const glimpse = (writing ? text.trim().split("\n").pop() : text.trim().split("\n")[0]) ?? "";
   return (
     <Fold
@@ -109,8 +109,8 @@ export function ThoughtRow({ id, text, writing }: { id: string; text: string; wr
   );
 }
 
-/** A text that grows is not laid out at every letter: the longer it is, the less often. */
-function useCalm(text: string, writing: boolean): string {
+/** Throttle rendering of a growing text: the longer it is, the less often it is rendered. */
+function useThrottledText(text: string, writing: boolean): string {
   const [shown, setShown] = useState(text);
   const newest = useRef(text);
   const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
@@ -133,13 +133,13 @@ export function ImageRow({ part }: { part: Record<string, unknown> }) {
   return (
     <p className="flex items-center gap-2 px-1.5 text-[13px] text-soft">
       <Image className="size-3.5 text-faint" aria-hidden />
-      The agent has shown a picture ({words(part.mimeType) || "unknown type"}, {bytes(Number(part.bytes) || 0)}), which
-      is not kept.
+      The agent sent an image ({words(part.mimeType) || "unknown type"}, {bytes(Number(part.bytes) || 0)}). Images are
+      not stored.
     </p>
   );
 }
 
-/** What neither a person here nor the agent has said: words from the pull request, and the platform's own. */
+/** Messages from neither a user nor the agent: feedback from the pull request, and notices of the platform. */
 export function SystemRow({ message }: { message: Message }) {
   return (
     <div className="flex flex-col gap-2">
@@ -156,7 +156,7 @@ function SystemPart({ part, at }: { part: Message["parts"][number]; at: string }
     return (
       <div className="rounded-md border border-line-strong bg-warn-soft px-3 py-2 text-[13px]">
         <Who icon={<TriangleAlert className="size-3.5 text-warn" aria-hidden />} who="Conflicts" at={at} />
-        <p>A merge has stopped, and its conflicts were handed to the agent:</p>
+        <p>A merge stopped because of conflicts. The agent was asked to resolve them:</p>
         <ul className="mt-1 font-mono text-xs">
           {list(part.files).map((one) => {
             const path = words(record(one).path) || words(one);
@@ -169,7 +169,7 @@ function SystemPart({ part, at }: { part: Message["parts"][number]; at: string }
   return (
     <div className="flex items-start gap-2 rounded-md bg-idle-soft px-3 py-2 text-[13px] text-soft">
       <Info className="mt-0.5 size-3.5 shrink-0" aria-hidden />
-      <Written text={words(part.text) || "The platform has noted something."} />
+      <Written text={words(part.text) || "Notice from the platform."} />
     </div>
   );
 }
@@ -184,7 +184,7 @@ const SAYS: Record<string, string> = {
 function FeedbackCard({ part, at }: { part: Message["parts"][number]; at: string }) {
   const said = feedbackOf(part);
   const href = safeHref(said.url ?? undefined);
-  const who = `${said.author || "Somebody"} ${SAYS[said.kind] ?? "said"}`;
+  const who = `${said.author || "Someone"} ${SAYS[said.kind] ?? "commented"}`;
   const Icon = said.kind === "check" ? TriangleAlert : said.kind === "review" ? GitPullRequest : MessageSquare;
   return (
     <article className="rounded-md border bg-info-soft px-3 py-2" aria-label={`From the pull request: ${who}`}>
@@ -196,11 +196,11 @@ function FeedbackCard({ part, at }: { part: Message["parts"][number]; at: string
         </p>
       )}
       <div className="text-[13px]">
-        <Markdown text={said.text || "(without words)"} />
+        <Markdown text={said.text || "(no text)"} />
       </div>
       {href && (
         <a href={href} target="_blank" rel="noreferrer noopener" className="text-xs text-accent underline">
-          On the forge
+          View on the forge
         </a>
       )}
     </article>

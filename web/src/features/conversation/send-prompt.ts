@@ -5,13 +5,13 @@ import type { Prompting, Way } from "./prompting";
 
 export interface Prompt {
   text: string;
-  /** The same key twice is the same turn. */
+  /** Idempotency key: sending the same key twice creates one turn. */
   key?: string | undefined;
   model?: string | undefined;
   mode?: string | undefined;
 }
 
-/** Send words to a session's agent: as the task's next round, as a retry of its attempt, or as a turn of its own. */
+/** Send a message to a session's agent: as the task's next round, as a retry of its attempt, or as a separate turn. */
 export async function sendPrompt(
   client: QueryClient,
   to: { sessionId: string; task: Task | undefined; attempt: Attempt | undefined; allowed: Prompting; way: Way },

@@ -3,7 +3,7 @@ import { api, got } from "@/api/client";
 import { Button, type ButtonProps } from "@/ui/button";
 import { failed } from "@/ui/toast";
 
-/** A new sandbox for a session that has lost its own. */
+/** Start a new sandbox for a session that has none. */
 export function StartSandbox({ sessionId, ...look }: { sessionId: string } & Pick<ButtonProps, "size" | "look">) {
   const client = useQueryClient();
   const start = useMutation({
@@ -14,7 +14,7 @@ export function StartSandbox({ sessionId, ...look }: { sessionId: string } & Pic
   });
   return (
     <Button {...look} busy={start.isPending} onClick={() => start.mutate()}>
-      Start a new sandbox
+      Start new sandbox
     </Button>
   );
 }

@@ -36,7 +36,7 @@ const ICONS: Record<string, LucideIcon> = {
   switch_mode: Shuffle,
 };
 
-/** One line; behind it all that is known of the call. `live`: its turn is not over. `allowed`: by the project's policy. */
+/** A tool call as one line that expands to its details. `live`: the turn has not ended. `allowed`: allowed by the project's policy. */
 export function ToolCallRow({
   message,
   live,
@@ -86,14 +86,14 @@ function CallState({ status, live }: { status: string; live: boolean }) {
   if (status === "failed") return <CircleX className="size-3.5 text-bad" role="img" aria-label="Failed" />;
   if (status === "cancelled") return <Ban className="size-3.5 text-faint" role="img" aria-label="Cancelled" />;
   if (!live) return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not finished" />;
-  if (status === "pending") return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not begun" />;
+  if (status === "pending") return <CircleDashed className="size-3.5 text-faint" role="img" aria-label="Not started" />;
   return <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="Running" />;
 }
 
-/** Also of a call that needs leave. */
+/** The details of a tool call. Also used for permission requests. */
 export function CallDetails({ call }: { call: ToolCall }) {
   const command = commandOf(call);
-  const given = command === null ? call.input : rest(call.input);
+  const given = command === null ? call.input : withoutCommand(call.input);
   const shown =
     call.content.some((one) => one.type === "text" && one.text.trim()) ||
     call.content.some((one) => one.type === "diff");
@@ -114,7 +114,7 @@ export function CallDetails({ call }: { call: ToolCall }) {
           <Code text={command} language="bash" />
         </Labelled>
       )}
-      {isSomething(given) && (
+      {isNotEmpty(given) && (
         <Labelled label="Input">
           <Code text={shownValue(given)} language={typeof given === "string" ? undefined : "json"} />
         </Labelled>
@@ -125,25 +125,25 @@ export function CallDetails({ call }: { call: ToolCall }) {
         if (one.type === "terminal") {
           return (
             <p key={key} className="text-xs text-soft">
-              It ran in a terminal of the agent's own ({one.id}).
+              Ran in the agent's own terminal ({one.id}).
             </p>
           );
         }
         if (!one.text.trim()) return null;
         return call.kind === "execute" ? (
-          <Output key={key} text={unfenced(one.text)} label={`Output of ${call.title}`} />
+          <Output key={key} text={removeFence(one.text)} label={`Output of ${call.title}`} />
         ) : (
           <div key={key} className="text-[13px]">
             <Markdown text={one.text} />
           </div>
         );
       })}
-      {isSomething(call.output) && !shown && (
+      {isNotEmpty(call.output) && !shown && (
         <Labelled label="Output">
           <Output text={shownValue(call.output)} label={`Output of ${call.title}`} />
         </Labelled>
       )}
-      {call.cut && <p className="text-xs text-faint">The rest is on its way.</p>}
+      {call.cut && <p className="text-xs text-faint">Loading the rest…</p>}
     </>
   );
 }
@@ -157,18 +157,18 @@ function Labelled({ label, children }: { label: string; children: React.ReactNod
   );
 }
 
-/** What else was given to a command. */
-function rest(input: unknown): unknown {
+/** Return the input of a command without the command itself. */
+function withoutCommand(input: unknown): unknown {
   const { command: _, ...others } = record(input);
   return others;
 }
 
-function isSomething(value: unknown): boolean {
+function isNotEmpty(value: unknown): boolean {
   if (value === null || value === undefined || value === "") return false;
   return typeof value !== "object" || Object.keys(value as object).length > 0;
 }
 
-/** Some agents wrap a command's output in a fence. */
-function unfenced(text: string): string {
+/** Remove the code fence that some agents put around a command's output. */
+function removeFence(text: string): string {
   return /^```[\w-]*\n([\s\S]*?)\n?```\s*$/.exec(text)?.[1] ?? text;
 }

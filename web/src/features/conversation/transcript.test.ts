@@ -33,15 +33,15 @@ const read = (id: string, part: Record<string, unknown> | string, role: Message[
 });
 const texts = (transcript: Transcript) => transcript.messages.map((one) => one.parts[0]?.text);
 
-describe("a text that was heard from its beginning", () => {
-  it("grows by what is heard", () => {
+describe("a text whose events were received from the beginning", () => {
+  it("grows with each delta", () => {
     const transcript = new Transcript();
     expect(transcript.hear(created("msg_1", "Hel"))).toEqual([]);
     transcript.hear(delta("msg_1", "lo"));
     expect(texts(transcript)).toEqual(["Hello"]);
   });
 
-  it("is not doubled by a page that was read meanwhile, however far that goes", () => {
+  it("is not duplicated by a page that was read meanwhile, however far the page reaches", () => {
     for (const upTo of ["ha", "haha", "hahaha", "hahahaha"]) {
       const transcript = new Transcript();
       transcript.hear(created("msg_1", "ha"));
@@ -54,7 +54,7 @@ describe("a text that was heard from its beginning", () => {
     }
   });
 
-  it("is exact when its first word comes after the page that has it", () => {
+  it("is exact when its first event arrives after the page that contains it", () => {
     const transcript = new Transcript();
     transcript.take(transcript.begin(), [read("msg_1", "one two")]);
     expect(transcript.hear(created("msg_1", "one"))).toEqual([]);
@@ -65,8 +65,8 @@ describe("a text that was heard from its beginning", () => {
   });
 });
 
-describe("a text that was read while it was written", () => {
-  it("takes what the page has already for told", () => {
+describe("a text that was read while it was being written", () => {
+  it("ignores deltas that the page already contains", () => {
     const transcript = new Transcript();
     const reading = transcript.begin();
     transcript.hear(delta("msg_1", "brown "));
@@ -76,14 +76,14 @@ describe("a text that was read while it was written", () => {
     expect(texts(transcript)).toEqual(["The quick brown fox jumps."]);
   });
 
-  it("goes on behind the page when nothing of it was in there", () => {
+  it("appends deltas that the page does not contain", () => {
     const transcript = new Transcript();
     transcript.take(transcript.begin(), [read("msg_1", "The quick ")]);
     transcript.hear(delta("msg_1", "brown"));
     expect(texts(transcript)).toEqual(["The quick brown"]);
   });
 
-  it("is read once more at its end, because it could be ambiguous", () => {
+  it("is read again when it ends, because the overlap may be ambiguous", () => {
     const transcript = new Transcript();
     transcript.take(transcript.begin(), [read("msg_1", "haha")]);
     transcript.hear(delta("msg_1", "ha"));
@@ -93,7 +93,7 @@ describe("a text that was read while it was written", () => {
     expect(transcript.hear(event("turn.completed", { turnId: "trn_1" }))).toEqual([]);
   });
 
-  it("survives a feed that comes back with what is known for long", () => {
+  it("handles a feed that replays known deltas", () => {
     const transcript = new Transcript();
     transcript.take(transcript.begin(), [read("msg_1", "a b c d e f ")]);
     for (const piece of ["c ", "d ", "e ", "f ", "g "]) transcript.hear(delta("msg_1", piece));
@@ -102,7 +102,7 @@ describe("a text that was read while it was written", () => {
 });
 
 describe("after the feed was lost", () => {
-  it("does not continue a text before it is read again", () => {
+  it("does not extend a text before it is read again", () => {
     const transcript = new Transcript();
     transcript.hear(created("msg_1", "one "));
     transcript.lose();
@@ -114,7 +114,7 @@ describe("after the feed was lost", () => {
     expect(texts(transcript)).toEqual(["one two three four"]);
   });
 
-  it("knows from where on things may have changed", () => {
+  it("knows the oldest message that may have changed", () => {
     const transcript = new Transcript();
     transcript.take(transcript.begin(), [
       read("msg_1", "old"),
@@ -127,8 +127,8 @@ describe("after the feed was lost", () => {
   });
 });
 
-describe("what an event does not carry whole", () => {
-  it("is read: parts that were cut, a person's words, messages without a part", () => {
+describe("what an event does not carry in full", () => {
+  it("is read: truncated parts, user messages, messages without a part", () => {
     const transcript = new Transcript();
     expect(transcript.hear(event("message.created", { messageId: "msg_1", role: "system", by: "github" }))).toEqual([
       "msg_1",
@@ -153,7 +153,7 @@ describe("what an event does not carry whole", () => {
     expect(transcript.messages[1]?.parts[0]?.output).toHaveLength(5000);
   });
 
-  it("is read again when it changed while it was read", () => {
+  it("is read again if it changed during the read", () => {
     const transcript = new Transcript();
     const call = { type: "tool_call", toolCallId: "a", status: "pending" };
     transcript.take(transcript.begin(), [read("msg_1", call)]);
@@ -166,7 +166,7 @@ describe("what an event does not carry whole", () => {
     expect(transcript.take(other, [read("msg_1", call)])).toEqual(["msg_1"]);
   });
 
-  it("is left alone when nobody has scrolled that far up", () => {
+  it("is ignored if it is older than the loaded messages", () => {
     const transcript = new Transcript();
     transcript.take(transcript.begin(), [read("msg_5", "here")]);
     expect(transcript.hear(updated("msg_2", { type: "plan", entries: [] }))).toEqual([]);
@@ -174,7 +174,7 @@ describe("what an event does not carry whole", () => {
   });
 });
 
-it("keeps messages in their order and the same objects where nothing changed", () => {
+it("keeps messages ordered and reuses unchanged objects", () => {
   const transcript = new Transcript();
   transcript.take(transcript.begin(), [read("msg_4", "four"), read("msg_2", "two")]);
   const two = transcript.messages[0];

@@ -1,32 +1,32 @@
 /**
- * A session's messages, put together from what was read and what events tell: nothing missed, nothing doubled. Pure.
+ * A session's messages, merged from pages and events without gaps or duplicates. Pure.
  *
- * A page that was read does not say up to which event it goes, so it may hold some of what events tell after it was asked for. A
- * text only grows. Of one whose beginning was heard, what was read and what was heard are both beginnings of the truth, and the
- * longer one is right. Of one that was first read in the middle of being written, what is heard afterwards is compared with the
- * end of what was read; should that be ambiguous, it is read once more when nobody writes on it any longer.
+ * A page does not say up to which event it goes, so it may already contain the content of events that arrive after the request. A text
+ * only ever grows. If its events were received from the beginning, both the page and the accumulated deltas are prefixes of the full
+ * text, and the longer one is right. If the text was first read while it was being written, later deltas are matched against the end of
+ * what was read; because that can be ambiguous, the message is read again once it is complete.
  */
 import type { Message, PlatformEvent } from "@/api/types";
 
 type Part = Message["parts"][number];
 
 interface Tail {
-  /** As it was read. */
+  /** The text as it was read. */
   base: string;
-  /** What was heard since the request was sent, some of which may be in `base`. */
+  /** The deltas received since the request was sent; `base` may already contain some of them. */
   since: string;
-  /** So much of `since` is. */
+  /** How many characters of `since` are in `base`. */
   shared: number;
 }
 
 interface Known {
   message: Message;
-  /** Its text as events have told it from its first letter on. */
+  /** The text accumulated from events, if they were received from the first character on. */
   heard?: string | undefined;
   tail?: Tail | undefined;
 }
 
-/** What was heard of messages while a request was under way. */
+/** The events received while a request was running. */
 export class Reading {
   readonly grown = new Map<string, string>();
   readonly updated = new Map<string, Part>();
@@ -40,7 +40,7 @@ export class Transcript {
   private ids: string[] = [];
   private list: Message[] | undefined;
 
-  /** Oldest first. The same array, and the same messages in it, until something changes. */
+  /** All messages, oldest first. The array and its objects stay identical until something changes. */
   get messages(): Message[] {
     this.list ??= this.ids.map((id) => (this.known.get(id) as Known).message);
     return this.list;
@@ -54,24 +54,24 @@ export class Transcript {
     return this.ids[this.ids.length - 1];
   }
 
-  /** From here on messages may have changed unheard: the first tool call that is not over, or the newest message. */
+  /** The oldest message that may have changed without an event: the first unfinished tool call, or the newest message. */
   get floor(): string | undefined {
     return this.ids.find((id) => isOpen((this.known.get(id) as Known).message)) ?? this.newest;
   }
 
-  /** Before a request for messages is sent. */
+  /** Start recording events. Call before a request for messages is sent. */
   begin(): Reading {
     const reading = new Reading();
     this.readings.add(reading);
     return reading;
   }
 
-  /** It failed. */
+  /** Stop recording for a request that failed. */
   drop(reading: Reading): void {
     this.readings.delete(reading);
   }
 
-  /** What it brought. Gives back which of them have to be read again. */
+  /** Merge the messages of a request. Returns the ids that have to be read again. */
   take(reading: Reading, messages: readonly Message[]): string[] {
     this.readings.delete(reading);
     const again: string[] = [];
@@ -94,14 +94,14 @@ export class Transcript {
     return again;
   }
 
-  /** The past was not told completely: texts can no longer be continued by what is heard, until they are read again. */
+  /** Events were lost: texts cannot be extended by deltas until they are read again. */
   lose(): void {
     for (const [id, { message }] of this.known) this.known.set(id, { message });
   }
 
-  /** An event of the session. Gives back which messages have to be read (again). */
+  /** Apply an event of the session. Returns the ids of messages that have to be read (again). */
   hear(event: PlatformEvent): string[] {
-    if (OVER.has(event.kind)) return this.doubtful();
+    if (OVER.has(event.kind)) return this.inexactMessages();
     const data = event.data as {
       messageId?: string;
       text?: string;
@@ -125,12 +125,12 @@ export class Transcript {
     turnId: string | null,
     part: Part | undefined,
   ): string[] {
-    const again = role === "agent" ? this.doubtful(id) : [];
+    const again = role === "agent" ? this.inexactMessages(id) : [];
     if (!part) return [...again, id];
     const known = this.known.get(id);
     const text = part.cut ? undefined : wordsOf(part);
     if (known) {
-      // it was read before this was heard, so what was read is not older
+      // It was read before this event arrived, so the read text is not older.
       if (text !== undefined && known.heard === undefined && role === "agent")
         this.put({ message: known.message, heard: text });
       return again;
@@ -145,7 +145,7 @@ export class Transcript {
       createdAt: event.at,
     };
     this.put({ message, heard: role === "agent" ? text : undefined });
-    // of a person's words an event has the first part, and a name in place of an id
+    // For user messages, an event has only the first part, and a name in place of an id.
     return part.cut || role !== "agent" ? [...again, id] : again;
   }
 
@@ -174,13 +174,13 @@ export class Transcript {
     return part.cut ? [id] : [];
   }
 
-  /** Not loaded, because nobody has scrolled that far up. */
+  /** Whether the message is older than everything loaded so far. */
   private isEarlier(id: string): boolean {
     return this.oldest !== undefined && id < this.oldest;
   }
 
-  /** Those of which it is not certain that they are told exactly, and on which nobody writes any more. */
-  private doubtful(before?: string): string[] {
+  /** Return the finished messages whose text may be inexact. */
+  private inexactMessages(before?: string): string[] {
     const found: string[] = [];
     for (const [id, known] of this.known) if (known.tail?.since && (!before || id < before)) found.push(id);
     return found;
@@ -189,14 +189,14 @@ export class Transcript {
   private put(known: Known): void {
     const id = known.message.id;
     if (!this.known.has(id)) {
-      this.ids.splice(place(this.ids, id), 0, id);
+      this.ids.splice(insertionIndex(this.ids, id), 0, id);
     }
     this.known.set(id, known);
     this.list = undefined;
   }
 }
 
-function place(ids: readonly string[], id: string): number {
+function insertionIndex(ids: readonly string[], id: string): number {
   let low = 0;
   let high = ids.length;
   while (low < high) {
@@ -214,13 +214,13 @@ function grow(known: Known, text: string): Known {
     const told = heard + text;
     return { message: withText(message, longer(told, textOf(message) ?? "")), heard: told };
   }
-  if (!tail) return known; // it is being read again
+  if (!tail) return known; // It will be read again.
   const since = tail.since + text;
   const shared = since.length <= tail.base.length && tail.base.endsWith(since) ? since.length : tail.shared;
   return { message: withText(message, tail.base + since.slice(shared)), tail: { base: tail.base, since, shared } };
 }
 
-/** A tool call of which only a part was told keeps what was known of the rest until it is read. */
+/** Merge a truncated tool call into the known one: keep known values until it is read in full. */
 function merged(before: Part | undefined, part: Part): Part {
   const kept = Object.entries(part).filter(([, value]) => value !== null);
   return { ...before, ...Object.fromEntries(kept) };
@@ -235,7 +235,7 @@ function wordsOf(part: Part | undefined): string | undefined {
   return (part?.type === "text" || part?.type === "thought") && typeof part.text === "string" ? part.text : undefined;
 }
 
-/** Of the agent's own: a person's words do not grow. */
+/** Return the text of an agent message; user messages do not grow. */
 function textOf(message: Message): string | undefined {
   return message.role === "agent" ? wordsOf(message.parts[0]) : undefined;
 }

@@ -13,7 +13,7 @@ import { failed } from "@/ui/toast";
 import { Written } from "@/ui/written";
 import { adviceFor, numbersOf } from "./rows";
 
-/** How a turn ended: a thin line, and what to do where it went wrong. `retryable`: it was last, and there is a sandbox for another try. */
+/** How a turn ended, with advice if it failed. `retryable`: it is the last turn, and there is a sandbox to retry it in. */
 export function TurnLine({
   turn,
   retryable,
@@ -23,7 +23,7 @@ export function TurnLine({
 }: {
   turn: Turn;
   retryable: boolean;
-  /** What can be done about a task's failure is offered above, with the task. */
+  /** The session belongs to a task, whose header offers the ways to resolve a failure. */
   ofTask: boolean;
   agent: string | undefined;
   projectId: string | undefined;
@@ -75,16 +75,16 @@ function Retry({ turn }: { turn: Turn }) {
   const retry = useMutation({
     mutationFn: () => got(api.POST("/api/v1/turns/{turn_id}/retry", { params: { path: { turn_id: turn.id } } })),
     onSuccess: () => client.invalidateQueries({ queryKey: ["turns", turn.sessionId] }),
-    onError: failed("Could not try again"),
+    onError: failed("Could not retry"),
   });
   return (
     <Button size="sm" busy={retry.isPending || retry.isSuccess} onClick={() => retry.mutate()}>
-      <RotateCw className="size-3.5" aria-hidden /> Try again
+      <RotateCw className="size-3.5" aria-hidden /> Retry
     </Button>
   );
 }
 
-/** That something is being done, below everything that was said. */
+/** The progress indicator below the last message. */
 export function Working({ turn }: { turn: Turn }) {
   const waiting = turn.status === "waiting";
   const word = turn.cancelAt ? { text: "Stopping", tone: "idle" as const, busy: true } : TURNS[turn.status];
@@ -97,7 +97,7 @@ export function Working({ turn }: { turn: Turn }) {
       </span>
       {turn.stuckAt && !waiting && (
         <span className="text-warn">
-          Nothing was heard for <Elapsed from={turn.activeAt ?? turn.stuckAt} />
+          No activity for <Elapsed from={turn.activeAt ?? turn.stuckAt} />
         </span>
       )}
     </div>

@@ -3,7 +3,7 @@ import { useEvents } from "@/live/context";
 import { readMessages } from "./queries";
 import { Reader, type Reading } from "./reader";
 
-/** A session's messages as they are and as they come. */
+/** Return a session's messages and keep them up to date from events. */
 export function useTranscript(sessionId: string): Reading & { earlier: () => void; retry: () => void } {
   const reader = useMemo(() => new Reader(readMessages(sessionId)), [sessionId]);
   useEvents(

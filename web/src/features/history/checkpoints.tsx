@@ -1,4 +1,4 @@
-/** Checkpoints: all files as they were at a time, committed or not. Restoring one makes a new sandbox of it. */
+/** Checkpoints: all files at a point in time, committed or not. Restoring one creates a new sandbox from it. */
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useLocation, useNavigate } from "@tanstack/react-router";
 import { Archive, History } from "lucide-react";
@@ -54,10 +54,10 @@ function Restore({ checkpoint, sessionId }: { checkpoint: Checkpoint; sessionId:
     mutationFn: () => git.restore(checkpoint.id),
     onSuccess: async (made) => {
       await client.invalidateQueries({ queryKey: ["session", sessionId] });
-      toast.success(made.status === "completed" ? "Restored" : "The checkpoint is being restored", {
-        description: "The session has a new sandbox, with the files as they were.",
+      toast.success(made.status === "completed" ? "Restored" : "Restoring the checkpoint", {
+        description: "The session has a new sandbox with the files of the checkpoint.",
       });
-      // a task's page and the session's own follow the session to its new sandbox; a sandbox's page would stay behind
+      // Task and session pages switch to the new sandbox themselves; a sandbox page would stay on the old one.
       if (!pathname.startsWith("/tasks/") && !pathname.startsWith("/sessions/")) {
         await navigate({
           to: "/sessions/$sessionId",
@@ -75,7 +75,7 @@ function Restore({ checkpoint, sessionId }: { checkpoint: Checkpoint; sessionId:
           size="sm"
           look="ghost"
           busy={restore.isPending}
-          aria-label={`Restore the checkpoint of ${new Date(checkpoint.createdAt).toLocaleString()}`}
+          aria-label={`Restore checkpoint from ${new Date(checkpoint.createdAt).toLocaleString()}`}
         >
           <History className="size-3.5" aria-hidden />
           Restore
@@ -85,8 +85,8 @@ function Restore({ checkpoint, sessionId }: { checkpoint: Checkpoint; sessionId:
       action="Restore"
       onConfirm={() => restore.mutateAsync()}
     >
-      The session gets a new sandbox with all files as they were <Ago at={checkpoint.createdAt} />. The sandbox it has
-      now is destroyed; its files are kept in a checkpoint first, its processes end.
+      The session gets a new sandbox with all files as they were <Ago at={checkpoint.createdAt} />. The current sandbox
+      is destroyed: its files are saved in a checkpoint first, and its processes are stopped.
     </Confirm>
   );
 }
@@ -96,15 +96,15 @@ export function CheckpointNow({ sandboxId, sessionId }: { sandboxId: string; ses
   const keep = useMutation({
     mutationFn: () => git.checkpoint(sandboxId),
     onSuccess: () => {
-      toast.success("Checkpoint kept");
+      toast.success("Checkpoint saved");
       return client.invalidateQueries({ queryKey: ["checkpoints", sessionId] });
     },
-    onError: failed("Could not keep a checkpoint"),
+    onError: failed("Could not save a checkpoint"),
   });
   return (
     <Button size="sm" busy={keep.isPending} onClick={() => keep.mutate()}>
       {!keep.isPending && <Archive className="size-3.5" aria-hidden />}
-      Checkpoint now
+      Save checkpoint
     </Button>
   );
 }

@@ -1,4 +1,4 @@
-/** One commit: its message, and what it changed. */
+/** A commit: its message and its changes. */
 import { useQuery } from "@tanstack/react-query";
 import { api, got } from "@/api/client";
 import type { Commit } from "@/api/types";
@@ -34,7 +34,7 @@ export function CommitSheet({
             {commit.author.name}
             <Ago at={commit.committedAt} />
             <span className="font-mono">{commit.id.slice(0, 10)}</span>
-            <CopyButton text={commit.id} label="Copy the commit's id" />
+            <CopyButton text={commit.id} label="Copy commit ID" />
           </span>
         )
       }
@@ -53,7 +53,7 @@ export function CommitSheet({
   );
 }
 
-/** The platform knows a commit by itself once it is pushed; before that, it can say what has changed since the one before it. */
+/** The changes of a commit. Before a commit is pushed, the platform can only show everything since its parent. */
 function Changed({
   commit,
   pushed,
@@ -80,12 +80,12 @@ function Changed({
   });
   const lost = !pushed || !projectId || isCode(alone.error, "not_found");
   const since = useQuery({ ...treeDiff(sandboxId, parent ?? ""), enabled: lost && !!parent });
-  if (!parent) return <Empty title="The first commit">There is nothing before it to compare it with.</Empty>;
+  if (!parent) return <Empty title="First commit">There is no earlier commit to compare it with.</Empty>;
   if (!lost) return <Loaded query={alone}>{(found) => <DiffView diff={found.diff} />}</Loaded>;
   return (
     <>
       <p className="border-b bg-info-soft px-4 py-1 text-xs text-info">
-        This commit is not pushed yet: shown is everything since the commit before it, later changes included.
+        This commit is not pushed yet. Showing all changes since the previous commit, including later ones.
       </p>
       <Loaded query={since}>
         {(found) => <DiffView diff={found} onLoad={(file) => fileDiff(sandboxId, parent, file)} />}

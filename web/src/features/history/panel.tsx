@@ -1,4 +1,4 @@
-/** How a session's branch came to be what it is: commits, checkpoints, what was pushed, where it began. */
+/** The history of a session's branch: commits, checkpoints, pushes and its base. */
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import clsx from "clsx";
 import { GitCommitHorizontal } from "lucide-react";
@@ -55,7 +55,7 @@ export function HistoryPanel({
   sandboxId: string;
   sessionId: string;
   projectId: string;
-  /** The sandbox was destroyed, or has failed: there is nothing to keep. */
+  /** The sandbox was destroyed or has failed: no checkpoint can be saved. */
   gone: boolean;
 }) {
   const checkout = useQuery(checkoutOf(sandboxId));
@@ -97,12 +97,12 @@ export function HistoryPanel({
       <section className="min-h-0 flex-1 overflow-y-auto px-3 py-3" aria-label="History" tabIndex={0}>
         <ol className="max-w-4xl">
           {loose > 0 && (
-            <Stop dot="border-2 border-dashed border-warn" rail="border-dashed border-line-strong">
+            <TimelineItem dot="border-2 border-dashed border-warn" rail="border-dashed border-line-strong">
               <p className="py-1 text-[13px] text-soft">{plural(loose, "file")} not committed yet</p>
-            </Stop>
+            </TimelineItem>
           )}
           {entries.map((entry) => (
-            <Station
+            <TimelineEntry
               key={entry.key}
               entry={entry}
               baseBranch={baseBranch}
@@ -126,12 +126,12 @@ export function HistoryPanel({
         <div className="mt-2 flex flex-wrap gap-2 pl-6">
           {commits.hasNextPage && (
             <Button size="sm" busy={commits.isFetchingNextPage} onClick={() => commits.fetchNextPage()}>
-              Older commits
+              Load older commits
             </Button>
           )}
           {checkpoints.hasNextPage && (
             <Button size="sm" busy={checkpoints.isFetchingNextPage} onClick={() => checkpoints.fetchNextPage()}>
-              Older checkpoints
+              Load older checkpoints
             </Button>
           )}
         </div>
@@ -147,7 +147,7 @@ export function HistoryPanel({
   );
 }
 
-function Station({
+function TimelineEntry({
   entry,
   baseBranch,
   baseCommit,
@@ -162,24 +162,24 @@ function Station({
 }) {
   if (entry.kind === "base") {
     return (
-      <Stop dot="bg-surface border-2 border-line-strong" last>
+      <TimelineItem dot="bg-surface border-2 border-line-strong" last>
         <p className="flex flex-wrap items-center gap-x-2 py-1 text-[13px] text-soft">
-          Began at <span className="font-mono text-xs">{baseBranch}</span>
+          Branched from <span className="font-mono text-xs">{baseBranch}</span>
           <span className="font-mono text-xs text-faint">{baseCommit.slice(0, 10)}</span>
         </p>
-      </Stop>
+      </TimelineItem>
     );
   }
   if (entry.kind === "checkpoints") {
     return (
-      <Stop dot="rotate-45 !size-2 !rounded-none bg-faint">
+      <TimelineItem dot="rotate-45 !size-2 !rounded-none bg-faint">
         <Checkpoints checkpoints={entry.checkpoints} sessionId={sessionId} />
-      </Stop>
+      </TimelineItem>
     );
   }
   const { commit, pushed, pushedHere, newest } = entry;
   return (
-    <Stop dot={pushed ? "bg-ok" : "bg-accent"} rail={pushed ? "border-ok" : "border-accent"}>
+    <TimelineItem dot={pushed ? "bg-ok" : "bg-accent"} rail={pushed ? "border-ok" : "border-accent"}>
       <div className="flex items-start gap-2 rounded-md py-0.5">
         <div className="min-w-0 flex-1">
           <h3>
@@ -194,22 +194,22 @@ function Station({
           <p className="flex flex-wrap items-center gap-x-2 text-xs text-faint">
             <span>{commit.author.name}</span>
             <Ago at={commit.committedAt} />
-            {newest && <Badge tone="accent">newest</Badge>}
+            {newest && <Badge tone="accent">latest</Badge>}
             {pushedHere && <Badge tone="ok">pushed up to here</Badge>}
             {commit.parents.length > 1 && <Badge>merge</Badge>}
           </p>
         </div>
         <span className="flex shrink-0 items-center font-mono text-xs text-soft">
           {commit.id.slice(0, 8)}
-          <CopyButton text={commit.id} label="Copy the commit's id" />
+          <CopyButton text={commit.id} label="Copy commit ID" />
         </span>
       </div>
-    </Stop>
+    </TimelineItem>
   );
 }
 
-/** One stop on the line. */
-function Stop({
+/** One entry on the timeline. */
+function TimelineItem({
   dot,
   rail = "border-line-strong",
   last = false,

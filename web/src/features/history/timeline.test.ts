@@ -17,19 +17,19 @@ const told = (entries: Entry[]) =>
 const COMMITS = [commit("c3", 5), commit("c2", 3), commit("c1", 1)];
 
 describe("timeline", () => {
-  it("puts checkpoints above the commit they were made upon, the newest first", () => {
+  it("places checkpoints above the commit they are based on, newest first", () => {
     const checkpoints = [checkpoint("k1", "c2", 3), checkpoint("k2", "c2", 4), checkpoint("k0", "base", 0)];
     const entries = timeline({ commits: COMMITS, more: false, checkpoints, pushed: "c2" });
     expect(told(entries)).toEqual(["c3", "k2+k1", "c2", "c1", "k0", "base"]);
   });
 
-  it("knows what was pushed, and where the line goes on unseen", () => {
+  it("marks pushed commits, and omits the base if older commits are not loaded", () => {
     const entries = timeline({ commits: COMMITS, more: true, checkpoints: [checkpoint("k0", "old", 0)], pushed: "c2" });
     expect(told(entries)).toEqual(["c3", "c2", "c1"]);
     expect(entries.map((one) => one.kind === "commit" && one.pushed)).toEqual([false, true, true]);
   });
 
-  it("goes by time for a checkpoint whose commit was rewritten", () => {
+  it("places a checkpoint by time if its commit was rewritten", () => {
     const entries = timeline({
       commits: COMMITS,
       more: false,

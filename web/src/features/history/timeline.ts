@@ -1,4 +1,4 @@
-/** A branch as one line through time: what is kept and committed, where it was pushed, where it began. Pure. */
+/** A branch as a timeline of commits, checkpoints, pushes and its base. Pure. */
 import type { Checkpoint, Commit } from "@/api/types";
 
 export type Entry =
@@ -8,13 +8,13 @@ export type Entry =
 
 export interface Line {
   commits: Commit[];
-  /** There are older commits that are not loaded: the base is not reached. */
+  /** There are older commits that are not loaded, so the base is not included. */
   more: boolean;
   checkpoints: Checkpoint[];
   pushed: string | null;
 }
 
-/** Newest first. A checkpoint stands above the commit it was made upon; when that is not among these, where its time puts it. */
+/** Return the entries, newest first. A checkpoint is placed above the commit it is based on, or by time if that commit is not included. */
 export function timeline({ commits, more, checkpoints, pushed }: Line): Entry[] {
   const known = new Set(commits.map((commit) => commit.id));
   const above = new Map<string, Checkpoint[]>();
@@ -44,12 +44,12 @@ export function timeline({ commits, more, checkpoints, pushed }: Line): Entry[] 
 }
 
 export const REASONS: Record<Checkpoint["reason"], string> = {
-  asked: "Kept by hand",
+  asked: "Saved manually",
   pause: "Before a pause",
   destroy: "Before the sandbox was destroyed",
   push: "Before a push",
   update: "Before an update",
   discard: "Before changes were discarded",
   restore: "Before another checkpoint was restored",
-  turn: "After a turn of the agent",
+  turn: "After an agent turn",
 };

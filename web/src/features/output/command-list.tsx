@@ -15,7 +15,7 @@ interface Props {
   loading: boolean;
 }
 
-/** What was run here, newest first. */
+/** The commands of a sandbox, newest first. */
 export function CommandList({ commands, chosen, onChoose, more, onMore, loading }: Props) {
   return (
     <nav aria-label="Commands" className="min-h-0 overflow-y-auto">
@@ -50,7 +50,7 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
       {more && (
         <div className="p-2 text-center">
           <Button size="sm" look="ghost" busy={loading} onClick={onMore}>
-            Older commands
+            Load older commands
           </Button>
         </div>
       )}

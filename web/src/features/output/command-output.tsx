@@ -12,12 +12,12 @@ import { beginning } from "./log-intake";
 
 const LogViewer = lazy(() => import("./log-viewer").then((module) => ({ default: module.LogViewer })));
 
-/** One command: what it is, how it stands, what it writes. */
+/** A command with its status and output. */
 export function CommandOutput({ command, sandboxId }: { command: Command; sandboxId: string }) {
   const [attempt, setAttempt] = useState(0);
   const log = useLog(command, attempt);
   const kill = useKill(sandboxId);
-  const [skipped] = useState(() => beginning(command)); // as it was when reading began
+  const [skipped] = useState(() => beginning(command)); // As of when reading started.
   const left = skipped.stdout + skipped.stderr;
   return (
     <div className="flex min-h-0 flex-1 flex-col">
@@ -45,13 +45,13 @@ export function CommandOutput({ command, sandboxId }: { command: Command; sandbo
       )}
       {log?.state === "interrupted" && (
         <p role="status" className="shrink-0 border-b bg-warn-soft px-3 py-1 text-xs text-warn">
-          The connection is interrupted; trying again. Nothing will be missed.
+          Connection lost. Reconnecting; no output will be lost.
         </p>
       )}
       {log?.state === "failed" ? (
         <ErrorState error={log.error} retry={() => setAttempt((n) => n + 1)} />
       ) : log ? (
-        <Suspense fallback={<Loading label="Loading the output" />}>
+        <Suspense fallback={<Loading label="Loading output" />}>
           <LogViewer
             key={command.id}
             store={log.store}
@@ -60,14 +60,14 @@ export function CommandOutput({ command, sandboxId }: { command: Command; sandbo
             tools={<DownloadOutput command={command} />}
             note={
               left > 0
-                ? `The first ${bytes(left)} of this output are not shown, and lines are counted from there; download has everything.`
+                ? `The first ${bytes(left)} of this output are not shown and not counted as lines. Download the output to see everything.`
                 : undefined
             }
-            empty={log.state === "over" ? "It has written nothing." : log.state === "connecting" ? "" : "Nothing yet."}
+            empty={log.state === "over" ? "No output." : log.state === "connecting" ? "" : "No output yet."}
           />
         </Suspense>
       ) : (
-        <Loading label="Loading the output" />
+        <Loading label="Loading output" />
       )}
     </div>
   );

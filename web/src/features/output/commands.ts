@@ -1,4 +1,4 @@
-/** A sandbox's commands: which there are, how they are called, what can be done with them. */
+/** Queries, labels and actions for a sandbox's commands. */
 import { infiniteQueryOptions, queryOptions, useMutation, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
 import { ApiError, api, got, type Schemas } from "@/api/client";
@@ -27,7 +27,7 @@ export const command = (sandboxId: string, id: string) =>
     queryFn: () => got(api.GET("/api/v1/commands/{command_id}", { params: { path: { command_id: id } } })),
   });
 
-/** Where the repository is; null when the sandbox has none. */
+/** The folder of the checkout; null if the sandbox has none. */
 export const checkoutFolder = (sandboxId: string) =>
   queryOptions({
     queryKey: ["git", sandboxId, "folder"],
@@ -45,7 +45,7 @@ export const over = (one: Pick<Command, "status">): boolean => one.status !== "s
 
 export function wordOf(one: Command): Word {
   switch (one.status) {
-    case "starting": // for a moment, of whose end no event tells
+    case "starting": // A short state without an event at its end.
     case "running":
       return { text: "Running", tone: "info", busy: true };
     case "exited":
@@ -55,7 +55,7 @@ export function wordOf(one: Command): Word {
     case "killed":
       return { text: one.signal ? `Killed (signal ${one.signal})` : "Killed", tone: "warn" };
     case "lost":
-      return { text: "End not seen", tone: "warn" };
+      return { text: "Exit status unknown", tone: "warn" };
     case "not_started":
       return { text: "Not started", tone: "bad" };
   }
@@ -70,7 +70,7 @@ export function useExecute(sandboxId: string, onStarted: (id: string) => void) {
         params: { path: { sandbox_id: sandboxId } },
         body,
       });
-      return (await got(answer)) as unknown as Schemas["CommandView"]; // with `background` it answers 202, and that with the command
+      return (await got(answer)) as unknown as Schemas["CommandView"]; // With `background`, the response is 202 and contains the command.
     },
     onSuccess: (started) => {
       void client.invalidateQueries({ queryKey: ["commands", sandboxId] });
@@ -86,7 +86,7 @@ export function useKill(sandboxId: string) {
     mutationFn: (id: string) =>
       got(api.POST("/api/v1/commands/{command_id}/kill", { params: { path: { command_id: id } } })),
     onSuccess: () => client.invalidateQueries({ queryKey: ["commands", sandboxId] }),
-    onError: failed("Could not end the command"),
+    onError: failed("Could not kill the command"),
   });
 }
 
@@ -96,10 +96,10 @@ export interface Log {
   error: unknown;
 }
 
-/** A command's output as it comes; null until it is asked for. */
+/** Stream a command's output; null until the stream has started. */
 export function useLog(one: Command, attempt: number): Log | null {
   const [log, setLog] = useState<Log | null>(null);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: only another command, or another try, is another stream
+  // biome-ignore lint/correctness/useExhaustiveDependencies: only another command or a retry opens a new stream
   useEffect(() => {
     const store = new LogStore();
     const stream = new CommandStream(one, store, (state, error) => setLog({ store, state, error }));

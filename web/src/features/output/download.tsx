@@ -13,7 +13,7 @@ import type { Stream } from "./log-store";
 
 const PAGE = 1 << 20;
 
-/** Everything a command wrote, byte by byte, as a file. */
+/** Download the complete output of a command as a file. */
 export function DownloadOutput({ command }: { command: Command }) {
   const [done, setDone] = useState(0);
   const download = useMutation({
@@ -46,7 +46,7 @@ export function DownloadOutput({ command }: { command: Command }) {
         </IconButton>
       }
     >
-      <MenuTitle>The whole output, with its colours</MenuTitle>
+      <MenuTitle>Full output, including colour codes</MenuTitle>
       {(["stdout", "stderr"] as const).map((stream) => (
         <MenuItem key={stream} disabled={!command[`${stream}Bytes`]} onSelect={() => download.mutate(stream)}>
           <span className="flex-1">{stream}</span>

@@ -7,10 +7,10 @@ interface Props {
   query: string;
   onQuery: (query: string) => void;
   label?: string;
-  /** Whether upper and lower case differ; left out where that is no choice. */
+  /** Whether the search is case-sensitive; undefined if there is no such option. */
   exact?: boolean;
   onExact?: (exact: boolean) => void;
-  /** Which match the reader is at, from 1; 0: none. */
+  /** The number of the current match, from 1; 0 if there is none. */
   place: number;
   total: number;
   more: boolean;
@@ -18,9 +18,9 @@ interface Props {
   onClose: () => void;
 }
 
-/** Enter goes to the next match, Shift+Enter to the one before, Escape leaves. */
+/** The search bar. Enter goes to the next match, Shift+Enter to the previous one, Escape closes it. */
 export function LogFind({
-  label = "Search in the output",
+  label = "Search output",
   query,
   onQuery,
   exact,

@@ -4,7 +4,7 @@ import { beginning, decode, Intake, TAIL_BYTES } from "./log-intake";
 const bytes = (text: string) => new TextEncoder().encode(text);
 
 describe("intake", () => {
-  it("puts characters together that were cut in two", () => {
+  it("joins characters that were split", () => {
     const intake = new Intake({ stdout: 0, stderr: 0 });
     const all = bytes("ä漢🙂\n");
     let text = "";
@@ -13,31 +13,31 @@ describe("intake", () => {
     });
     expect(text).toBe("ä漢🙂\n");
   });
-  it("takes nothing twice, wherever a connection begins again", () => {
+  it("takes nothing twice, wherever a connection resumes", () => {
     const intake = new Intake({ stdout: 0, stderr: 0 });
     expect(intake.take("stdout", 0, bytes("hello "))).toBe("hello ");
     expect(intake.take("stdout", 0, bytes("hello "))).toBe("");
     expect(intake.take("stdout", 3, bytes("lo world"))).toBe("world");
     expect(intake.at).toEqual({ stdout: 11, stderr: 0 });
   });
-  it("notices a gap and leaves its place alone", () => {
+  it("detects a gap and keeps its offset", () => {
     const intake = new Intake({ stdout: 0, stderr: 0 });
     expect(intake.take("stderr", 5, bytes("late"))).toBeNull();
     expect(intake.at.stderr).toBe(0);
   });
-  it("begins with a whole line when it begins in the middle", () => {
+  it("starts with a whole line when reading starts in the middle", () => {
     const intake = new Intake({ stdout: 100, stderr: 0 });
     expect(intake.take("stdout", 100, bytes("half of"))).toBe("");
     expect(intake.take("stdout", 107, bytes(" a line\nwhole\n"))).toBe("whole\n");
     expect(intake.take("stderr", 0, bytes("err"))).toBe("err");
   });
-  it("shows bytes that are no text as such", () => {
+  it("shows invalid bytes as replacement characters", () => {
     const intake = new Intake({ stdout: 0, stderr: 0 });
     expect(intake.take("stdout", 0, new Uint8Array([0x61, 0xff, 0xe4]))).toBe("a\ufffd");
     expect(intake.end("stdout")).toBe("\ufffd");
   });
 });
 
-it("reads only the end of very much", () =>
+it("reads only the end of very large output", () =>
   expect(beginning({ stdoutBytes: TAIL_BYTES + 5, stderrBytes: 7 })).toEqual({ stdout: 5, stderr: 0 }));
 it("decodes base64", () => expect([...decode("AP9h")]).toEqual([0, 255, 97]));

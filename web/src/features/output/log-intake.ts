@@ -1,8 +1,8 @@
-/** Bytes from the platform as text, each taken once: they have places, and a place that was seen is not taken again. */
+/** Decode output bytes to text. Bytes have offsets, and each offset is taken only once. */
 import type { Command } from "@/api/types";
 import type { Stream } from "./log-store";
 
-/** Of more output than this only the end is read: the rest can be downloaded. */
+/** If there is more output than this, only the end is read; the rest can be downloaded. */
 export const TAIL_BYTES = 24 * 1024 * 1024;
 
 export interface Frame {
@@ -11,7 +11,7 @@ export interface Frame {
   data: string;
 }
 
-/** What has been taken of each stream, and how its bytes become text. */
+/** The read offset and the text decoder of each stream. */
 export class Intake {
   readonly at: Record<Stream, number>;
   private readonly decoders: Record<Stream, TextDecoder> = { stdout: new TextDecoder(), stderr: new TextDecoder() };
@@ -22,7 +22,7 @@ export class Intake {
     this.cut = { stdout: at.stdout > 0, stderr: at.stderr > 0 };
   }
 
-  /** The new text in a frame, or null when something before it is missing: connect again from `at`. */
+  /** Return the new text in a frame; null if bytes before it are missing: then reconnect from `at`. */
   take(stream: Stream, offset: number, bytes: Uint8Array): string | null {
     const known = this.at[stream] - offset;
     if (known < 0) return null;
@@ -30,19 +30,19 @@ export class Intake {
     this.at[stream] = offset + bytes.length;
     const text = this.decoders[stream].decode(bytes.subarray(known), { stream: true });
     if (!this.cut[stream]) return text;
-    const line = text.indexOf("\n"); // reading began somewhere in a line
+    const line = text.indexOf("\n"); // Reading started in the middle of a line.
     if (line < 0) return "";
     this.cut[stream] = false;
     return text.slice(line + 1);
   }
 
-  /** What was left of a character that never became whole. */
+  /** Flush the decoder: return the rest of an incomplete character. */
   end(stream: Stream): string {
     return this.decoders[stream].decode();
   }
 }
 
-/** Where to begin so that only the end is read. */
+/** Return the start offsets, so that only the end of large output is read. */
 export function beginning(command: Pick<Command, "stdoutBytes" | "stderrBytes">): Record<Stream, number> {
   const { stdoutBytes, stderrBytes } = command;
   return { stdout: Math.max(0, stdoutBytes - TAIL_BYTES), stderr: Math.max(0, stderrBytes - TAIL_BYTES) };

@@ -15,11 +15,11 @@ export interface RowProps {
   look: Look;
   stream: Stream;
   search: LogSearch | null;
-  /** Where the match begins that the reader is at, if it is in this line. */
+  /** The start of the current match, if it is in this line; else -1. */
   current: number;
 }
 
-/** One row of a log. It is made again only when something of it has changed. */
+/** One row of a log. Memoized. */
 export const LogRow = memo(function LogRow(row: RowProps) {
   return (
     <div
@@ -48,7 +48,7 @@ function pieces({ text, look, from, to, line, search, current }: RowProps): Reac
     const start = Math.max(from, at);
     const end = Math.min(to, at + span.text.length);
     if (start < end) {
-      for (const [a, b, mark] of cut(start, end, marks)) {
+      for (const [a, b, mark] of splitAtMarks(start, end, marks)) {
         made.push(
           <span key={a} className={clsx(looks(span.look), mark && (mark.now ? "log-found-now" : "log-found"))}>
             {span.text.slice(a - at, b - at)}
@@ -61,8 +61,8 @@ function pieces({ text, look, from, to, line, search, current }: RowProps): Reac
   return made;
 }
 
-/** A stretch of text in parts that are marked or not. */
-function cut(start: number, end: number, marks: Mark[]): [number, number, Mark | null][] {
+/** Split a range of text into highlighted and plain parts. */
+function splitAtMarks(start: number, end: number, marks: Mark[]): [number, number, Mark | null][] {
   const parts: [number, number, Mark | null][] = [];
   let at = start;
   for (const mark of marks) {

@@ -3,9 +3,9 @@ import { breaks, LogRows } from "./log-rows";
 import { LIMITS, LogStore } from "./log-store";
 
 describe("breaks", () => {
-  it("cuts plain text at the edge", () => expect(breaks("a".repeat(20), 8)).toEqual([8, 16]));
-  it("does not cut what fits exactly", () => expect(breaks("a".repeat(16), 8)).toEqual([8]));
-  it("knows wide characters and tabs", () => {
+  it("breaks plain text at the edge", () => expect(breaks("a".repeat(20), 8)).toEqual([8, 16]));
+  it("does not break text that fits exactly", () => expect(breaks("a".repeat(16), 8)).toEqual([8]));
+  it("handles wide characters and tabs", () => {
     expect(breaks("漢字漢字漢", 8)).toEqual([4]);
     expect(breaks("a\tb\tc", 16)).toEqual([4]);
   });
@@ -30,7 +30,7 @@ describe("rows", () => {
     expect(shown(rows, store)).toEqual(["b", "cd", "e"]);
     expect(rows.indexOf(2)).toBe(1);
   });
-  it("wrap, also while a line grows", () => {
+  it("wrap, even while a line grows", () => {
     const store = new LogStore();
     const rows = new LogRows(store, "both", 8);
     store.append("stdout", "0123456");
@@ -40,7 +40,7 @@ describe("rows", () => {
     expect(shown(rows, store)).toEqual(["01234567", "89abcdef", "gh", "x"]);
     expect([rows.indexOf(0, 9), rows.indexOf(1)]).toEqual([1, 3]);
   });
-  it("say how many have gone at the top, and stay right", () => {
+  it("report how many were dropped at the top, and stay consistent", () => {
     for (const columns of [null, 8]) {
       for (const filter of ["both", "stdout"] as const) {
         const store = new LogStore({ ...LIMITS, lines: 100 });

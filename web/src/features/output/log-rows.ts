@@ -1,4 +1,4 @@
-/** Which rows there are to see: the lines of the chosen stream, each broken at the edge when lines are wrapped. */
+/** The visible rows: the lines of the chosen stream, broken into several rows if wrapping is on. */
 import { strip } from "@/lib/ansi";
 import type { LogStore, Stream } from "./log-store";
 
@@ -6,7 +6,7 @@ export type Filter = Stream | "both";
 
 export interface Row {
   line: number;
-  /** Which characters of the line (as it is shown) this row has. */
+  /** The range of characters of the displayed line in this row. */
   from: number;
   to: number;
 }
@@ -14,15 +14,15 @@ export interface Row {
 export class LogRows {
   private readonly store: LogStore;
   readonly filter: Filter;
-  /** Characters a row holds; null: lines are not wrapped. A multiple of 8, so that tabs stay where they are. */
+  /** Characters per row; null if lines are not wrapped. A multiple of 8, so that tab stops stay aligned. */
   readonly columns: number | null;
-  /** Lines shown, by number. With both streams that is every line, and this stays empty. */
+  /** The numbers of the lines shown. Empty if both streams are shown, because then every line is. */
   private lines: number[] = [];
-  /** How many rows there are up to and with each line shown, counted from the beginning of time. */
+  /** The cumulative number of rows up to and including each line, counted from the first line ever. */
   private ends: number[] = [];
-  private before = 0; // rows of lines that are gone
-  private from: number; // the next line to look at
-  private gone: number; // lines below this one were let go
+  private before = 0; // Rows of dropped lines.
+  private from: number; // The next line to process.
+  private gone: number; // Lines before this one were dropped.
 
   constructor(store: LogStore, filter: Filter, columns: number | null) {
     this.store = store;
@@ -32,7 +32,7 @@ export class LogRows {
     this.gone = store.first;
   }
 
-  /** Take in what has changed. Says how many rows have gone at the top since the last time. */
+  /** Process changes of the store. Returns how many rows were dropped at the top since the last call. */
   sync(): number {
     const gone = this.forget();
     this.undo(Math.min(this.from, this.store.settled));
@@ -69,7 +69,7 @@ export class LogRows {
     return { line, from: cuts[segment - 1] ?? 0, to: cuts[segment] ?? Number.POSITIVE_INFINITY };
   }
 
-  /** The row that shows this character of that line; of one that is not shown, the next. */
+  /** Return the row that shows this character of the line; for a hidden line, the next row. */
   indexOf(line: number, character = 0): number {
     const place = this.filter === "both" ? Math.max(0, line - this.store.first) : after(this.lines, line - 1);
     if (!this.columns) return Math.min(place, Math.max(0, this.length - 1));
@@ -78,7 +78,7 @@ export class LogRows {
     return Math.min(start + segment, Math.max(0, this.length - 1));
   }
 
-  /** Every line that is shown, without colours. */
+  /** Return the lines shown, without colour codes. */
   texts(from = this.store.first, to = this.store.end): string[] {
     const made: string[] = [];
     for (let number = Math.max(from, this.store.first); number < Math.min(to, this.store.end); number++) {
@@ -92,7 +92,7 @@ export class LogRows {
     return breaks(strip(this.store.text(number)), this.columns as number).length + 1;
   }
 
-  /** Lines that the store has let go. */
+  /** Remove lines that the store has dropped. Returns the number of removed rows. */
   private forget(): number {
     const first = this.store.first;
     if (first === this.gone) return 0;
@@ -113,7 +113,7 @@ export class LogRows {
     return rows;
   }
 
-  /** What was taken in from that line on counts no more. */
+  /** Discard everything processed from that line on. */
   private undo(number: number): void {
     const keep = this.filter === "both" ? Math.max(0, number - this.store.first) : after(this.lines, number - 1);
     if (this.filter !== "both" && this.lines.length > keep) this.lines.length = keep;
@@ -122,7 +122,7 @@ export class LogRows {
   }
 }
 
-/** The first place whose value is greater. */
+/** Return the index of the first greater value (binary search). */
 function after(sorted: number[], value: number): number {
   let low = 0;
   let high = sorted.length;
@@ -134,10 +134,10 @@ function after(sorted: number[], value: number): number {
   return low;
 }
 
-// everything that is one cell wide and one unit long
+// Characters that are one cell wide and one code unit long.
 const NARROW = /^[\u0020-\u007e]*$/;
 
-/** Where a text is broken so that no row is wider than `columns` cells. */
+/** Return where to break a text so that no row is wider than `columns` cells. */
 export function breaks(text: string, columns: number): number[] {
   const cuts: number[] = [];
   if (NARROW.test(text)) {
@@ -159,7 +159,7 @@ export function breaks(text: string, columns: number): number[] {
   return cuts;
 }
 
-/** Cells a character takes. */
+/** Return the width of a character in cells. */
 function wide(code: number): number {
   if (code < 0x300) return 1;
   if (code <= 0x36f || code === 0x200d || (code >= 0xfe00 && code <= 0xfe0f)) return 0;

@@ -2,7 +2,7 @@ import { expect, it } from "vitest";
 import { LogSearch } from "./log-search";
 import { LIMITS, LogStore } from "./log-store";
 
-it("finds text in any case, past colours, and keeps up", () => {
+it("finds text in any case, across colour codes, and in appended lines", () => {
   const store = new LogStore();
   store.append("stdout", "An err\u001b[31mor\u001b[0m, error\nfine\nERR");
   const search = new LogSearch(store, "both", "error", false);
@@ -18,7 +18,7 @@ it("finds text in any case, past colours, and keeps up", () => {
   expect(search.near(1)).toBe(2);
 });
 
-it("takes what is written as it is written", () => {
+it("treats the query as literal text", () => {
   const store = new LogStore();
   store.append("stdout", "a.b(c) aXb\n");
   const search = new LogSearch(store, "both", "a.b(", true);
@@ -26,7 +26,7 @@ it("takes what is written as it is written", () => {
   expect(search.matches).toEqual([{ line: 0, from: 0, to: 4 }]);
 });
 
-it("stops when its time is over and goes on later", () => {
+it("stops when its time is up and continues later", () => {
   const store = new LogStore();
   store.append("stdout", "x\n".repeat(2000));
   const search = new LogSearch(store, "both", "x", false);
@@ -38,7 +38,7 @@ it("stops when its time is over and goes on later", () => {
   expect(search.matches).toHaveLength(2000);
 });
 
-it("looks at one stream, and forgets lines that are gone", () => {
+it("searches one stream, and forgets dropped lines", () => {
   const store = new LogStore({ ...LIMITS, lines: 10 });
   const search = new LogSearch(store, "stderr", "x", false);
   for (let i = 0; i < 40; i++) store.append(i % 2 ? "stdout" : "stderr", "x\n");

@@ -1,4 +1,4 @@
-/** Where a text stands in a log: found a little at a time, so that a frame is never held up, and kept up with what is added. */
+/** Search a log incrementally, in slices short enough for one frame, and keep up with appended lines. */
 import { strip } from "@/lib/ansi";
 import type { Filter } from "./log-rows";
 import type { LogStore } from "./log-store";
@@ -10,7 +10,7 @@ export interface Match {
 }
 
 const MOST = 100_000;
-const AT_ONCE = 500; // lines between two looks at the clock
+const AT_ONCE = 500; // Lines between two checks of the clock.
 
 export class LogSearch {
   private readonly store: LogStore;
@@ -32,12 +32,12 @@ export class LogSearch {
     return this.found;
   }
 
-  /** There are more than are counted. */
+  /** Whether the maximum number of matches was reached. */
   get full(): boolean {
     return this.found.length >= MOST;
   }
 
-  /** Go on for about that long. Whether everything has been looked at. */
+  /** Continue for about that long. Returns whether the search is complete. */
   sync(milliseconds: number, clock: () => number = () => performance.now()): boolean {
     const { first, end, settled } = this.store;
     this.forget(first);
@@ -62,7 +62,7 @@ export class LogSearch {
     return made;
   }
 
-  /** The first match at or after that line, as a place in `matches`; the very first when there is none. */
+  /** Return the index in `matches` of the first match at or after that line; 0 if there is none. */
   near(line: number): number {
     return Math.max(
       0,
@@ -71,7 +71,7 @@ export class LogSearch {
   }
 
   private forget(first: number): void {
-    // unfinished lines are looked at again
+    // Unfinished lines are searched again.
     while (this.found.length && (this.found[this.found.length - 1] as Match).line >= this.from) this.found.pop();
     if (this.found.length && (this.found[0] as Match).line < first)
       this.found = this.found.filter((match) => match.line >= first);

@@ -1,10 +1,10 @@
-/** What a reader has marked in a log, as places in its lines: rows come and go, and copying must not depend on them. */
+/** The text selection in a log as positions in its lines, so that copying does not depend on which rows are rendered. */
 export interface Place {
   line: number;
   character: number;
 }
 
-/** Both ends, in order; null when nothing is marked within `box`. */
+/** Return both ends of the selection in order; null if nothing is selected within `box`. */
 export function selected(box: HTMLElement): [Place, Place] | null {
   const selection = getSelection();
   if (!selection || selection.isCollapsed || selection.rangeCount === 0) return null;
@@ -21,7 +21,7 @@ export function selected(box: HTMLElement): [Place, Place] | null {
   return [start, end];
 }
 
-/** How many characters of the row stand before that end of the range. */
+/** Return how many characters of the row are before that end of the range. */
 function within(row: HTMLElement, range: Range, which: "start" | "end"): number {
   const [node, offset] =
     which === "start" ? [range.startContainer, range.startOffset] : [range.endContainer, range.endOffset];
@@ -33,7 +33,7 @@ function within(row: HTMLElement, range: Range, which: "start" | "end"): number 
   return Math.min(length, before.toString().length);
 }
 
-/** The marked text of lines that begin with the line of `from`. */
+/** Return the selected text. `lines` start with the line of `from`. */
 export function between(lines: string[], from: Place, to: Place): string {
   const made = [...lines];
   const last = made.length - 1;

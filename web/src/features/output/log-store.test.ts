@@ -6,7 +6,7 @@ const lines = (store: LogStore) =>
   Array.from({ length: store.end - store.first }, (_, i) => strip(store.text(store.first + i)));
 
 describe("lines", () => {
-  it("are made however the text is cut", () => {
+  it("are the same however the text is split", () => {
     const text = "one\r\ntwo\n\nfour\r\nfi";
     for (let cut = 0; cut <= text.length; cut++) {
       const store = new LogStore();
@@ -15,26 +15,26 @@ describe("lines", () => {
       expect(lines(store)).toEqual(["one", "two", "", "four", "fi"]);
     }
   });
-  it("of one character at a time are the same", () => {
+  it("are the same if appended one character at a time", () => {
     const store = new LogStore();
     for (const character of "10%\r20%\r100%\r\ndone\n") store.append("stdout", character);
     expect(lines(store)).toEqual(["100%", "done"]);
   });
-  it("a progress bar stays one line, and what is shorter leaves the rest", () => {
+  it("keep a progress bar on one line, where shorter text leaves the rest", () => {
     const store = new LogStore();
     store.append("stderr", "loading 1\rloading 2");
     expect(lines(store)).toEqual(["loading 2"]);
     store.append("stderr", "\rdone   \n");
     expect(lines(store)).toEqual(["done    2"]);
   });
-  it("a return alone changes nothing until something is written", () => {
+  it("do not change on a carriage return until something is written", () => {
     const store = new LogStore();
     store.append("stdout", "abc\r");
     expect(lines(store)).toEqual(["abc"]);
     store.append("stdout", "\nx");
     expect(lines(store)).toEqual(["abc", "x"]);
   });
-  it("of two streams do not mix, also when one is unfinished", () => {
+  it("of two streams do not mix, even if one is unfinished", () => {
     const store = new LogStore();
     store.append("stdout", "out…");
     store.append("stderr", "err\n");
@@ -43,7 +43,7 @@ describe("lines", () => {
     expect(lines(store)).toEqual(["out… end", "err"]);
     expect([store.stream(0), store.stream(1), store.settled]).toEqual(["stdout", "stderr", 2]);
   });
-  it("an unfinished one is left when very much came after it", () => {
+  it("end an unfinished line if many others followed it", () => {
     const store = new LogStore();
     store.append("stdout", "prompt> ");
     store.append("stderr", "x\n".repeat(300));
@@ -51,13 +51,13 @@ describe("lines", () => {
     expect(store.text(0)).toBe("prompt> ");
     expect(store.text(301)).toBe("late");
   });
-  it("that are too long are broken, and nothing is lost", () => {
+  it("are broken if too long, and nothing is lost", () => {
     const store = new LogStore({ ...LIMITS, line: 10 });
     store.append("stdout", "abcdefghijKLMNOPQRSTuv");
     store.append("stdout", "wxyz\nend\n");
     expect(lines(store)).toEqual(["abcdefghij", "KLMNOPQRST", "uvwxyz", "end"]);
   });
-  it("keep a colour over the end of a line", () => {
+  it("keep a colour across the end of a line", () => {
     const store = new LogStore();
     store.append("stdout", "\u001b[31mred\nstill\u001b[0m\nplain\n");
     expect([store.look(0), store.look(1), store.look(2)]).toEqual([{}, { fg: "red" }, {}]);
@@ -65,7 +65,7 @@ describe("lines", () => {
 });
 
 describe("limits", () => {
-  it("the last lines are kept, under their numbers", () => {
+  it("keep the last lines with their numbers", () => {
     const store = new LogStore({ ...LIMITS, lines: 1000 });
     for (let i = 0; i < 5000; i++) store.append("stdout", `${i}\n`);
     expect(store.end).toBe(5000);
@@ -74,7 +74,7 @@ describe("limits", () => {
     expect(store.text(4999)).toBe("4999");
     expect(store.text(store.first)).toBe(String(store.first));
   });
-  it("of characters hold too", () => {
+  it("apply to characters too", () => {
     const store = new LogStore({ ...LIMITS, characters: 10_000 });
     for (let i = 0; i < 100; i++) store.append("stdout", `${"x".repeat(999)}\n`);
     expect(store.end - store.first).toBeLessThanOrEqual(11);

@@ -1,8 +1,8 @@
 /**
- * The lines of a command's output, outside React: text is only ever added at the end, and only so much of it is kept.
+ * The lines of a command's output, kept outside React. Text is only appended, and the amount kept is limited.
  *
- * A line has a number that stays its own; `first` is the number of the oldest that is still there. The last line of a stream may be
- * unfinished and still change. Nothing is interpreted here but what makes lines: colours are looked at when a line is shown.
+ * A line keeps its number; `first` is the number of the oldest line still kept. The last line of a stream may be unfinished and still
+ * change. Only what forms lines is interpreted here: colours are parsed when a line is rendered.
  */
 import { erased, type Look, lookAfter, overwritten, PLAIN } from "@/lib/ansi";
 
@@ -11,20 +11,20 @@ export type Stream = "stdout" | "stderr";
 export interface Limits {
   lines: number;
   characters: number;
-  /** What is longer is broken into several. */
+  /** Longer lines are broken into several. */
   line: number;
 }
 
 export const LIMITS: Limits = { lines: 100_000, characters: 24_000_000, line: 10_000 };
-const OPEN_FOR = 200; // lines of the other stream until an unfinished line is left as it is
+const OPEN_FOR = 200; // Lines of the other stream after which an unfinished line is ended.
 
 interface Unfinished {
   number: number;
-  /** What stood there when the cursor went back to the left; null: it has not. */
+  /** The text on the line when a carriage return moved the cursor back; null if there was none. */
   under: string | null;
-  /** Written since then, or since the line began. */
+  /** The text written since then, or since the start of the line. */
   text: string;
-  /** A carriage return has come: the next character overwrites, unless it ends the line. */
+  /** A carriage return was received: the next character overwrites the line, unless it ends it. */
   returned: boolean;
   look: Look;
 }
@@ -38,9 +38,9 @@ export class LogStore {
   private readonly limits: Limits;
   private characters = 0;
   private readonly listeners = new Set<() => void>();
-  /** The oldest line that is kept. */
+  /** The number of the oldest line kept. */
   first = 0;
-  /** Grows with every change. */
+  /** Incremented on every change. */
   version = 0;
 
   constructor(limits: Limits = LIMITS) {
@@ -52,7 +52,7 @@ export class LogStore {
     return this.first + this.texts.length;
   }
 
-  /** Lines below this number will not change any more. */
+  /** Lines before this number will not change any more. */
   get settled(): number {
     return Math.min(this.open.stdout?.number ?? this.end, this.open.stderr?.number ?? this.end);
   }
@@ -65,7 +65,7 @@ export class LogStore {
     return this.streams[number - this.first] ?? "stdout";
   }
 
-  /** How the line looks where it begins. */
+  /** Return the text style at the start of the line. */
   look(number: number): Look {
     return this.looks[number - this.first] ?? PLAIN;
   }
@@ -106,7 +106,7 @@ export class LogStore {
     else line.text += piece;
     if (line.text.includes("\b")) line.text = erased(line.text);
     this.show(line, line.under === null ? line.text : overwritten(line.under, line.text));
-    while (line && this.text(line.number).length > this.limits.line) line = this.broken(stream, line);
+    while (line && this.text(line.number).length > this.limits.line) line = this.breakLine(stream, line);
   }
 
   private rewrite(line: Unfinished, piece: string): void {
@@ -122,8 +122,8 @@ export class LogStore {
     });
   }
 
-  /** Too long: what is too much goes on in a line of its own. */
-  private broken(stream: Stream, line: Unfinished): Unfinished | null {
+  /** Break a line that is too long: the rest continues on a new line. */
+  private breakLine(stream: Stream, line: Unfinished): Unfinished | null {
     const whole = this.text(line.number);
     this.show(line, whole.slice(0, this.limits.line));
     this.finish(stream);
@@ -150,7 +150,7 @@ export class LogStore {
     this.open[stream] = null;
   }
 
-  /** Now and then, a good part at once: each time costs as much as there is. */
+  /** Drop old lines, many at a time, because each call copies everything that is kept. */
   private trim(): void {
     if (this.texts.length <= this.limits.lines * 1.1 && this.characters <= this.limits.characters * 1.1) return;
     let drop = Math.max(0, this.texts.length - this.limits.lines);

@@ -1,8 +1,8 @@
 /**
- * A command's output from the platform into a store: all of it, each byte once, over however many connections that takes.
+ * Stream a command's output from the platform into a store: complete and without duplicates, across reconnects.
  *
- * Bytes have places; a connection is taken up again at the place where the last one broke off. Of very much output only the end is
- * read: the rest can be downloaded.
+ * Bytes have offsets; a new connection resumes at the offset where the last one broke off. If the output is very large, only the end is
+ * read; the rest can be downloaded.
  */
 import { ApiError } from "@/api/client";
 import type { Command } from "@/api/types";
@@ -50,7 +50,7 @@ export class CommandStream {
     this.backoff.hurry();
   }
 
-  /** One connection. Whether the command was over at its end. */
+  /** Read one connection to its end. Returns whether the command had ended. */
   private async connection(): Promise<boolean> {
     const { stdout, stderr } = this.intake.at;
     const path = `/api/v1/commands/${encodeURIComponent(this.id)}/stream?stdout=${stdout}&stderr=${stderr}`;

@@ -11,8 +11,8 @@ import type { LogStore } from "./log-store";
 import { LogViewport, type Viewport } from "./log-viewport";
 
 const SEARCH_MS = 5;
-const GAP_MS = 50; // between two drawings: more often nobody reads, and the page has other things to do
-const TOLD_MS = 400; // between two counts of lines and matches
+const GAP_MS = 50; // Minimum time between two renders; faster is not readable and blocks the page.
+const TOLD_MS = 400; // Minimum time between two updates of the line and match counts.
 const FILTERS: [Filter, string][] = [
   ["both", "Both"],
   ["stdout", "stdout"],
@@ -24,13 +24,13 @@ interface Props {
   label: string;
   tools?: ReactNode;
   note?: ReactNode;
-  /** Said where there are no lines. */
+  /** The text shown if there are no lines. */
   empty: string;
-  /** More may come. */
+  /** More output may follow. */
   live: boolean;
 }
 
-/** A log as it grows: searched, filtered, wrapped, copied. It keeps to the end until its reader scrolls up. */
+/** A growing log with search, filter, wrapping and copying. It follows the end until the user scrolls up. */
 export function LogViewer({ store, label, tools, note, empty, live }: Props) {
   const [filter, setFilter] = useState<Filter>("both");
   const [wrap, setWrap] = useStored("log.wrap", false);
@@ -58,7 +58,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
     let frame = 0;
     let pause: ReturnType<typeof setTimeout> | undefined;
     let told = 0;
-    let jump = search !== null; // to the first match, once
+    let jump = search !== null; // Jump to the first match once.
     const go = (match: Match | undefined) => {
       setCurrent(match ?? null);
       if (!match) return;
@@ -83,7 +83,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
         () => {
           pause = undefined;
           if (drawn !== store.version || !searched) plan();
-          else if (told !== 0) setTold((n) => n + 1); // the last numbers are right
+          else if (told !== 0) setTold((n) => n + 1); // Show the final counts.
         },
         Math.max(GAP_MS, 3 * (performance.now() - began)),
       );
@@ -192,7 +192,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
       {(note || store.first > 0) && (
         <p className="shrink-0 border-b bg-warn-soft px-3 py-1 text-xs text-warn" role="note">
           {store.first > 0 &&
-            `The first ${count(store.first)} lines are no longer shown here; download has all of them. `}
+            `The first ${count(store.first)} lines are no longer shown. Download the output to see all lines. `}
           {note}
         </p>
       )}
@@ -220,7 +220,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
           onClick={() => setFollow(true)}
         >
           <ArrowDownToLine className="size-3.5" aria-hidden />
-          {live ? "Follow" : "To the end"}
+          {live ? "Follow" : "Scroll to end"}
         </Button>
       )}
     </div>

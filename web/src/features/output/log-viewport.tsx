@@ -7,17 +7,17 @@ import { between, selected } from "./log-selection";
 import type { LogStore } from "./log-store";
 
 const AROUND = 8;
-const HELD = 2000; // rows that stay because they are marked
+const HELD = 2000; // The maximum number of rows kept mounted because they are selected.
 const NARROW = 480;
 const BY_HAND_MS = 1000;
 const SETTLE_MS = 150;
 
 export interface Viewport {
-  /** Bring a place into view. */
+  /** Scroll a position into view. */
   show: (line: number, character: number) => void;
-  /** Show what has changed. So many rows have gone at the top: what is read stays where it is. */
+  /** Render changes. `gone` rows were dropped at the top; the visible rows keep their position. */
   draw: (gone: number) => void;
-  /** The line at the top. */
+  /** Return the first visible line. */
   top: () => number;
   focus: () => void;
 }
@@ -30,12 +30,12 @@ interface Props {
   current: Match | null;
   follow: boolean;
   onFollow: (follow: boolean) => void;
-  /** How many characters fit beside each other. */
+  /** Report how many characters fit in a row. */
   onColumns: (columns: number) => void;
   label: string;
 }
 
-/** The rows that can be seen, and only those. Its parent has it `draw` when the store has changed, at most once a frame. */
+/** Render only the visible rows. The parent calls `draw` when the store has changed, at most once per frame. */
 export function LogViewport({ ref, store, rows, search, current, follow, onFollow, onColumns, label }: Props) {
   const box = useRef<HTMLElement>(null);
   const ruler = useRef<HTMLSpanElement>(null);
@@ -76,7 +76,7 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
   }, []);
 
   useLayoutEffect(() => {
-    // whoever asks to follow has stopped scrolling: what scrolls now is the browser
+    // After Follow is pressed, scroll events come from the browser, not from the user.
     if (follow) moved.current = Number.NEGATIVE_INFINITY;
   }, [follow]);
 
@@ -84,8 +84,8 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
     const element = box.current as HTMLElement;
     if (!follow) return;
     element.scrollTop = scrolled;
-    placed.current = scrolled; // not asked back: that would cost a layout
-    // a browser that has much to lay out may forget it: when it has come to rest, it is told again
+    placed.current = scrolled; // Not read back from the element, which would force a layout.
+    // A busy browser may drop the scroll position: set it again when the layout has settled.
     const settled = setTimeout(() => {
       if (performance.now() - moved.current >= BY_HAND_MS) element.scrollTop = scrolled;
     }, SETTLE_MS);
@@ -129,7 +129,7 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
     const element = box.current as HTMLElement;
     const end = element.scrollHeight - element.clientHeight;
     if (follow && element.scrollTop < placed.current - 4 && element.scrollTop < end - 4) {
-      // what grows or is laid out anew also scrolls: only a person leaves the end
+      // Growing content and layout changes also fire scroll events: only user input stops following.
       if (performance.now() - moved.current < BY_HAND_MS) onFollow(false);
       else element.scrollTop = end;
     } else if (!follow && element.scrollTop >= end - 2 && element.scrollTop > placed.current) onFollow(true);
@@ -225,7 +225,7 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
           <div>
             {shown.map((row, index) => (
               <LogRow
-                // at the end every row is new each time: then the same elements show other text, which is quicker than new ones
+                // While following, every row changes: reusing elements by index is faster than creating new ones.
                 key={follow ? index : `${row.line}:${row.from}`}
                 line={row.line}
                 from={row.from}

@@ -10,7 +10,7 @@ import { RunBox } from "./run-box";
 
 const NEWEST = "newest";
 
-/** The commands of a sandbox and what they write, live. `at` is the command that is looked at; without one, what runs or ran last. */
+/** The commands of a sandbox with their live output. `at` is the selected command; by default the running or the latest one. */
 export function OutputPanel({
   sandboxId,
   at,
@@ -51,7 +51,7 @@ export function OutputPanel({
                   value={at ?? NEWEST}
                   onChange={(value) => onAt(value === NEWEST ? undefined : value)}
                   choices={[
-                    { value: NEWEST, label: "What runs, or ran last" },
+                    { value: NEWEST, label: "Running or latest command" },
                     ...choices(known, missing ? chosen : undefined),
                   ]}
                 />
@@ -65,8 +65,8 @@ export function OutputPanel({
               ) : (
                 <div className="flex-1">
                   <Empty title="No commands yet" icon={<SquareTerminal className="size-6" aria-hidden />}>
-                    What is run in this sandbox from outside (your project's check, your own commands) appears here.
-                    What its agent runs is in the conversation.
+                    Commands run outside the agent, such as the project's check or your own commands, appear here. The
+                    agent's commands are in the conversation.
                   </Empty>
                 </div>
               )}

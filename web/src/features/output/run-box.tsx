@@ -13,7 +13,7 @@ const TIMES = [
   { value: "28800", label: "8 hours" },
 ];
 
-/** Run a command in the sandbox. Arrow up brings back what was run before. */
+/** Run a command in the sandbox. The up arrow recalls earlier commands. */
 export function RunBox({
   sandboxId,
   past,
@@ -48,7 +48,7 @@ export function RunBox({
   if (gone)
     return (
       <p className="shrink-0 border-t px-3 py-2 text-xs text-soft">
-        This sandbox {status === "error" ? "has failed" : "was destroyed"}: nothing more can be run in it.
+        This sandbox {status === "error" ? "has failed" : "was destroyed"}. You can no longer run commands in it.
       </p>
     );
   return (
@@ -79,20 +79,14 @@ export function RunBox({
             recall(event.key === "ArrowUp" ? 1 : -1);
           }}
         />
-        <Select
-          label="Time it may take"
-          value={timeout}
-          onChange={setTimeout}
-          choices={TIMES}
-          className="!w-24 shrink-0"
-        />
+        <Select label="Timeout" value={timeout} onChange={setTimeout} choices={TIMES} className="!w-24 shrink-0" />
         <Button type="submit" look="primary" busy={run.isPending} disabled={!text.trim()}>
           {!run.isPending && <Play className="size-3.5" aria-hidden />}
           Run
         </Button>
       </div>
       <p className="truncate px-1 text-2xs text-faint">
-        In <code className="font-mono">{folder.data ?? "the home folder"}</code>
+        Working directory: <code className="font-mono">{folder.data ?? "~"}</code>
         {status === "paused" && ". The sandbox is paused: running a command wakes it"}
       </p>
     </form>

@@ -15,7 +15,7 @@ const pull = (over: object) =>
   }) as unknown as PullRequest;
 
 describe("forgeOf", () => {
-  it("knows GitHub by its host, by an API's address, or because it was said", () => {
+  it("detects GitHub by host, by API URL or by setting", () => {
     expect(forgeOf(project("https://github.com/acme/site.git"))).toBe("github");
     expect(forgeOf(project("git@github.com:acme/site.git"))).toBe("github");
     expect(forgeOf(project("ssh://git@github.com/acme/site.git"))).toBe("github");
@@ -29,7 +29,7 @@ describe("forgeOf", () => {
 });
 
 describe("detailOf", () => {
-  it("takes what is well formed, newest remark first, and survives the rest", () => {
+  it("keeps well-formed entries, newest remark first, and ignores the rest", () => {
     const detail = detailOf(
       pull({
         detail: {
@@ -60,11 +60,11 @@ describe("detailOf", () => {
 });
 
 describe("words", () => {
-  it("says how a run ended or goes on", () => {
+  it("describes how a run ended or that it is running", () => {
     expect(runWord({ name: "", status: "completed", conclusion: "success", url: null, summary: null }).tone).toBe("ok");
     expect(runWord({ name: "", status: "in_progress", conclusion: null, url: null, summary: null }).busy).toBe(true);
   });
-  it("says why it cannot be merged, and what helps", () => {
+  it("explains why it cannot be merged, and what helps", () => {
     expect(mergeBar(pull({}))).toBeNull();
     expect(mergeBar(pull({ draft: true }))).toMatch(/draft/);
     expect(mergeBar(pull({ mergeable: false }))).toMatch(/conflicts/);

@@ -1,4 +1,4 @@
-/** What a pull request says beside its state, read out of its loose `detail`; and which kind of forge a project is on. Pure. */
+/** Parse the untyped `detail` of a pull request, and determine the kind of forge of a project. Pure. */
 import type { Attempt, Project, PullRequest, PullSummary } from "@/api/types";
 import type { Word } from "@/lib/status";
 
@@ -36,7 +36,7 @@ const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
 const things = (value: unknown): Loose[] =>
   list(value).filter((one): one is Loose => typeof one === "object" && one !== null);
 
-/** The newest remark first. What is not as it should be is left out. */
+/** Parse the detail, newest remark first. Malformed entries are dropped. */
 export function detailOf(pull: PullRequest): Detail {
   const detail = pull.detail as Loose;
   return {
@@ -52,7 +52,7 @@ export function detailOf(pull: PullRequest): Detail {
       .map((one) => ({
         kind: text(one.kind) ?? "comment",
         id: String(one.id ?? ""),
-        author: text(one.author) ?? "somebody",
+        author: text(one.author) ?? "someone",
         text: text(one.text) ?? "",
         at: text(one.at) ?? pull.updatedAt,
         state: text(one.state),
@@ -71,7 +71,7 @@ const CONCLUSIONS: Record<string, Word> = {
   failure: { text: "failed", tone: "bad" },
   timed_out: { text: "timed out", tone: "bad" },
   startup_failure: { text: "did not start", tone: "bad" },
-  action_required: { text: "needs somebody", tone: "warn" },
+  action_required: { text: "action required", tone: "warn" },
   cancelled: { text: "cancelled", tone: "idle" },
   skipped: { text: "skipped", tone: "idle" },
   neutral: { text: "neutral", tone: "idle" },
@@ -90,13 +90,13 @@ export interface Verification {
   command: string;
 }
 
-/** How the project's own check of an attempt ended; null: none has run. */
+/** Return how the project's check of an attempt ended; null if none was run. */
 export function verificationOf(attempt: Pick<Attempt, "verified" | "verification"> | undefined): Verification | null {
   if (!attempt || attempt.verified === null) return null;
   return { ok: attempt.verified, command: text(attempt.verification?.command) ?? "the project's check" };
 }
 
-/** As the platform decides it. */
+/** Return the kind of forge, by the same rules as the platform. */
 export function forgeOf(project: Project): "github" | "plain" {
   const { kind, apiUrl } = project.settings.forge ?? { kind: "auto", apiUrl: null };
   if (kind !== "auto") return kind;
@@ -112,21 +112,22 @@ export const METHODS: Record<Method, string> = {
 };
 export const METHOD_CHOICES = Object.entries(METHODS).map(([value, label]) => ({ value, label }));
 
-/** Why it cannot be merged as it is; null: it can be tried. */
+/** Return why the pull request cannot be merged now; null if a merge can be tried. */
 export function mergeBar(pull: PullRequest): string | null {
-  if (pull.state !== "open") return `It is ${pull.state}.`;
-  if (pull.draft) return "It is a draft. Mark it as ready first.";
-  if (pull.mergeable === false) return "It conflicts with its base. Update the branch under Changes, then push.";
+  if (pull.state !== "open") return `The pull request is ${pull.state}.`;
+  if (pull.draft) return "This is a draft. Mark it as ready for review first.";
+  if (pull.mergeable === false)
+    return "There are conflicts with the base branch. Update the branch in the Changes tab, then push.";
   return null;
 }
 
-/** Whether a task's pull request, or its pushed branch, can be merged as it is. */
+/** Whether a task's pull request or pushed branch can be merged now. */
 export function canMerge(pull: PullSummary | null): pull is PullSummary {
   if (!pull) return false;
   return pull.state === "pushed" || (pull.state === "open" && !pull.draft && pull.mergeable !== false);
 }
 
-/** What a person can do about a refusal of the forge, by its code. */
+/** Return what a user can do about an error of the forge, by its code. */
 export function helpFor(code: string): "credential" | "again" | "refresh" | null {
   if (["forge_unauthorized", "forge_forbidden", "forge_not_found", "remote_refused", "remote_missing"].includes(code))
     return "credential";
@@ -134,7 +135,7 @@ export function helpFor(code: string): "credential" | "again" | "refresh" | null
   return code === "forge_refused" || code === "branch_checked_out" || code === "branch_moved" ? "refresh" : null;
 }
 
-/** Names with commas or spaces between them. */
+/** Split names separated by commas or newlines, without duplicates. */
 export function names(given: string): string[] {
   return [
     ...new Set(

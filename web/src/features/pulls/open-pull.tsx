@@ -1,4 +1,4 @@
-/** There is none yet: push the branch and open one. On a plain remote the pushed branch is all there is. */
+/** Push the branch and open a pull request. On a plain remote, only push the branch. */
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitPullRequestArrow } from "lucide-react";
 import { type FormEvent, useState } from "react";
@@ -99,33 +99,34 @@ function Form({
         <div className="flex items-start gap-3">
           <GitPullRequestArrow className="mt-0.5 size-5 shrink-0 text-faint" aria-hidden />
           <div className="min-w-0">
-            <h2 className="text-[15px] font-semibold">
-              {plain ? "The branch is not handed in yet" : "No pull request yet"}
-            </h2>
+            <h2 className="text-[15px] font-semibold">{plain ? "Branch not pushed yet" : "No pull request yet"}</h2>
             <p className="text-[13px] text-soft [overflow-wrap:anywhere]">
               {plain ? (
                 <>
-                  The repository is a plain git remote, without pull requests.{" "}
-                  <span className="font-mono text-xs">{branch}</span> is pushed there, and can be compared with{" "}
+                  The repository is a plain git remote without pull requests.{" "}
+                  <span className="font-mono text-xs">{branch}</span> will be pushed there. You can then compare it with{" "}
                   <span className="font-mono text-xs">{base}</span> here.
                 </>
               ) : (
                 <>
-                  All commits of <span className="font-mono text-xs">{branch}</span> are pushed, and a pull request into{" "}
-                  <span className="font-mono text-xs">{base}</span> is opened.
+                  This pushes all commits of <span className="font-mono text-xs">{branch}</span> and opens a pull
+                  request into <span className="font-mono text-xs">{base}</span>.
                 </>
               )}
             </p>
           </div>
         </div>
-        <Field label="Title" hint="Left empty, it is made of the task or the commits.">
+        <Field label="Title" hint="Optional. Generated from the task or the commits if empty.">
           {(wear) => (
             <Input {...wear} value={title} maxLength={250} onChange={(event) => setTitle(event.target.value)} />
           )}
         </Field>
         {!plain && (
           <>
-            <Field label="Description" hint="Markdown. Left empty, it is made of the task, the commits and the checks.">
+            <Field
+              label="Description"
+              hint="Optional, in Markdown. Generated from the task, the commits and the checks if empty."
+            >
               {(wear) => (
                 <Textarea
                   {...wear}
@@ -137,16 +138,16 @@ function Form({
               )}
             </Field>
             <div className="grid gap-3 sm:grid-cols-2">
-              <Field label="Labels" hint="With commas between them.">
+              <Field label="Labels" hint="Separate with commas.">
                 {(wear) => <Input {...wear} value={labels} onChange={(event) => setLabels(event.target.value)} />}
               </Field>
-              <Field label="Reviewers" hint="Their names on the forge, with commas between them.">
+              <Field label="Reviewers" hint="Usernames on the forge, separated with commas.">
                 {(wear) => <Input {...wear} value={reviewers} onChange={(event) => setReviewers(event.target.value)} />}
               </Field>
             </div>
           </>
         )}
-        <Field label="Into" hint={`A branch of the repository. Left empty: ${base}.`}>
+        <Field label="Base branch" hint={`Optional. Default: ${base}.`}>
           {(wear) => (
             <Input
               {...wear}
@@ -158,9 +159,9 @@ function Form({
           )}
         </Field>
         <div className="flex flex-wrap items-center justify-between gap-2">
-          {plain ? <span /> : <Switch checked={draft} onChange={setDraft} label="As a draft" />}
+          {plain ? <span /> : <Switch checked={draft} onChange={setDraft} label="Open as draft" />}
           <Button type="submit" look="primary" busy={open.isPending}>
-            {plain ? "Push the branch" : draft ? "Open the draft" : "Open the pull request"}
+            {plain ? "Push branch" : draft ? "Open draft" : "Open pull request"}
           </Button>
         </div>
       </form>

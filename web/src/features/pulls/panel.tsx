@@ -21,7 +21,7 @@ export function PullPanel({
 }) {
   const pull = useQuery({
     queryKey: taskId ? ["pull", "task", taskId, sessionId] : ["pull", "session", sessionId],
-    // of a task with several attempts each session has its own
+    // Each attempt of a task has its own session and pull request.
     queryFn: () =>
       got(api.GET("/api/v1/sessions/{session_id}/pull-request", { params: { path: { session_id: sessionId } } })),
     retry: (failures, error) => failures < 2 && !isCode(error, "not_found"),
@@ -38,7 +38,7 @@ export function PullPanel({
   if (!projectId) {
     return (
       <Empty title="No repository" icon={<GitPullRequest className="size-6" aria-hidden />}>
-        A session without a project has nothing to open a pull request of.
+        This session has no project, so it cannot open a pull request.
       </Empty>
     );
   }

@@ -1,4 +1,4 @@
-/** A pull request on the forge: how it stands, and what can be done with it. */
+/** A pull request on the forge: its state and actions. */
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitMerge, RefreshCw } from "lucide-react";
 import { type ReactNode, useState } from "react";
@@ -24,16 +24,16 @@ type Verb = "merge" | "ready" | "close" | "refresh" | "update";
 
 const TRIED: Record<Verb, string> = {
   merge: "Could not merge",
-  ready: "Could not mark it as ready",
-  close: "Could not close it",
-  refresh: "Could not ask the forge",
-  update: "Could not bring it up to date",
+  ready: "Could not mark as ready for review",
+  close: "Could not close the pull request",
+  refresh: "Could not refresh from the forge",
+  update: "Could not update the pull request",
 };
 const DONE: Partial<Record<Verb, string>> = {
   merge: "Merged",
-  ready: "It is ready for review",
+  ready: "Marked as ready for review",
   close: "Closed",
-  update: "Brought up to date",
+  update: "Pull request updated",
 };
 
 function useVerb(pull: PullRequest, sandboxId: string) {
@@ -173,7 +173,7 @@ export function Pull({
           ))}
         </header>
         {open && (
-          <section aria-label="What can be done" className="flex flex-col gap-2 rounded-lg border bg-surface p-3">
+          <section aria-label="Actions" className="flex flex-col gap-2 rounded-lg border bg-surface p-3">
             <div className="flex flex-wrap items-center gap-2">
               {pull.draft && (
                 <Button
@@ -183,11 +183,11 @@ export function Pull({
                   disabled={!!doing}
                   onClick={() => doIt("ready")}
                 >
-                  Ready for review
+                  Mark as ready for review
                 </Button>
               )}
               <Select
-                label="How to merge"
+                label="Merge method"
                 className="!h-7 !w-auto text-xs"
                 value={method}
                 onChange={(value) => setMethod(value as Method)}
@@ -213,11 +213,11 @@ export function Pull({
               >
                 <UnsentComments sessionId={sessionId} />
                 {METHODS[method]}, into <span className="font-mono text-xs">{pull.baseBranch}</span>.
-                {pull.checks === "failing" && " Its checks fail."}
+                {pull.checks === "failing" && " Its checks are failing."}
                 {pull.checks === "pending" && " Its checks are still running."}
                 {pull.review === "changes_requested" && " A reviewer has requested changes."}
-                {taskId && <TaskDone projectId={pull.projectId} />} If the branch has moved since it was shown here,
-                nothing is merged.
+                {taskId && <TaskDone projectId={pull.projectId} />} If the branch has new commits that are not shown
+                here, nothing is merged.
               </Confirm>
               <span className="mr-auto" />
               {update}
@@ -231,7 +231,7 @@ export function Pull({
                 action="Close"
                 onConfirm={() => shown(verb.mutateAsync({ verb: "close" }))}
               >
-                The branch stays on the forge.
+                The branch is kept on the forge.
               </Confirm>
             </div>
             {bar && <p className="text-xs text-soft">{bar}</p>}
@@ -239,7 +239,7 @@ export function Pull({
         )}
         {(pull.state === "closed" || pull.state === "merged") && (
           <div className="flex flex-wrap items-center gap-2 rounded-lg border bg-surface p-3 text-[13px] text-soft">
-            <span className="mr-auto">It was {pull.state}. What is pushed now goes into a new one.</span>
+            <span className="mr-auto">This pull request was {pull.state}. New commits go into a new pull request.</span>
             {update}
           </div>
         )}
@@ -250,14 +250,14 @@ export function Pull({
               {runs.length > 0 ? (
                 <Runs runs={runs} />
               ) : (
-                <p className="border-t px-3 py-1.5 text-[13px] text-faint">The forge has run no checks.</p>
+                <p className="border-t px-3 py-1.5 text-[13px] text-faint">The forge has not run any checks.</p>
               )}
             </>
           )}
         </Block>
         <Block
           title="Reviews and comments"
-          empty="Nobody has said anything yet. What is said reaches the agent by itself."
+          empty="No reviews or comments yet. They are sent to the agent automatically."
         >
           {remarks.length > 0 && <Remarks remarks={remarks} />}
         </Block>
@@ -266,7 +266,7 @@ export function Pull({
   );
 }
 
-/** How the project's own check ended, which ran in the sandbox before the push. */
+/** The result of the project's check, which ran in the sandbox before the push. */
 function Verified({ verified }: { verified: Verification }) {
   return (
     <p className="flex items-center gap-2 px-3 py-1.5 text-[13px]">
@@ -279,7 +279,7 @@ function Verified({ verified }: { verified: Verification }) {
   );
 }
 
-/** A refusal is shown above, where the dialog would hide it: the dialog closes either way. */
+/** Close the dialog on errors too: the error is shown above, where the dialog would hide it. */
 const shown = (asked: Promise<unknown>) => asked.catch(() => undefined);
 
 function Block({ title, empty, children }: { title: string; empty: string; children: ReactNode }) {

@@ -3,7 +3,7 @@ import { ArrowUpFromLine } from "lucide-react";
 import { checkout as checkoutOf, isAhead, status as statusOf } from "@/features/changes/queries";
 import { Button } from "@/ui/button";
 
-/** Pushes the commits that are not on the remote yet; nothing while there are none, or no checkout to push from. */
+/** Push unpushed commits. Renders nothing if there are none, or if there is no checkout. */
 export function PushButton({
   sandboxId,
   busy,

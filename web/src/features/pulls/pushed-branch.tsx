@@ -1,4 +1,4 @@
-/** A plain remote has no pull requests: the branch that was pushed, compared with its base and merged from here. */
+/** A pushed branch on a plain remote without pull requests: compare it with its base, and merge it. */
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitBranch, GitMerge, RefreshCw } from "lucide-react";
 import { useState } from "react";
@@ -41,7 +41,7 @@ export function PushedBranch({
   const [chosen, setMethod] = useState<Method>();
   const method = chosen ?? project?.settings.forge?.mergeMethod ?? "squash";
   const compared = useQuery({
-    enabled: !merged, // its branch may be gone
+    enabled: !merged, // The branch may be deleted.
     queryKey: ["pull", "compare", projectId, baseBranch, headBranch],
     queryFn: () =>
       got(
@@ -81,7 +81,7 @@ export function PushedBranch({
   const tried = [
     { title: "Could not merge", what: merge },
     { title: "Could not push the branch", what: push },
-    { title: "Could not ask the remote", what: refresh },
+    { title: "Could not refresh from the remote", what: refresh },
   ].find(({ what }) => what.error);
   return (
     <div className="flex min-h-0 flex-1 flex-col">
@@ -103,7 +103,7 @@ export function PushedBranch({
           {!merged && (
             <>
               <Select
-                label="How to merge"
+                label="Merge method"
                 className="!h-7 !w-auto text-xs"
                 value={method}
                 onChange={(value) => setMethod(value as Method)}
@@ -120,13 +120,13 @@ export function PushedBranch({
                 action="Merge"
                 cancel={cancel}
                 look="primary"
-                // a refusal is shown above, where the dialog would hide it
+                // Errors are shown above, where the dialog would hide them.
                 onConfirm={() => merge.mutateAsync().catch(() => undefined)}
               >
                 <UnsentComments sessionId={sessionId} />
                 {METHODS[method]}, into <span className="font-mono text-xs">{baseBranch}</span> on the remote.
-                {taskId && <TaskDone projectId={projectId} />} If the branch has moved since it was shown here, nothing
-                is merged.
+                {taskId && <TaskDone projectId={projectId} />} If the branch has new commits that are not shown here,
+                nothing is merged.
               </Confirm>
               <IconButton
                 size="sm"
@@ -155,7 +155,9 @@ export function PushedBranch({
           {pull.branchDeletedAt && ", the branch was deleted"}
         </p>
       </header>
-      {merged && <Empty title="Merged">{baseBranch} has all of it. What is pushed now can be merged again.</Empty>}
+      {merged && (
+        <Empty title="Merged">{baseBranch} contains all changes. New commits can be pushed and merged again.</Empty>
+      )}
       {!merged && (
         <Loaded query={compared}>
           {({ commits, diff }) => (
@@ -177,8 +179,8 @@ export function PushedBranch({
                 diff={diff}
                 viewedAs={pull.id}
                 empty={
-                  <Empty title="Nothing to compare">
-                    {baseBranch} has all that {headBranch} has: it may be merged already.
+                  <Empty title="No differences">
+                    {baseBranch} already contains all changes of {headBranch}. It may have been merged.
                   </Empty>
                 }
               />

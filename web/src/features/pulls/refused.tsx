@@ -5,7 +5,7 @@ import { Button } from "@/ui/button";
 import { words } from "@/ui/states";
 import { helpFor } from "./forge";
 
-/** What the forge said no to, in its own words, and what can be done. */
+/** An error of the forge, with the action that may resolve it. */
 export function Refused({
   title,
   error,
@@ -27,17 +27,17 @@ export function Refused({
     <Refusal title={title} text={words(error)} onClose={onClose}>
       {help === "credential" && projectId && (
         <Link to="/projects/$projectId" params={{ projectId }} className="text-xs font-medium text-accent underline">
-          Open the project's settings
+          Open project settings
         </Link>
       )}
       {help === "again" && onAgain && (
         <Button size="sm" onClick={onAgain}>
-          Try again
+          Retry
         </Button>
       )}
       {help === "refresh" && onRefresh && (
         <Button size="sm" onClick={onRefresh}>
-          Ask how it stands
+          Refresh
         </Button>
       )}
     </Refusal>

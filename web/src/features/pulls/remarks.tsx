@@ -1,4 +1,4 @@
-/** What checks and people say about a pull request. */
+/** The checks, reviews and comments of a pull request. */
 import { ExternalLink } from "lucide-react";
 import type { ReactNode } from "react";
 import { safeHref } from "@/lib/links";
@@ -41,7 +41,7 @@ export function Runs({ runs }: { runs: Run[] }) {
             </div>
             {run.summary && word.tone === "bad" && (
               <details className="mt-1 pl-4 text-xs text-soft">
-                <summary className="cursor-pointer">What it says</summary>
+                <summary className="cursor-pointer">Details</summary>
                 <div className="mt-1 max-h-64 overflow-y-auto">
                   <Markdown text={run.summary} />
                 </div>

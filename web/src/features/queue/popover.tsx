@@ -7,7 +7,7 @@ import { Empty, Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { queue } from "./queue";
 
-/** What waits to run, in order, and what it waits for. */
+/** The queued attempts in order, with the reason why each is waiting. */
 export function QueuePopover() {
   const waiting = useQuery(queue);
   const count = waiting.data?.length ?? 0;
@@ -28,13 +28,13 @@ export function QueuePopover() {
       <Loaded query={waiting}>
         {(items) =>
           items.length === 0 ? (
-            <Empty title="Nothing waits">What is started runs at once, as long as there is room for it.</Empty>
+            <Empty title="The queue is empty">Started tasks run immediately while there is capacity.</Empty>
           ) : (
             <ol className="flex flex-col gap-2">
               {items.map((one) => (
                 <li key={one.attemptId} className="flex gap-2 text-[13px]">
                   <span className="w-6 shrink-0 text-right text-faint tabular-nums">
-                    <span className="sr-only">Place </span>
+                    <span className="sr-only">Position </span>
                     {one.position}
                   </span>
                   <div className="min-w-0">

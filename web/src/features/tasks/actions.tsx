@@ -17,10 +17,10 @@ import { EditTaskDialog } from "./new-task";
 import { useRetryLabel, useTaskVerbs } from "./use-task";
 
 const ICON = "size-3.5";
-/** Failures that another try meets again, until somebody has done what the page offers beside them. */
+/** Failures that a retry cannot fix until the user takes the action offered next to them. */
 const NEEDS_HELP = new Set(["over_budget", "no_model", "model_key_refused"]);
 
-/** What can be done with the task as it is now: the next thing as a button, the rest in a menu. */
+/** The actions for a task in its current state: the next step as a button, the rest in a menu. */
 export function TaskActions({ task }: { task: Task }) {
   const [asking, ask] = useState<"feedback" | "edit" | "delete" | "done" | "cancel" | null>(null);
   const navigate = useNavigate();
@@ -64,25 +64,25 @@ export function TaskActions({ task }: { task: Task }) {
                 navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: { tab: "attempts" } })
               }
             >
-              <Check className={ICON} aria-hidden /> Pick one
+              <Check className={ICON} aria-hidden /> Pick an attempt
             </Button>
           ) : (
             <Button size="sm" busy={move.isPending} onClick={() => ask("feedback")}>
-              <Undo2 className={ICON} aria-hidden /> Send back
+              <Undo2 className={ICON} aria-hidden /> Request changes
             </Button>
           )}
           {pull ? (
             <MergeButton task={task} pull={pull} />
           ) : (
             <Button size="sm" busy={move.isPending} onClick={() => ask("done")}>
-              <Check className={ICON} aria-hidden /> Done
+              <Check className={ICON} aria-hidden /> Mark as done
             </Button>
           )}
         </>
       )}
       <Menu
         trigger={
-          <IconButton label="More for this task" size="sm">
+          <IconButton label="More actions" size="sm">
             <Ellipsis className="size-4" aria-hidden />
           </IconButton>
         }
@@ -97,7 +97,7 @@ export function TaskActions({ task }: { task: Task }) {
         )}
         {task.status === "backlog" && task.startWhenReady && (
           <MenuItem onSelect={() => change.mutate({ start: false })}>
-            <Square className={ICON} aria-hidden /> Do not start by itself
+            <Square className={ICON} aria-hidden /> Don't start automatically
           </MenuItem>
         )}
         <MenuLine />
@@ -136,15 +136,15 @@ export function TaskActions({ task }: { task: Task }) {
       <Confirm
         open={asking === "done"}
         onOpenChange={(open) => !open && close()}
-        title="Call this task done?"
-        action="Done"
+        title="Mark as done?"
+        action="Mark as done"
         cancel={cancel}
         look="primary"
         onConfirm={() => move.mutateAsync({ status: "done" })}
       >
         <UnsentComments sessionId={sessionId} />
-        {task.pullRequest && task.pullRequest.state === "open" ? "Its pull request is open and stays so. " : ""}
-        Its attempts are archived; branches and conversations stay. <SandboxFate projectId={task.projectId} />
+        {task.pullRequest && task.pullRequest.state === "open" ? "Its pull request stays open. " : ""}
+        Its attempts are archived; branches and conversations are kept. <SandboxFate projectId={task.projectId} />
       </Confirm>
       <Confirm
         open={asking === "delete"}
@@ -156,25 +156,25 @@ export function TaskActions({ task }: { task: Task }) {
           void navigate({ to: "/board" });
         }}
       >
-        “{task.title}” goes from the board, and what works on it is stopped. Its sessions, branches and pull requests
-        stay.
+        “{task.title}” is removed from the board, and its running attempts are stopped. Its sessions, branches and pull
+        requests are kept.
       </Confirm>
     </div>
   );
 }
 
-/** Also of the page of a task that was not begun. */
+/** The start button. Also used on the page of a task that has not started. */
 export function StartButton({ task, size = "sm" }: { task: Task; size?: "sm" | "md" }) {
   const { move, change } = useTaskVerbs(task);
   if (task.blockedBy.length > 0) {
     return task.startWhenReady ? (
-      <span className="text-xs text-soft">Starts by itself</span>
+      <span className="text-xs text-soft">Starts automatically</span>
     ) : (
       <Hint
-        text={`It needs ${task.blockedBy.length === 1 ? "another task" : `${task.blockedBy.length} other tasks`} to be done first.`}
+        text={`Blocked by ${task.blockedBy.length === 1 ? "another task" : `${task.blockedBy.length} other tasks`}.`}
       >
         <Button size={size} look="primary" busy={change.isPending} onClick={() => change.mutate({ start: true })}>
-          <Play className={ICON} aria-hidden /> Start when it is free
+          <Play className={ICON} aria-hidden /> Start when unblocked
         </Button>
       </Hint>
     );

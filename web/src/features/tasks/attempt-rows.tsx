@@ -8,7 +8,7 @@ import { MOST_ATTEMPTS, type Row } from "./task-form";
 
 const PROJECTS = "default";
 
-/** Who works on it: one agent with a model, or several side by side to pick from. */
+/** The agent and model of each attempt. Several attempts run in parallel, to pick one. */
 export function AttemptRows({
   rows,
   onChange,
@@ -46,10 +46,12 @@ export function AttemptRows({
           disabled={rows.length >= MOST_ATTEMPTS}
           onClick={() => onChange([...rows, { ...(rows.at(-1) as Row) }])}
         >
-          <Plus className="size-3.5" aria-hidden /> Another attempt
+          <Plus className="size-3.5" aria-hidden /> Add attempt
         </Button>
         <p className="text-xs text-faint">
-          {several ? `${rows.length} work side by side; you pick one.` : "Several work side by side, to pick from."}
+          {several
+            ? `${rows.length} attempts run in parallel; you pick one.`
+            : "Run several attempts in parallel and pick one."}
         </p>
       </div>
       {faults.attempts && <p className="text-xs text-bad">{faults.attempts}</p>}
@@ -89,11 +91,14 @@ function AttemptRow({
             value={row.agent || PROJECTS}
             onChange={(value) => onChange({ agent: value === PROJECTS ? "" : value, model: "" })}
             choices={[
-              { value: PROJECTS, label: usual ? `Project's: ${pickerTitle(usual, project?.id)}` : "Project's" },
+              {
+                value: PROJECTS,
+                label: usual ? `Project default: ${pickerTitle(usual, project?.id)}` : "Project default",
+              },
               ...agents.map((one) => ({
                 value: one.name,
                 label: pickerTitle(one, project?.id),
-                detail: one.demo ? "follows written instructions" : undefined,
+                detail: one.demo ? "follows scripted instructions" : undefined,
               })),
             ]}
           />
@@ -108,7 +113,7 @@ function AttemptRow({
               value={row.model}
               maxLength={200}
               disabled={agent ? agent.apis.length === 0 : false}
-              placeholder={agent && agent.apis.length === 0 ? "needs none" : "the usual one"}
+              placeholder={agent && agent.apis.length === 0 ? "Not needed" : "Default model"}
               onChange={(event) => onChange({ model: event.target.value })}
             />
             <datalist id={suggestions}>

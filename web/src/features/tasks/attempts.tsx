@@ -16,7 +16,7 @@ import { Worked } from "./worked";
 
 const TAIL = 4000;
 
-/** Attempts at the same task side by side, to pick one. Those of an earlier start come last. */
+/** The attempts of a task side by side, to pick one. Archived attempts of an earlier start come last. */
 export function AttemptsPanel({ task }: { task: Task }) {
   const sorted = [...task.attempts].sort(
     (one, other) =>
@@ -49,7 +49,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
         }),
       ),
     onSuccess: (card) => client.setQueryData(["task", task.id], card),
-    onError: failed("Could not pick it"),
+    onError: failed("Could not pick the attempt"),
   });
   const search = (tab: string) => ({ tab, attempt: attempt.number });
   const tokens = attempt.spent.inputTokens + attempt.spent.outputTokens;
@@ -69,7 +69,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           {attempt.agent}
           {attempt.model && <span className="text-soft"> · {attempt.model}</span>}
         </Fact>
-        {attempt.status === "running" && attempt.step && <Fact name="Now">{doingNow(attempt)}</Fact>}
+        {attempt.status === "running" && attempt.step && <Fact name="Current step">{doingNow(attempt)}</Fact>}
         <Fact name="Verified">
           <Verified attempt={attempt} />
         </Fact>
@@ -117,15 +117,15 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           <Confirm
             trigger={
               <Button look="primary" size="sm" disabled={busy.length > 0} busy={pick.isPending}>
-                Pick this one
+                Pick this attempt
               </Button>
             }
             title={`Pick attempt ${attempt.number}?`}
-            action="Pick it"
+            action="Pick"
             onConfirm={() => pick.mutateAsync()}
           >
             Its work is pushed and becomes the pull request.{" "}
-            {others.length > 0 && "The other attempts are archived; their branches and conversations stay."}
+            {others.length > 0 && "The other attempts are archived; their branches and conversations are kept."}
           </Confirm>
         )}
         <Link
@@ -145,7 +145,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           Conversation
         </Link>
         {attempt.status === "ready" && busy.length > 0 && (
-          <p className="w-full text-xs text-soft">It can be picked when the others are done.</p>
+          <p className="w-full text-xs text-soft">You can pick it when the other attempts are done.</p>
         )}
       </div>
     </article>
@@ -165,29 +165,29 @@ function Verified({ attempt }: { attempt: Attempt }) {
   if (attempt.verified === null) {
     return (
       <span className="flex items-center gap-1 text-soft">
-        <CircleHelp className="size-3.5" aria-hidden /> No check has run
+        <CircleHelp className="size-3.5" aria-hidden /> No check was run
       </span>
     );
   }
   return attempt.verified ? (
     <span className="flex items-center gap-1 text-ok">
-      <Check className="size-3.5" aria-hidden /> The check succeeds
+      <Check className="size-3.5" aria-hidden /> Check passed
     </span>
   ) : (
     <span className="flex items-center gap-1 text-bad">
-      <X className="size-3.5" aria-hidden /> The check fails
+      <X className="size-3.5" aria-hidden /> Check failed
     </span>
   );
 }
 
-/** The end of what the project's check wrote. */
+/** The end of the output of the project's check. */
 function CheckOutput({ attempt }: { attempt: Attempt }) {
   const id = attempt.verification?.commandId;
   const command = typeof id === "string" ? id : "";
   const query = useQuery({
     queryKey: ["commands", attempt.sandboxId, "tail", command],
     enabled: command !== "",
-    staleTime: Number.POSITIVE_INFINITY, // it is over
+    staleTime: Number.POSITIVE_INFINITY, // The command has ended.
     queryFn: async () => {
       const path = { command_id: command };
       const row = await got(api.GET("/api/v1/commands/{command_id}", { params: { path } }));
@@ -218,11 +218,7 @@ function CheckOutput({ attempt }: { attempt: Attempt }) {
         <Output text={query.data} label={`End of the output of ${name}`} />
       ) : (
         <p className="text-xs text-faint">
-          {query.isPending
-            ? "Loading its output"
-            : query.error
-              ? "Its output is not there any more."
-              : "It wrote nothing."}
+          {query.isPending ? "Loading output" : query.error ? "The output is no longer available." : "No output."}
         </p>
       )}
     </div>

@@ -2,7 +2,7 @@ import type { TaskCard } from "@/api/types";
 import { Confirm } from "@/ui/dialog";
 import { SandboxFate } from "./consequences";
 
-/** Asks before the work on a task is ended, and says what stays of it. */
+/** Confirm that a task is cancelled, and say what is kept. */
 export function CancelTask({
   task,
   open,

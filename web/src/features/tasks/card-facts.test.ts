@@ -36,14 +36,14 @@ function task(status: Task["status"], attempts: Attempt[] = [], rest: Partial<Ta
   } as Task;
 }
 
-it("counts the rounds in which the agent has worked", () => {
+it("counts the rounds in which the agent worked", () => {
   const step = (round: number, name: string) => ({ round, name });
   const steps = [step(1, "setup"), step(2, "agent"), step(3, "agent")] as NonNullable<Attempt["steps"]>;
   expect(roundOf(attempt("running", { round: 3, steps }))).toBe(2);
   expect(roundOf(attempt("running", { round: 2, steps: steps.slice(0, 1) }))).toBe(1);
 });
 
-it("is led by what works, then by what came of it, and the newest of equals", () => {
+it("prefers running attempts, then results, then the newest", () => {
   expect(leading(task("in_progress", [attempt("failed"), attempt("running"), attempt("ready")]))?.status).toBe(
     "running",
   );
@@ -57,32 +57,32 @@ it("is led by what works, then by what came of it, and the newest of equals", ()
 describe("words", () => {
   it.each<[string, Task, string | null]>([
     ["a step", task("in_progress", [attempt("running", { step: "verify" })]), "Verifying"],
-    ["a step nobody knows", task("in_progress", [attempt("running", { step: "dream" })]), "Running"],
-    ["the queue", task("in_progress", [attempt("queued")], { queuePosition: 3 }), "In the queue, place 3"],
-    ["the next in the queue", task("in_progress", [attempt("queued")], { queuePosition: 1 }), "In the queue, next"],
-    ["an end on its way", task("cancelled", [attempt("running", { stopping: true })]), "Stopping"],
+    ["an unknown step", task("in_progress", [attempt("running", { step: "dream" })]), "Running"],
+    ["the queue", task("in_progress", [attempt("queued")], { queuePosition: 3 }), "Queued, position 3"],
+    ["the next in the queue", task("in_progress", [attempt("queued")], { queuePosition: 1 }), "Queued, next"],
+    ["an attempt being stopped", task("cancelled", [attempt("running", { stopping: true })]), "Stopping"],
     ["a failure", task("in_progress", [attempt("failed")]), "Failed"],
-    ["a stop by a person", task("in_progress", [attempt("failed", { errorCode: "cancelled" })]), "Stopped"],
+    ["a stop by a user", task("in_progress", [attempt("failed", { errorCode: "cancelled" })]), "Stopped"],
     [
-      "what a long setup does",
+      "the detail of a long setup",
       task("in_progress", [attempt("running", { step: "setup", stepDetail: "installing OpenCode (first time only)" })]),
       "Installing OpenCode (first time only)",
     ],
     ["a choice", task("in_review", [attempt("ready"), attempt("ready"), attempt("failed")]), "Pick one of 2"],
-    ["nothing while it is reviewed", task("in_review", [attempt("in_review")]), null],
-    ["what it waits for", task("backlog", [], { blockedBy: ["tsk_1"] }), "Blocked"],
+    ["nothing during review", task("in_review", [attempt("in_review")]), null],
+    ["that it is blocked", task("backlog", [], { blockedBy: ["tsk_1"] }), "Blocked"],
     [
-      "a start of its own",
+      "an automatic start",
       task("backlog", [], { blockedBy: ["tsk_1"], startWhenReady: true }),
       "Starts when unblocked",
     ],
     ["nothing in the backlog", task("backlog"), null],
-  ])("says %s", (_, card, words) => {
+  ])("shows %s", (_, card, words) => {
     expect(wordFor(card)?.text ?? null).toBe(words);
   });
 });
 
-it("needs a person for a question or a choice, not for an answer that is too late", () => {
+it("needs a user for a question or a choice, not for a question of an ended attempt", () => {
   const asked = new Set(["ses_running", "ses_failed"]);
   expect(needsPerson(task("in_progress", [attempt("running")]), asked)).toBe(true);
   expect(needsPerson(task("in_progress", [attempt("failed")]), asked)).toBe(false);
@@ -90,12 +90,12 @@ it("needs a person for a question or a choice, not for an answer that is too lat
   expect(toPick(task("in_review", [attempt("ready"), attempt("running")]))).toBe(0);
 });
 
-it("has not failed while another attempt goes on", () => {
+it("has not failed while another attempt is running", () => {
   expect(hasFailed(task("in_progress", [attempt("failed"), attempt("running")]))).toBe(false);
   expect(hasFailed(task("in_progress", [attempt("failed")], { error: "no" }))).toBe(true);
 });
 
-it("adds up what is known, and says when there is more", () => {
+it("sums known costs and marks unknown ones", () => {
   const paid = attempt("running", { spent: { ...spent, calls: 2, costUsd: 0.5 } });
   const unknown = attempt("failed", { spent: { ...spent, calls: 1, costUsd: null, unpriced: 1 } });
   expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, more: false });
@@ -103,7 +103,7 @@ it("adds up what is known, and says when there is more", () => {
   expect(spentOn(task("in_progress", [attempt("running")]))).toBeNull();
 });
 
-it("stops the clock with the work", () => {
+it("stops the clock when the work stops", () => {
   const running = attempt("running", { seconds: 3, workingSince: "2026-01-01T00:00:00Z" });
   expect(clockOf(task("in_progress", [running]))).toEqual(running);
   expect(clockOf(task("in_review", [attempt("in_review", { seconds: 60 })]))?.seconds).toBe(60);

@@ -1,8 +1,8 @@
-/** What a card says of its task, in words. */
+/** The facts that a card shows about its task. */
 import type { Agent, Attempt, Project, TaskCard } from "@/api/types";
 import { ATTEMPTS, STEPS, type Word } from "@/lib/status";
 
-const TELLING: readonly Attempt["status"][] = [
+const STATUS_ORDER: readonly Attempt["status"][] = [
   "running",
   "queued",
   "ready",
@@ -13,16 +13,16 @@ const TELLING: readonly Attempt["status"][] = [
   "archived",
 ];
 
-/** The attempt that says most about the task: what is at work, then what came of it; of equals the newest. */
+/** Return the attempt that represents the task: a running one first, then by result; the newest among equals. */
 export function leading(task: TaskCard): Attempt | undefined {
   let found: Attempt | undefined;
   for (const one of task.attempts) {
-    if (!found || TELLING.indexOf(one.status) <= TELLING.indexOf(found.status)) found = one;
+    if (!found || STATUS_ORDER.indexOf(one.status) <= STATUS_ORDER.indexOf(found.status)) found = one;
   }
   return found;
 }
 
-/** Those of the newest start: what was archived with an earlier one is not counted. */
+/** Return the attempts of the latest start, without archived ones of earlier starts. */
 export function current(task: TaskCard): Attempt[] {
   return task.attempts.filter((one) => one.status !== "archived");
 }
@@ -31,36 +31,36 @@ export const atWork = (attempt: Attempt): boolean => attempt.status === "running
 export const running = (task: TaskCard): boolean => task.attempts.some(atWork);
 export const hasFailed = (task: TaskCard): boolean =>
   Boolean(task.error) || (!running(task) && task.status === "in_progress" && leading(task)?.status === "failed");
-/** A person has stopped its agent: nothing went wrong. */
+/** Whether a user stopped the agent, so that the attempt is not a real failure. */
 export const wasStopped = (attempt: Attempt | undefined): boolean =>
   attempt?.status === "failed" && attempt.errorCode === "cancelled";
-/** How many of these cards count as failed though nothing went wrong. */
+/** Return how many of these cards count as failed only because a user stopped them. */
 export const countStopped = (tasks: readonly TaskCard[]): number =>
   tasks.filter((task) => hasFailed(task) && wasStopped(leading(task))).length;
 export const attemptWord = (attempt: Attempt): Word => ATTEMPTS[wasStopped(attempt) ? "cancelled" : attempt.status];
 
-/** Several are ready and somebody has to choose one. */
+/** Return the number of attempts that are ready to be picked. */
 export function toPick(task: TaskCard): number {
   if (task.status !== "in_review" || running(task)) return 0;
   return task.attempts.filter((one) => one.status === "ready").length;
 }
 
-/** `asked`: the sessions in which a question or a permission waits. */
+/** Whether a user has to act. `asked`: the sessions with a pending question or permission request. */
 export function needsPerson(task: TaskCard, asked: ReadonlySet<string>): boolean {
   return task.attempts.some((one) => atWork(one) && asked.has(one.sessionId)) || toPick(task) > 0;
 }
 
-/** What happens to it now; null where the column says it all. `place`: in the queue, where somebody knows better than the card. */
+/** Return the status of a task; null if the column already says it. `place`: a newer queue position than the card's own. */
 export function wordFor(task: TaskCard, place = task.queuePosition): Word | null {
   const attempt = leading(task);
   if (attempt && atWork(attempt)) return workWord(attempt, place);
   if (hasFailed(task)) return ATTEMPTS[wasStopped(attempt) ? "cancelled" : "failed"];
   if (task.status === "backlog") {
     if (task.blockedBy.length) return { text: task.startWhenReady ? "Starts when unblocked" : "Blocked", tone: "warn" };
-    return task.startWhenReady ? { text: "Starts when there is room", tone: "info" } : null;
+    return task.startWhenReady ? { text: "Starts when a slot is free", tone: "info" } : null;
   }
   const ready = toPick(task);
-  if (ready) return { text: ready > 1 ? `Pick one of ${ready}` : "Pick it", tone: "accent" };
+  if (ready) return { text: ready > 1 ? `Pick one of ${ready}` : "Pick attempt", tone: "accent" };
   if (attempt?.status === "in_review" && task.status === "in_review") return null;
   return attempt && task.status !== "done" && attempt.status !== "archived" ? ATTEMPTS[attempt.status] : null;
 }
@@ -68,31 +68,31 @@ export function wordFor(task: TaskCard, place = task.queuePosition): Word | null
 function workWord(attempt: Attempt, place: number | null): Word {
   if (attempt.stopping) return { text: "Stopping", tone: "idle", busy: true };
   if (attempt.status === "queued") {
-    return { text: place ? `In the queue, ${place === 1 ? "next" : `place ${place}`}` : "Queued", tone: "idle" };
+    return { text: place ? `Queued, ${place === 1 ? "next" : `position ${place}`}` : "Queued", tone: "idle" };
   }
   return { text: doingNow(attempt), tone: "info", busy: true };
 }
 
-/** What an attempt at work does, such as “Installing OpenCode (first time only)”. */
+/** Return what a running attempt does, such as “Installing OpenCode (first time only)”. */
 export function doingNow(attempt: Attempt): string {
   const detail = attempt.stepDetail;
   if (detail) return detail.charAt(0).toUpperCase() + detail.slice(1);
   return (attempt.step && STEPS[attempt.step]) || "Running";
 }
 
-/** Which round of the agent's work this is: those that ended before the agent had begun do not count. */
+/** Return the round number. Rounds that ended before the agent started are not counted. */
 export function roundOf(attempt: Attempt): number {
   if (!attempt.steps) return attempt.round;
   const worked = new Set(attempt.steps.filter((one) => one.name === "agent").map((one) => one.round));
   return worked.add(attempt.round).size;
 }
 
-/** The agent that works or would work on it; null: not known yet. */
+/** Return the agent that works or will work on the task; null if it is not known yet. */
 export function agentOf(task: TaskCard, project: Project | undefined): string | null {
   return leading(task)?.agent ?? task.wanted[0]?.agent ?? task.agent ?? project?.defaultAgent ?? null;
 }
 
-/** The agent that a retry hands the task to; null: the one that worked on it goes on, or there are several. */
+/** Return the agent that a retry switches to; null if the same agent continues, or if there are several attempts. */
 export function nextAgent(task: TaskCard, project: Project | undefined): string | null {
   const rows = current(task);
   if (rows.length !== 1 || task.wanted.length > 1) return null;
@@ -104,12 +104,12 @@ export function modelOf(task: TaskCard): string | null {
   return leading(task)?.model ?? task.wanted[0]?.model ?? task.model ?? null;
 }
 
-/** A name that tells the demo from the real ones. */
+/** Return a title that marks demo agents as such. */
 export function agentTitle(agent: Agent): string {
   return agent.demo && !/demo/i.test(agent.title) ? `${agent.title} (demo)` : agent.title;
 }
 
-/** Spent on models by all its attempts; null where no model was called. `more`: some of it has no known price. */
+/** Return what all attempts spent on models; null if no model was called. `more`: some calls have no known price. */
 export function spentOn(task: TaskCard): { usd: number; more: boolean } | null {
   let [usd, more, calls] = [0, false, 0];
   for (const { spent } of task.attempts) {
@@ -120,7 +120,7 @@ export function spentOn(task: TaskCard): { usd: number; more: boolean } | null {
   return calls ? { usd, more } : null;
 }
 
-/** The attempt whose time at work a card shows. Null: not begun. */
+/** Return the attempt whose working time a card shows; null if none has started. */
 export function clockOf(task: TaskCard): Attempt | null {
   const attempt = leading(task);
   return attempt?.seconds == null ? null : attempt;

@@ -2,7 +2,7 @@ import { ApiError } from "@/api/client";
 
 const TRIES = 60;
 
-/** For a mutation that deletes a task: what works on it is stopped first, and until that is through the platform says "conflict". */
+/** Retry options for deleting a task: the platform answers `conflict` until its running attempts have stopped. */
 export const whenStopped = {
   retry: (count: number, error: Error): boolean =>
     count < TRIES && error instanceof ApiError && error.code === "conflict",

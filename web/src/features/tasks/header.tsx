@@ -72,15 +72,12 @@ export function TaskHeader({
           </span>
         )}
         {clock && (
-          <span className={clsx("tabular-nums", clock.workingSince && "min-w-[6ch]")} title="Time of work">
+          <span className={clsx("tabular-nums", clock.workingSince && "min-w-[6ch]")} title="Working time">
             <Worked attempt={clock} />
           </span>
         )}
         {spent && (
-          <span
-            className="tabular-nums"
-            title={spent.more ? "Some of its models have no known price." : "Spent on models"}
-          >
+          <span className="tabular-nums" title={spent.more ? "Some models have no known price." : "Spent on models"}>
             {cost(spent.usd)}
             {spent.more && "+"}
           </span>
@@ -91,7 +88,7 @@ export function TaskHeader({
       {failure && stopped && task.status !== "done" && (
         <p className="mt-1.5 flex items-start gap-2 rounded-md bg-idle-soft px-2.5 py-1.5 text-[13px]">
           <Square className="mt-1 size-3 shrink-0 fill-current text-faint" aria-hidden />
-          The agent was stopped, and its work is kept. Tell it how to continue, or retry.
+          The agent was stopped and its work is kept. Send a message to continue, or retry.
         </p>
       )}
       {failure && !stopped && task.status !== "done" && (
@@ -118,7 +115,7 @@ export function TaskHeader({
               search={{ tab: "agent" }}
               className="shrink-0 text-accent underline underline-offset-2"
             >
-              Permissions
+              Change permissions
             </Link>
           )}
           {attempt?.errorCode === "over_budget" && <RaiseBudget task={task} sentence={failure} />}
@@ -134,7 +131,7 @@ export function TaskHeader({
   );
 }
 
-/** That a person is asked, and the way there: the question may be in sight beside this tab, or in the conversation of any attempt. */
+/** Link to the pending question: it may be visible next to this tab, or be in the conversation of any attempt. */
 function ToQuestion({ task, asked }: { task: Task; asked: ReadonlySet<string> }) {
   const attempt = task.attempts.find((one) => asked.has(one.sessionId));
   return (
@@ -191,7 +188,7 @@ function AttemptPicker({
   );
 }
 
-/** A branch that was only pushed has no page of its own everywhere. */
+/** The pull request or branch. Links to the forge only for a pull request, because not every forge has a page for a branch. */
 export function PullBadge({ pull }: { pull: PullSummary }) {
   const href = safeHref(pull.url || undefined);
   const name = pull.number ? `#${pull.number}` : pull.headBranch;
@@ -255,7 +252,7 @@ function EditableTitle({ task }: { task: Task }) {
   return (
     <div className="flex min-w-0 flex-1 basis-60 items-center gap-1">
       <h1 className="line-clamp-2 min-w-0 text-[15px] font-semibold break-words">{task.title}</h1>
-      <IconButton label="Change the title" size="sm" onClick={() => setDraft(task.title)}>
+      <IconButton label="Edit title" size="sm" onClick={() => setDraft(task.title)}>
         <Pencil className="size-3.5" aria-hidden />
       </IconButton>
     </div>

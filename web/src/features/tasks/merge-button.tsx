@@ -12,7 +12,7 @@ import { toast } from "@/ui/toast";
 import { leading } from "./card-facts";
 import { TaskDone, UnsentComments, useCancelLabel } from "./consequences";
 
-/** Merges what a task has come to, in the way that its project wants; the card is then done. */
+/** Merge a task's work with the project's merge method. The task is then done. */
 export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
   const client = useQueryClient();
   const navigate = useNavigate();
@@ -57,10 +57,10 @@ export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
     >
       <UnsentComments sessionId={sessionId} />
       {METHODS[method]}, into <span className="font-mono text-xs">{pull.baseBranch}</span>.
-      {pull.checks === "failing" && " Its checks fail."}
+      {pull.checks === "failing" && " Its checks are failing."}
       {pull.checks === "pending" && " Its checks are still running."}
       {pull.review === "changes_requested" && " A reviewer has requested changes."}
-      <TaskDone projectId={task.projectId} /> If the branch has moved since it was shown here, nothing is merged.
+      <TaskDone projectId={task.projectId} /> If the branch has new commits that are not shown here, nothing is merged.
     </Confirm>
   );
 }

@@ -10,7 +10,7 @@ import { MOST_NEEDS } from "./task-form";
 
 const SHOWN = 50;
 
-/** Which tasks of the same project must be done before this one starts. */
+/** Choose the tasks of the same project that must be done before this one starts. */
 export function NeedsPicker({
   projectId,
   self,
@@ -29,7 +29,7 @@ export function NeedsPicker({
   return (
     <fieldset className="flex flex-col gap-1">
       <legend className="mb-1 text-[13px] font-medium">
-        Needs{value.length > 0 && ` ${plural(value.length, "task")}`}
+        Depends on{value.length > 0 && ` ${plural(value.length, "task")}`}
       </legend>
       <Loaded query={known}>
         {(list) => {
@@ -40,11 +40,11 @@ export function NeedsPicker({
           const found = open.filter(
             (one) => value.includes(one.id) || one.title.toLowerCase().includes(words.trim().toLowerCase()),
           );
-          if (!open.length) return <p className="text-xs text-faint">There is no other open task in this project.</p>;
+          if (!open.length) return <p className="text-xs text-faint">This project has no other open tasks.</p>;
           return (
             <>
               <Input
-                aria-label="Search tasks it needs"
+                aria-label="Search dependencies"
                 placeholder="Search tasks that must be done first"
                 value={words}
                 onChange={(event) => setWords(event.target.value)}
@@ -63,9 +63,11 @@ export function NeedsPicker({
                   </li>
                 ))}
                 {found.length > SHOWN && (
-                  <li className="px-2 py-1 text-xs text-faint">and {found.length - SHOWN} more: search for them</li>
+                  <li className="px-2 py-1 text-xs text-faint">
+                    and {found.length - SHOWN} more. Search to find them.
+                  </li>
                 )}
-                {!found.length && <li className="px-2 py-1 text-xs text-faint">Nothing by that name.</li>}
+                {!found.length && <li className="px-2 py-1 text-xs text-faint">No matching tasks.</li>}
               </ul>
             </>
           );

@@ -8,7 +8,7 @@ interface Shown {
   onOpenChange: (open: boolean) => void;
 }
 
-/** What was written stays when it is closed, until the task is made. */
+/** The dialog for a new task. A closed dialog keeps its draft until the task is created. */
 export function NewTaskDialog({ open, onOpenChange, projectId }: Shown & { projectId?: string | undefined }) {
   const wanted = useRef(false);
   wanted.current ||= open;

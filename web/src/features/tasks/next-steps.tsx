@@ -9,7 +9,7 @@ const LOOK =
   "inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover";
 const ICON = "size-3.5";
 
-/** What a person can do about a check that still fails, besides another try; nothing for other failures. */
+/** Actions for a check that still fails, besides a retry; renders nothing for other failures. */
 export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | undefined }) {
   const [editing, setEditing] = useState(false);
   const navigate = useNavigate({ from: "/tasks/$taskId" });
@@ -24,7 +24,7 @@ export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | un
         <MessageSquare className={ICON} aria-hidden /> Tell the agent what to do
       </button>
       <Link from="/tasks/$taskId" to="." search={(search) => ({ ...search, tab: "output" })} className={LOOK}>
-        <ScrollText className={ICON} aria-hidden /> Show its output
+        <ScrollText className={ICON} aria-hidden /> Show output
       </Link>
       <button type="button" className={LOOK} onClick={() => setEditing(true)}>
         <Bot className={ICON} aria-hidden /> Change the agent

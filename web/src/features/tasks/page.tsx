@@ -16,7 +16,7 @@ import { agentTitle, leading } from "./card-facts";
 import { TaskHeader } from "./header";
 import { useTaskVerbs } from "./use-task";
 
-/** A task and the work on it. */
+/** The page of a task. */
 export function TaskPage() {
   const { taskId } = useParams({ from: "/inside/tasks/$taskId" });
   const search = useSearch({ from: "/inside/tasks/$taskId" });
@@ -26,14 +26,14 @@ export function TaskPage() {
   if (query.error instanceof ApiError && query.error.status === 404) {
     return (
       <Empty
-        title={<h1>There is no such task</h1>}
+        title={<h1>Task not found</h1>}
         action={
           <Link to="/board" className="text-accent underline">
-            To the board
+            Open board
           </Link>
         }
       >
-        It was deleted, or it belongs to a project that you do not see.
+        It was deleted, or it belongs to a project you cannot access.
       </Empty>
     );
   }
@@ -75,10 +75,10 @@ function NotStarted({ task }: { task: Task }) {
     <div className="min-h-0 flex-1 overflow-y-auto">
       <div className="mx-auto max-w-3xl px-3 py-4 sm:px-5">
         <div className="mb-2 flex items-center gap-2">
-          <h2 className="mr-auto text-[13px] font-medium text-soft">What the agent is to do</h2>
+          <h2 className="mr-auto text-[13px] font-medium text-soft">Description</h2>
           {draft === null && (
             <Button size="sm" look="ghost" onClick={() => setDraft(task.description)}>
-              <Pencil className="size-3.5" aria-hidden /> Change
+              <Pencil className="size-3.5" aria-hidden /> Edit
             </Button>
           )}
         </div>
@@ -109,7 +109,7 @@ function NotStarted({ task }: { task: Task }) {
             {task.description.trim() ? (
               <Markdown text={task.description} />
             ) : (
-              <p className="text-[13px] text-soft">Only its title: {task.title}</p>
+              <p className="text-[13px] text-soft">No description. The agent gets only the title: {task.title}</p>
             )}
           </div>
         )}
@@ -118,7 +118,7 @@ function NotStarted({ task }: { task: Task }) {
           {open ? (
             <StartButton task={task} size="md" />
           ) : (
-            <p className="text-[13px] text-soft">Move it to the backlog to start it.</p>
+            <p className="text-[13px] text-soft">Move the task to the backlog to start it.</p>
           )}
         </div>
       </div>
@@ -131,7 +131,7 @@ function Facts({ task }: { task: Task }) {
   const others = useQuery({ ...tasksQuery(task.projectId), enabled: task.blockedBy.length > 0 }).data;
   const title = (name: string | null) => {
     const agent = agents?.find((one) => one.name === name);
-    return agent ? agentTitle(agent) : (name ?? "The project's agent");
+    return agent ? agentTitle(agent) : (name ?? "Project default");
   };
   const wanted = task.wanted.length ? task.wanted : [{ agent: task.agent, model: task.model }];
   return (
@@ -147,13 +147,13 @@ function Facts({ task }: { task: Task }) {
       </dd>
       {task.baseBranch && (
         <>
-          <dt className="text-soft">Begins at</dt>
+          <dt className="text-soft">Base branch</dt>
           <dd className="font-mono text-xs leading-5">{task.baseBranch}</dd>
         </>
       )}
       {task.blockedBy.length > 0 && (
         <>
-          <dt className="text-soft">Needs first</dt>
+          <dt className="text-soft">Depends on</dt>
           <dd className="flex flex-col">
             {task.blockedBy.map((id) => (
               <Link key={id} to="/tasks/$taskId" params={{ taskId: id }} className="text-accent underline">

@@ -19,13 +19,13 @@ const attempt = (status: Attempt["status"], round: number, steps: ReturnType<typ
   ({ status, round, steps }) as unknown as Attempt;
 const shown = (one: Attempt) => progressOf(one).map((step) => `${step.name} ${step.status}`);
 
-it("shows what is done, what runs and what is ahead", () => {
+it("shows completed, running and pending steps", () => {
   const made = attempt("running", 1, [step(1, 1, "setup"), step(1, 2, "provision", "running")]);
   expect(shown(made).slice(0, 4)).toEqual(["setup done", "provision running", "checkout ahead", "agent ahead"]);
   expect(progressOf(made)[0]?.seconds).toBe(2);
 });
 
-it("goes back to the agent when a check has failed", () => {
+it("returns to the agent after a failed check", () => {
   const found = { ...step(1, 5, "verify"), outcome: "failed" };
   const steps = [step(1, 4, "agent"), found, step(1, 6, "agent", "running")];
   const made = progressOf(attempt("running", 1, steps));
@@ -35,7 +35,7 @@ it("goes back to the agent when a check has failed", () => {
   expect(progressOf(attempt("in_review", 1, after))[4]).toMatchObject({ status: "fixed", times: 2 });
 });
 
-it("does not tick what was not done", () => {
+it("does not mark skipped steps as done", () => {
   const steps = [
     { ...step(1, 5, "verify"), outcome: "skipped" },
     { ...step(1, 8, "pull_request"), outcome: "not_applicable" },
@@ -44,7 +44,7 @@ it("does not tick what was not done", () => {
   expect([made[4], made[7]]).toEqual(["verify skipped", "pull_request not_applicable"]);
 });
 
-it("takes what a later round leaves out from the earlier one", () => {
+it("takes steps that a later round omits from the earlier round", () => {
   const first = ["setup", "provision", "checkout", "agent", "verify", "commit"].map((name, index) =>
     step(1, index + 1, name),
   );
@@ -68,7 +68,7 @@ it("takes what a later round leaves out from the earlier one", () => {
   expect(shown(feedback)[0]).toBe("setup done");
 });
 
-it("says where it failed", () => {
+it("shows where it failed", () => {
   const made = progressOf(attempt("failed", 1, [step(1, 1, "setup"), step(1, 2, "provision", "failed", "No room.")]));
   expect(made[1]).toMatchObject({ status: "failed", error: "No room." });
   expect(made[2]?.status).toBe("ahead");
@@ -76,11 +76,11 @@ it("says where it failed", () => {
   expect(progressOf(last)[4]).toMatchObject({ status: "failed", error: "Still fails." });
 });
 
-it("does not call a step failed that a person has stopped", () => {
+it("does not show a step stopped by a user as failed", () => {
   const made = { ...attempt("failed", 1, [step(1, 1, "agent", "failed")]), errorCode: "cancelled" };
   expect(progressOf(made)[3]?.status).toBe("stopped");
 });
 
-it("does not call a step running that was cut off by the end of its attempt", () => {
+it("does not show a step as running after its attempt ended", () => {
   expect(progressOf(attempt("cancelled", 1, [step(1, 1, "setup", "running")]))[0]?.status).toBe("failed");
 });

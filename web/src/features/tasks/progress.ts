@@ -1,4 +1,4 @@
-/** How far an attempt is: its steps in their order, from setup to pull request. Pure. */
+/** The progress of an attempt: its steps in order, from setup to pull request. Pure. */
 import type { Attempt } from "@/api/types";
 import { atWork, wasStopped } from "./card-facts";
 
@@ -6,9 +6,9 @@ export interface Progress {
   name: string;
   label: string;
   status: "done" | "running" | "failed" | "stopped" | "fixed" | "skipped" | "not_applicable" | "ahead";
-  /** All of this round's tries together; null: it has none. */
+  /** The total time of all tries in this round; null if there are none. */
   seconds: number | null;
-  /** Since when it runs. */
+  /** When the running step started; null if it is not running. */
   since: string | null;
   times: number;
   error: string | null;
@@ -25,7 +25,7 @@ const ORDER: [name: string, label: string][] = [
   ["pull_request", "Pull request"],
 ];
 
-/** A later round leaves some steps out: these are done since an earlier one, when the round is past them. */
+/** Return the steps. A later round omits some steps: once the round is past them, they are shown as in the earlier round. */
 export function progressOf(attempt: Attempt): Progress[] {
   const steps = attempt.steps ?? [];
   const busy = atWork(attempt);
@@ -33,7 +33,7 @@ export function progressOf(attempt: Attempt): Progress[] {
     .filter((one) => one.round === attempt.round)
     .map((one) => ORDER.findIndex(([name]) => name === one.name));
   const reached = Math.max(-1, ...places);
-  // a step can end well and yet be what nothing came of, such as a check that fails for the last time
+  // A step can complete and still end the attempt, such as a check that fails for the last time.
   const stuck = attempt.status === "failed" ? steps[steps.length - 1] : undefined;
   return ORDER.map(([name, label], place) => {
     const all = steps.filter((one) => one.name === name);
@@ -42,7 +42,7 @@ export function progressOf(attempt: Attempt): Progress[] {
       own.length || (busy && place > reached) ? own : all.filter((one) => one.round === all[all.length - 1]?.round);
     const last = shown[shown.length - 1];
     const running = last?.status === "running" && busy;
-    // after a check that failed, the agent works again on what is behind it
+    // After a failed check, the agent runs again and the steps after it are repeated.
     const overtaken = last && busy && !running && shown === own && isBehind(steps, last.number, attempt, place);
     return {
       name,

@@ -13,7 +13,7 @@ import { words } from "@/ui/states";
 import { spentOn } from "./card-facts";
 import { useTaskVerbs } from "./use-task";
 
-/** For a task that has spent its budget: raises it and goes on. Where the project's month is spent, leads to that budget. */
+/** Raise the budget of a task that has spent it, and retry. If the project's monthly budget is spent, link to that setting instead. */
 export function RaiseBudget({ task, sentence }: { task: Task; sentence: string }) {
   const [open, setOpen] = useState(false);
   if (sentence.startsWith("The project")) return <BudgetLink projectId={task.projectId} />;
@@ -53,8 +53,10 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
   const most = draft.tokens ?? String(now?.tokens ?? "");
   const faults = {
     usd:
-      now?.usd && !(Number(usd) > (spent?.usd ?? 0)) ? `More than the ${cost(spent?.usd)} that are spent.` : undefined,
-    tokens: now?.tokens && !(Number(most) > tokens) ? `More than the ${count(tokens)} that are used.` : undefined,
+      now?.usd && !(Number(usd) > (spent?.usd ?? 0))
+        ? `Enter more than the ${cost(spent?.usd)} already spent.`
+        : undefined,
+    tokens: now?.tokens && !(Number(most) > tokens) ? `Enter more than the ${count(tokens)} already used.` : undefined,
   };
   const [tried, setTried] = useState(false);
   const save = useMutation({

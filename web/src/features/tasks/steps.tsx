@@ -9,22 +9,22 @@ import { type Progress, progressOf } from "./progress";
 
 const WORDS = {
   done: "done",
-  running: "under way",
+  running: "in progress",
   failed: "failed",
   stopped: "stopped",
   fixed: "failed, then fixed by the agent",
   skipped: "skipped",
   not_applicable: "not applicable",
-  ahead: "to come",
+  ahead: "pending",
 };
-/** Why a step did nothing. */
+/** Why a step was not run. */
 const REASONS: Record<string, string> = {
   skipped: "The project has no check.",
-  not_applicable: "The remote has no pull requests.",
+  not_applicable: "The remote does not support pull requests.",
 };
 const QUIET = ["ahead", "skipped", "not_applicable"];
 
-/** From setup to pull request, with the time that each step took: in as many lines as it needs. */
+/** The steps from setup to pull request with their durations. Wraps onto several lines if needed. */
 export function StepLine({ attempt }: { attempt: Attempt }) {
   const steps = progressOf(attempt);
   return (
@@ -45,7 +45,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
                 aria-hidden
               />
             )}
-            <Hint text={told(step, attempt.stepDetail && doingNow(attempt))}>
+            <Hint text={describeStep(step, attempt.stepDetail && doingNow(attempt))}>
               <span
                 className={clsx(
                   "flex items-center gap-1",
@@ -77,7 +77,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
   );
 }
 
-function told(step: Progress, detail: string | null): string {
+function describeStep(step: Progress, detail: string | null): string {
   const time = step.seconds ? `, ${duration(step.seconds)}` : "";
   const times = step.times > 1 ? `, ${step.times} times` : "";
   const why = step.status === "running" ? detail : (step.error ?? REASONS[step.status]);

@@ -17,7 +17,7 @@ interface Props {
   open: boolean;
   onOpenChange: (open: boolean) => void;
   projectId?: string | undefined;
-  /** To change this one; none: a new one. */
+  /** The task to edit; undefined to create one. */
   task?: Task;
 }
 
@@ -105,14 +105,14 @@ export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
             </form>
           ) : (
             <Empty
-              title="No project yet"
+              title="No projects yet"
               action={
                 <Link to="/welcome" onClick={() => close(false)} className="text-accent underline underline-offset-2">
                   Add a repository
                 </Link>
               }
             >
-              A task is done in the repository of a project.
+              Tasks run in the repository of a project.
             </Empty>
           )
         }
@@ -121,7 +121,7 @@ export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
   );
 }
 
-/** What was refused is shown in the dialog, beside its field where it has one. */
+/** Create or update the task. Errors are shown in the dialog, next to their field if they have one. */
 function useSave(task: Task | undefined, saved: (card: Task) => void) {
   const client = useQueryClient();
   const navigate = useNavigate();
@@ -142,7 +142,7 @@ function useSave(task: Task | undefined, saved: (card: Task) => void) {
           label: "Open",
           onClick: () => navigate({ to: "/tasks/$taskId", params: { taskId: card.id } }),
         };
-        toast.success(card.status === "backlog" ? "Created" : "Created and started", {
+        toast.success(card.status === "backlog" ? "Task created" : "Task created and started", {
           description: card.title,
           action,
         });

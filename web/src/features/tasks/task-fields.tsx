@@ -10,7 +10,7 @@ import { DemoHelp } from "./demo-help";
 import { NeedsPicker } from "./needs-picker";
 import type { Draft } from "./task-form";
 
-/** All that can be said of a task. `faults` by the platform's names of the fields. */
+/** The form fields of a task. `faults` maps API field names to error messages. */
 export function TaskFields({
   draft,
   set,
@@ -52,7 +52,11 @@ export function TaskFields({
           />
         )}
       </Field>
-      <Field label="Description" error={faults.description} hint="What the agent is to do, in full. Markdown is fine.">
+      <Field
+        label="Description"
+        error={faults.description}
+        hint="What the agent should do, in detail. Markdown is supported."
+      >
         {(wear) => (
           <Textarea
             {...wear}
@@ -109,7 +113,7 @@ export function TaskFields({
             <Small
               label="Base branch"
               name="baseBranch"
-              placeholder={project?.baseBranch ?? "the project's"}
+              placeholder={project?.baseBranch ?? "Project default"}
               draft={draft}
               set={set}
               error={faults.baseBranch}
@@ -118,7 +122,7 @@ export function TaskFields({
               label="Priority"
               name="priority"
               placeholder="0"
-              hint="-100 to 100; higher ones start first"
+              hint="-100 to 100; higher priorities start first"
               draft={draft}
               set={set}
               error={faults.priority}
@@ -126,7 +130,7 @@ export function TaskFields({
             <Small
               label="Budget in dollars"
               name="usd"
-              placeholder="as the project says"
+              placeholder="Project default"
               draft={draft}
               set={set}
               error={faults["budget.usd"]}
@@ -134,7 +138,7 @@ export function TaskFields({
             <Small
               label="Budget in tokens"
               name="tokens"
-              placeholder="as the project says"
+              placeholder="Project default"
               draft={draft}
               set={set}
               error={faults["budget.tokens"]}
@@ -151,17 +155,17 @@ export function TaskFields({
       </details>
       {!task && (
         <Switch
-          label={draft.needs.length ? "Start as soon as what it needs is done" : "Start now"}
+          label={draft.needs.length ? "Start when dependencies are done" : "Start now"}
           checked={draft.start}
           onChange={(start) => set({ start })}
         />
       )}
       {task?.status === "backlog" && (
-        <Switch label="Start by itself as soon as it can" checked={draft.start} onChange={(start) => set({ start })} />
+        <Switch label="Start automatically when possible" checked={draft.start} onChange={(start) => set({ start })} />
       )}
       {task && task.status !== "backlog" && (
         <p className="text-xs text-faint">
-          What runs now goes on as it was asked to. A retry or the next start uses what you change here.
+          Running attempts are not affected. Changes apply to the next start or retry.
         </p>
       )}
     </>

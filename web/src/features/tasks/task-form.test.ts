@@ -7,7 +7,7 @@ const task = {
   baseBranch: null, priority: 0, budget: { usd: null, tokens: null }, needs: [], startWhenReady: false,
 } as unknown as Task; // biome-ignore format: a row
 
-it("sends one attempt as the task's own agent, and several as what each is", () => {
+it("sends one attempt as the task's agent, and several as a list of attempts", () => {
   const draft = { ...emptyDraft("prj_1", "demo"), title: " Fix it " };
   expect(newTask(draft)).toMatchObject({
     title: "Fix it",
@@ -34,7 +34,7 @@ it("sends one attempt as the task's own agent, and several as what each is", () 
   });
 });
 
-it("changes only what was changed", () => {
+it("sends only changed fields", () => {
   const draft = draftOf(task);
   expect(changesOf(task, draft)).toBeNull();
   expect(changesOf(task, { ...draft, priority: "5", usd: "1.5" })).toEqual({
@@ -52,14 +52,14 @@ it("changes only what was changed", () => {
   });
 });
 
-it("knows what is wrong before it asks", () => {
+it("validates before sending", () => {
   const draft = emptyDraft("", "");
   expect(Object.keys(faultsOf(draft))).toEqual(["title", "projectId"]);
   const odd = { ...draft, title: "x", projectId: "p", priority: "1.5", usd: "-1", tokens: "many" };
   expect(Object.keys(faultsOf(odd))).toEqual(["priority", "budget.usd", "budget.tokens"]);
 });
 
-it("forgets a fault when its field is written to", () => {
+it("clears an error when its field is edited", () => {
   const faults = { title: "a", "budget.usd": "b", "attempts.0.agent": "c" };
   expect(Object.keys(stillWrong(faults, { title: "x" }))).toEqual(["budget.usd", "attempts.0.agent"]);
   expect(Object.keys(stillWrong(faults, { usd: "1", rows: [] }))).toEqual(["title"]);

@@ -1,8 +1,8 @@
-/** What is written in the dialog of a task, and what the platform gets of it. */
+/** The draft of the task dialog, and its conversion to API requests. */
 import type { Schemas } from "@/api/client";
 import type { Task } from "@/api/types";
 
-/** "" stands for what is not said: the project decides. */
+/** An empty string means the project's default. */
 export interface Row {
   agent: string;
   model: string;
@@ -12,7 +12,7 @@ export interface Draft {
   title: string;
   description: string;
   projectId: string;
-  /** One attempt each. */
+  /** One row per attempt. */
   rows: Row[];
   baseBranch: string;
   priority: string;
@@ -48,17 +48,19 @@ export function draftOf(task: Task): Draft {
   };
 }
 
-/** Faults that need no question to the platform, by the platform's names of the fields. */
+/** Validate the draft locally. Returns error messages by API field name. */
 export function faultsOf(draft: Draft): Record<string, string> {
   const faults: Record<string, string> = {};
-  if (!draft.title.trim()) faults.title = "Say in a few words what is to be done.";
+  if (!draft.title.trim()) faults.title = "Enter a title.";
   if (!draft.projectId) faults.projectId = "Choose a project.";
   const priority = Number(draft.priority);
-  if (!Number.isInteger(priority) || Math.abs(priority) > 100) faults.priority = "A whole number from -100 to 100.";
-  if (draft.usd.trim() && !(Number(draft.usd) > 0)) faults["budget.usd"] = "An amount above 0, or nothing.";
+  if (!Number.isInteger(priority) || Math.abs(priority) > 100)
+    faults.priority = "Enter a whole number from -100 to 100.";
+  if (draft.usd.trim() && !(Number(draft.usd) > 0))
+    faults["budget.usd"] = "Enter an amount above 0, or leave it empty.";
   const tokens = Number(draft.tokens);
   if (draft.tokens.trim() && !(Number.isInteger(tokens) && tokens > 0))
-    faults["budget.tokens"] = "A whole number above 0, or nothing.";
+    faults["budget.tokens"] = "Enter a whole number above 0, or leave it empty.";
   return faults;
 }
 
@@ -66,7 +68,7 @@ type Fields = Omit<Schemas["NewTask"], "projectId" | "start">;
 
 function fieldsOf(draft: Draft): Fields {
   const rows = draft.rows.map((row) => ({ agent: row.agent || null, model: row.model.trim() || null }));
-  const one = rows.length === 1 ? rows[0] : undefined; // of several each speaks for itself
+  const one = rows.length === 1 ? rows[0] : undefined; // Several attempts each name their own agent and model.
   return {
     title: draft.title.trim(),
     description: draft.description,
@@ -84,7 +86,7 @@ export function newTask(draft: Draft): Schemas["NewTask"] {
   return { ...fieldsOf(draft), projectId: draft.projectId, start: draft.start };
 }
 
-/** Only what differs: what others have changed meanwhile stays. Null: nothing does. */
+/** Return only the changed fields, so that concurrent changes by others are kept; null if nothing changed. */
 export function changesOf(task: Task, draft: Draft): Schemas["TaskChange"] | null {
   const before = draftOf(task);
   const [old, now] = [fieldsOf(before), fieldsOf(draft)];
@@ -96,7 +98,7 @@ export function changesOf(task: Task, draft: Draft): Schemas["TaskChange"] | nul
   return Object.keys(changes).length ? changes : null;
 }
 
-/** Of the platform's faults, those that have a place in the dialog. */
+/** Convert the platform's validation errors to messages by field. */
 export function placed(
   errors: readonly { field: string; message: string }[] | null | undefined,
 ): Record<string, string> {
@@ -109,7 +111,7 @@ const NAMES: Partial<Record<keyof Draft, RegExp>> = {
   rows: /^(attempts|agent|model)/,
 };
 
-/** The faults that are left when somebody has begun to mend some. */
+/** Return the errors without those of the edited fields. */
 export function stillWrong(faults: Record<string, string>, change: Partial<Draft>): Record<string, string> {
   const names = (Object.keys(change) as (keyof Draft)[]).map((name) => NAMES[name] ?? new RegExp(`^${name}$`));
   return Object.fromEntries(Object.entries(faults).filter(([field]) => !names.some((name) => name.test(field))));

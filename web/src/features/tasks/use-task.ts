@@ -8,7 +8,7 @@ import { failed } from "@/ui/toast";
 import { agentTitle, nextAgent } from "./card-facts";
 import { whenStopped } from "./deleting";
 
-/** The verbs of a task, outside of its board. Each answers with the card, which is shown at once. */
+/** The actions on a task outside the board. Each returns the updated card, which is shown immediately. */
 export function useTaskVerbs(task: Task) {
   const client = useQueryClient();
   const path = { task_id: task.id };
@@ -30,13 +30,13 @@ export function useTaskVerbs(task: Task) {
   const retry = useMutation({
     mutationFn: () => got(api.POST("/api/v1/tasks/{task_id}/retry", { params: { path } })),
     onSuccess: shown,
-    onError: failed("Could not start it once more"),
+    onError: failed("Could not retry the task"),
   });
   const change = useMutation({
     mutationFn: (body: { title?: string; description?: string; start?: boolean }) =>
       got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path }, body })),
     onSuccess: shown,
-    onError: failed("Could not change the task"),
+    onError: failed("Could not update the task"),
   });
   const remove = useMutation({
     ...whenStopped,
@@ -47,7 +47,7 @@ export function useTaskVerbs(task: Task) {
   return { move, stop, retry, change, remove };
 }
 
-/** What the button says that tries a task again. It names the agent where that is not the one that has worked on it. */
+/** Return the label of the retry button. It names the agent if the retry switches to another one. */
 export function useRetryLabel(task: TaskCard): string {
   const project = useQuery(projects).data?.find((one) => one.id === task.projectId);
   const name = nextAgent(task, project);

@@ -2,7 +2,7 @@ import type { Attempt } from "@/api/types";
 import { precise } from "@/lib/format";
 import { Elapsed } from "@/ui/time";
 
-/** How long an attempt has worked, without the waiting between its rounds: the one duration of it, everywhere. */
+/** How long an attempt has worked, without the time between its rounds. The only duration shown for an attempt. */
 export function Worked({
   attempt,
   className,
