@@ -55,7 +55,8 @@ it("nearest distinguishes greys and hues", () => {
 
 describe("overwritten", () => {
   it("replaces a shorter line completely", () => expect(overwritten("10%", "100%")).toBe("100%"));
-  it("keeps the part that was not overwritten", () => expect(strip(overwritten("hello world", "HELLO"))).toBe("HELLO world"));
+  it("keeps the part that was not overwritten", () =>
+    expect(strip(overwritten("hello world", "HELLO"))).toBe("HELLO world"));
   it("keeps nothing after an erase", () => expect(strip(overwritten("hello world", `${E}[Kbye`))).toBe("bye"));
   it("keeps the colour of the remaining part", () =>
     expect(spans(overwritten(`${E}[31mabcdef${E}[0m`, "XY"), PLAIN)).toEqual([

@@ -149,9 +149,7 @@ function Picture({ path, bytes: data }: { path: string; bytes: Uint8Array<ArrayB
     return () => URL.revokeObjectURL(made);
   }, [path, data]);
   if (broken)
-    return (
-      <Empty title="Cannot display this image">It may be damaged or have the wrong file extension.</Empty>
-    );
+    return <Empty title="Cannot display this image">It may be damaged or have the wrong file extension.</Empty>;
   return (
     <div className="grid min-h-0 flex-1 place-items-center overflow-auto bg-sunken p-4">
       {url && <img src={url} alt={nameOf(path)} className="max-w-full" onError={() => setBroken(true)} />}

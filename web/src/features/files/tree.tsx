@@ -101,7 +101,9 @@ function Item({ entry, depth = 0, ...props }: Props & { entry: Entry }) {
         />
         <Icon className={clsx("size-3.5 shrink-0", isFolder ? "text-accent" : "text-faint")} aria-hidden />
         <span className="truncate">{entry.name}</span>
-        {unsaved && <span className="ml-auto size-2 shrink-0 rounded-full bg-warn" role="img" aria-label="Unsaved changes" />}
+        {unsaved && (
+          <span className="ml-auto size-2 shrink-0 rounded-full bg-warn" role="img" aria-label="Unsaved changes" />
+        )}
       </button>
       {shown && <Tree {...props} path={entry.path} depth={depth + 1} />}
     </li>

@@ -23,7 +23,11 @@ type Kind = Credential["kind"];
 const KINDS: { kind: Kind; title: string; about: string }[] = [
   { kind: "token", title: "Token", about: "For HTTPS: a personal access token or a password." },
   { kind: "ssh_key", title: "SSH key", about: "For SSH: a private key without a passphrase." },
-  { kind: "app", title: "GitHub App", about: "A GitHub App installed for the repository. It creates short-lived tokens." },
+  {
+    kind: "app",
+    title: "GitHub App",
+    about: "A GitHub App installed for the repository. It creates short-lived tokens.",
+  },
   { kind: "webhook_secret", title: "Webhook secret", about: "The secret that GitHub signs webhook deliveries with." },
 ];
 

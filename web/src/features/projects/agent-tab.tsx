@@ -12,7 +12,11 @@ import { useProjectForm } from "./form";
 const PLATFORM = "default";
 const MODES = [
   { value: "allow_all", label: "Allow everything", detail: "Everything inside the sandbox." },
-  { value: "allow_reads", label: "Allow reading", detail: "Reading, searching and thinking. Everything else needs permission." },
+  {
+    value: "allow_reads",
+    label: "Allow reading",
+    detail: "Reading, searching and thinking. Everything else needs permission.",
+  },
   { value: "ask", label: "Ask for everything", detail: "A person answers every permission request." },
 ];
 const STUCK = [

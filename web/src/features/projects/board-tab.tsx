@@ -24,7 +24,11 @@ export function BoardTab({ project }: { project: Project }) {
     <Form {...form}>
       <Section title="Work in progress">
         <Fields>
-          <Field label="Parallel attempts" hint="Further attempts of this project are queued." error={fault("tasks.parallel")}>
+          <Field
+            label="Parallel attempts"
+            hint="Further attempts of this project are queued."
+            error={fault("tasks.parallel")}
+          >
             {(wear) => (
               <NumberInput
                 {...wear}

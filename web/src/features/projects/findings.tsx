@@ -38,9 +38,7 @@ export function ConnectionTest({ projectId }: { projectId: string }) {
         <Button onClick={() => test.mutate()} busy={test.isPending}>
           <PlugZap className="size-3.5" aria-hidden /> Test connection
         </Button>
-        <span className="text-xs text-soft">
-          Checks read, push and API access. Nothing is changed.
-        </span>
+        <span className="text-xs text-soft">Checks read, push and API access. Nothing is changed.</span>
       </div>
       {test.data && <Findings tested={test.data} />}
     </div>

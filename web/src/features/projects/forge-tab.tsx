@@ -13,7 +13,11 @@ const MESSAGES = [
   { value: "any", label: "Any" },
 ];
 const KINDS = [
-  { value: "auto", label: "Automatic", detail: "GitHub for github.com or if an API URL is set, otherwise a plain Git remote." },
+  {
+    value: "auto",
+    label: "Automatic",
+    detail: "GitHub for github.com or if an API URL is set, otherwise a plain Git remote.",
+  },
   { value: "github", label: "GitHub" },
   { value: "plain", label: "Plain Git remote", detail: "Branches are pushed; there are no pull requests." },
 ];

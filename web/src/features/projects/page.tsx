@@ -134,7 +134,8 @@ function None({ onAdd }: { onAdd: () => void }) {
         </div>
       }
     >
-      A project is a repository with settings for the agents that work on it. Add your own, or try the sample repository.
+      A project is a repository with settings for the agents that work on it. Add your own, or try the sample
+      repository.
     </Empty>
   );
 }

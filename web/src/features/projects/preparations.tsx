@@ -69,7 +69,9 @@ export function Preparations({ project }: { project: Project }) {
               ))}
             </ul>
           ) : (
-            <Empty title="No preparations yet">The first task prepares the repository. You can also prepare it now.</Empty>
+            <Empty title="No preparations yet">
+              The first task prepares the repository. You can also prepare it now.
+            </Empty>
           )
         }
       </Loaded>
@@ -216,9 +218,7 @@ function Output({ commandId, title }: { commandId: string; title: string }) {
                     >
                       {page.text}
                     </pre>
-                    {page.end < page.total && (
-                      <p className="text-xs text-soft">The rest of the output is not shown.</p>
-                    )}
+                    {page.end < page.total && <p className="text-xs text-soft">The rest of the output is not shown.</p>}
                   </section>
                 ) : null,
               )}

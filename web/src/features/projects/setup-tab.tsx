@@ -12,10 +12,7 @@ export function SetupTab({ project }: { project: Project }) {
   return (
     <>
       <Form {...form}>
-        <Section
-          title="Setup"
-          description="Prepares a checkout, once per base commit. Sessions start from the result."
-        >
+        <Section title="Setup" description="Prepares a checkout, once per base commit. Sessions start from the result.">
           <Fields>
             <Field
               label="Setup command"
@@ -94,7 +91,11 @@ export function SetupTab({ project }: { project: Project }) {
                 />
               )}
             </Field>
-            <Field label="Automatic fix attempts" hint="How often a failure is sent back to the agent." error={fault("verify.fixes")}>
+            <Field
+              label="Automatic fix attempts"
+              hint="How often a failure is sent back to the agent."
+              error={fault("verify.fixes")}
+            >
               {(wear) => (
                 <NumberInput
                   {...wear}

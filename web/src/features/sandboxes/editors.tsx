@@ -59,9 +59,7 @@ function Ways({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId:
         <CommandLine line={remote.codeCommand} />
       </ul>
       {remote.editor.available === false && (
-        <p className="text-xs text-faint">
-          Install code-server in the template to edit in the browser.
-        </p>
+        <p className="text-xs text-faint">Install code-server in the template to edit in the browser.</p>
       )}
     </div>
   );

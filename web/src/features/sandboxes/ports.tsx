@@ -28,9 +28,7 @@ export function Ports({ sandboxId, awake }: { sandboxId: string; awake: boolean 
       {(ports) =>
         ports.items.length === 0 ? (
           <p className="text-[13px] text-soft">
-            {ports.sleeping
-              ? "Sandbox paused. Resume it to see its ports."
-              : "No open ports."}
+            {ports.sleeping ? "Sandbox paused. Resume it to see its ports." : "No open ports."}
           </p>
         ) : (
           <ul className="divide-y rounded-md border">

@@ -15,7 +15,11 @@ const WORDS: Record<Permission, { text: string; tone: "ok" | "bad" | "idle"; mor
     more: "This browser blocks notifications from this site. Allow them in the browser's settings.",
   },
   default: { text: "Not enabled", tone: "idle", more: "The browser asks you once for permission." },
-  missing: { text: "Not available", tone: "idle", more: "Browsers allow notifications only for HTTPS sites and localhost." },
+  missing: {
+    text: "Not available",
+    tone: "idle",
+    more: "Browsers allow notifications only for HTTPS sites and localhost.",
+  },
 };
 
 const now = (): Permission => ("Notification" in window ? Notification.permission : "missing");

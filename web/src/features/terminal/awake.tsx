@@ -32,7 +32,7 @@ export function Awake({
             </Empty>
           );
         }
-        if (box.status === "provisioning") return <Loading label="Loading: the sandbox is starting" />;
+        if (box.status === "provisioning") return <Loading label="Starting the sandbox" />;
         if (box.status === "running" || wanted) return children;
         return (
           <Empty

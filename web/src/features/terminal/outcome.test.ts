@@ -3,8 +3,7 @@ import { outcome } from "./outcome";
 
 const broken = { code: 1006, reason: "" };
 
-it("reconnects while the shell still exists", () =>
-  expect(outcome(broken, true, false)).toEqual({ kind: "again" }));
+it("reconnects while the shell still exists", () => expect(outcome(broken, true, false)).toEqual({ kind: "again" }));
 it("treats an unknown shell as ended", () =>
   expect(outcome(broken, false, false)).toEqual({ kind: "ended", exitCode: null }));
 it("reports the exit code of a shell that has ended", () =>
