@@ -80,7 +80,7 @@ export function ScheduleRow({
                 params={{ taskId: schedule.lastTaskId }}
                 className="text-accent underline underline-offset-2"
               >
-                task
+                Open task
               </Link>
             </>
           )}
