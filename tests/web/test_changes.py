@@ -69,8 +69,8 @@ def _alone(page: Page, address: str) -> None:
     """One panel has all the room."""
     page.set_viewport_size(WIDE)
     page.goto(address)
-    page.get_by_role("button", name="Turn off split view").click()
-    expect(page.get_by_role("button", name="Turn on split view")).to_be_visible()
+    page.get_by_role("button", name="Show conversation as a tab").click()
+    expect(page.get_by_role("button", name="Show conversation side by side")).to_be_visible()
 
 
 def _prompts(yard: Yard, session: str) -> str:

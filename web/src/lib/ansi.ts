@@ -52,7 +52,7 @@ export function strip(raw: string): string {
 export function lookAfter(raw: string, before: Look): Look {
   if (!raw.includes(ESC)) return before;
   let look = before;
-  for (const match of raw.matchAll(SEQUENCE)) if (match[1] !== undefined) look = changed(look, match[1]);
+  for (const match of raw.matchAll(SEQUENCE)) if (match[1] !== undefined) look = applyCodes(look, match[1]);
   return look;
 }
 
@@ -71,13 +71,13 @@ export function spans(raw: string, before: Look): Span[] {
   for (const match of raw.matchAll(SEQUENCE)) {
     add(raw.slice(at, match.index));
     at = match.index + match[0].length;
-    if (match[1] !== undefined) look = changed(look, match[1]);
+    if (match[1] !== undefined) look = applyCodes(look, match[1]);
   }
   add(raw.slice(at));
   return made;
 }
 
-function changed(before: Look, codes: string): Look {
+function applyCodes(before: Look, codes: string): Look {
   const numbers = codes.split(/[;:]/).map((code) => Number(code || 0));
   let look: Look = before === PLAIN ? {} : { ...before };
   for (let i = 0; i < numbers.length; i++) {
@@ -101,7 +101,7 @@ function changed(before: Look, codes: string): Look {
     else if (code >= 100 && code <= 107) look.bg = bright(code - 100);
     else if (code === 49) look.bg = undefined;
     else if (code === 38 || code === 48) {
-      const [colour, used] = extended(numbers.slice(i + 1));
+      const [colour, used] = parseExtendedColour(numbers.slice(i + 1));
       if (code === 38) look.fg = colour;
       else look.bg = colour;
       i += used;
@@ -113,13 +113,13 @@ function changed(before: Look, codes: string): Look {
 const bright = (index: number): Colour | undefined => (index === 0 ? "grey" : NAMES[index]);
 
 /** Parse the numbers after 38 or 48. Return the colour and how many numbers were consumed. */
-function extended(rest: number[]): [Colour | undefined, number] {
-  if (rest[0] === 5) return [indexed(rest[1] ?? 0), 2];
+function parseExtendedColour(rest: number[]): [Colour | undefined, number] {
+  if (rest[0] === 5) return [colourOfIndex(rest[1] ?? 0), 2];
   if (rest[0] === 2) return [nearest(rest[1] ?? 0, rest[2] ?? 0, rest[3] ?? 0), 4];
   return [undefined, 1];
 }
 
-function indexed(index: number): Colour | undefined {
+function colourOfIndex(index: number): Colour | undefined {
   if (index < 8) return NAMES[index];
   if (index < 16) return bright(index - 8);
   if (index >= 232) return nearest(...(Array(3).fill(8 + (index - 232) * 10) as [number, number, number]));
@@ -146,11 +146,11 @@ export function nearest(red: number, green: number, blue: number): Colour {
 export function overwritten(old: string, over: string): string {
   const length = strip(over).length;
   if (ERASE.test(over) || length >= strip(old).length) return over;
-  return over + rest(old, length);
+  return over + textFrom(old, length);
 }
 
 /** Return the raw text from the visible character `from` on, including its colours. */
-function rest(raw: string, from: number): string {
+function textFrom(raw: string, from: number): string {
   let seen = 0;
   let at = 0;
   let codes = "";

@@ -92,7 +92,7 @@ export function touchesTask(event: PlatformEvent): boolean {
 }
 
 /** Return whether the query with this key contains the task. Task lists are complete, so a task missing from one belongs to it too. */
-function knows([noun, which]: QueryKey, data: unknown, id: string): boolean {
+function containsTask([noun, which]: QueryKey, data: unknown, id: string): boolean {
   if (noun === "task") return which === id;
   if (noun === "board") return Boolean((data as BoardData | undefined)?.items.some((one) => one.id === id));
   return noun === "tasks";
@@ -150,18 +150,18 @@ export class Refresher {
       void this.client.invalidateQueries({ queryKey: ["board"] });
       void this.client.invalidateQueries({ queryKey: ["task"] });
     } else {
-      for (const id of cards) void this.card(id);
+      for (const id of cards) void this.refetchCard(id);
     }
   }
 
   /** Return whether the page shows this card. Inactive queries are invalidated, to be refetched when shown. */
   private isShown(id: string): boolean {
-    const filters = { predicate: ({ queryKey, state }: Query) => knows(queryKey, state.data, id) };
+    const filters = { predicate: ({ queryKey, state }: Query) => containsTask(queryKey, state.data, id) };
     void this.client.invalidateQueries({ ...filters, refetchType: "none", type: "inactive" });
     return this.client.getQueryCache().findAll({ ...filters, type: "active" }).length > 0;
   }
 
-  private async card(id: string): Promise<void> {
+  private async refetchCard(id: string): Promise<void> {
     try {
       const card = await got(api.GET("/api/v1/tasks/{task_id}", { params: { path: { task_id: id } } }));
       this.client.setQueryData(["task", id], card);

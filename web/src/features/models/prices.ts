@@ -5,12 +5,12 @@ export type Prices = Record<string, Schemas["Price"]>;
 
 export function asLines(prices: Prices): string[] {
   return Object.entries(prices).map(([model, price]) =>
-    [model, price.input, price.output, ...tail(price.cacheRead, price.cacheWrite)].join(" "),
+    [model, price.input, price.output, ...cachePrices(price.cacheRead, price.cacheWrite)].join(" "),
   );
 }
 
 /** Return the cache prices: omitted if not set, with `-` as a placeholder for a missing read price. */
-function tail(read: number | null | undefined, write: number | null | undefined): (number | string)[] {
+function cachePrices(read: number | null | undefined, write: number | null | undefined): (number | string)[] {
   if (write === null || write === undefined) return read === null || read === undefined ? [] : [read];
   return [read ?? "-", write];
 }

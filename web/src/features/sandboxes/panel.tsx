@@ -152,18 +152,18 @@ function Verbs({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
   );
 }
 
-/** Create a new sandbox from the last checkpoint, for a session whose sandbox failed or was destroyed. */
+/** Start a new sandbox from the last checkpoint, for a session whose sandbox failed or was destroyed. */
 function Provision({ sessionId }: { sessionId: string }) {
   const client = useQueryClient();
   const provision = useMutation({
     mutationFn: () =>
       got(api.POST("/api/v1/sessions/{session_id}/provision", { params: { path: { session_id: sessionId } } })),
     onSuccess: () => client.invalidateQueries({ queryKey: ["session", sessionId] }),
-    onError: failed("Could not create a new sandbox"),
+    onError: failed("Could not start a new sandbox"),
   });
   return (
     <Button size="sm" busy={provision.isPending} onClick={() => provision.mutate()}>
-      <RotateCcw className="size-3.5" aria-hidden /> Create new sandbox
+      <RotateCcw className="size-3.5" aria-hidden /> Start new sandbox
     </Button>
   );
 }

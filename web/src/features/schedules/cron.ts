@@ -6,7 +6,7 @@ const MONTHS = [
 const SHORT = (names: string[]) => names.map((name) => name.slice(0, 3).toUpperCase());
 
 /** Parse `MON` or `1` to a number; NaN for anything else. */
-function number(text: string, short: string[], first: number): number {
+function parseNumber(text: string, short: string[], first: number): number {
   const named = short.indexOf(text.toUpperCase());
   return named >= 0 ? named + first : /^\d+$/.test(text) ? Number(text) : Number.NaN;
 }
@@ -16,8 +16,8 @@ function join(words: string[]): string {
 }
 
 /** Describe a list of numbers, names and ranges; null if it contains anything else. */
-function named(field: string, names: string[], first: number): string | null {
-  const name = (text: string) => names[(number(text, SHORT(names), first) - first) % names.length];
+function describeList(field: string, names: string[], first: number): string | null {
+  const name = (text: string) => names[(parseNumber(text, SHORT(names), first) - first) % names.length];
   const words = field.split(",").map((item) => {
     const [from, to, ...more] = item.split("-");
     const begin = name(from ?? "");
@@ -28,7 +28,7 @@ function named(field: string, names: string[], first: number): string | null {
   return words.every((word) => word !== null) ? join(words) : null;
 }
 
-function times(minute: string, hour: string): string | null {
+function describeTimes(minute: string, hour: string): string | null {
   const every = /^\*\/(\d+)$/;
   if (minute === "*" && hour === "*") return "every minute";
   if (hour === "*" && every.test(minute)) return `every ${every.exec(minute)?.[1]} minutes`;
@@ -49,9 +49,9 @@ function times(minute: string, hour: string): string | null {
 export function inWords(cron: string): string | null {
   const [minute, hour, day, month, weekday, ...more] = cron.trim().split(/\s+/);
   if (!minute || !hour || !day || !month || !weekday || more.length) return null;
-  const time = times(minute, hour);
-  const weekdays = weekday === "*" ? "" : named(weekday, DAYS, 0);
-  const months = month === "*" ? "" : named(month, MONTHS, 1);
+  const time = describeTimes(minute, hour);
+  const weekdays = weekday === "*" ? "" : describeList(weekday, DAYS, 0);
+  const months = month === "*" ? "" : describeList(month, MONTHS, 1);
   const days = day === "*" ? "" : /^\d+(,\d+)*$/.test(day) ? join(day.split(",")) : day === "L" ? "the last day" : null;
   if (time === null || weekdays === null || months === null || days === null) return null;
   const when = [

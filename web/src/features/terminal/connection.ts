@@ -71,8 +71,8 @@ export class Link {
       if (this.over) return { kind: "again" };
       const closed = await this.connection(ticket);
       if (this.over || closed.ended !== undefined || !this.terminalId)
-        return outcome(closed, true, await this.sandboxIsLost(closed));
-      return outcome(closed, await this.listed(this.terminalId), false);
+        return outcome(closed, true, await this.isSandboxLost(closed));
+      return outcome(closed, await this.shellExists(this.terminalId), false);
     } catch (error) {
       if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) {
         return { kind: "failed", reason: words(error) };
@@ -111,14 +111,14 @@ export class Link {
   }
 
   /** Return whether the shell still exists. A refused WebSocket does not give a reason. */
-  private async listed(id: string): Promise<boolean> {
+  private async shellExists(id: string): Promise<boolean> {
     const shells = await got(
       api.GET("/api/v1/sandboxes/{sandbox_id}/terminals", { params: { path: { sandbox_id: this.sandboxId } } }),
     );
     return shells.items.some((shell) => shell.id === id);
   }
 
-  private async sandboxIsLost(closed: Closed): Promise<boolean> {
+  private async isSandboxLost(closed: Closed): Promise<boolean> {
     if (closed.ended !== undefined || this.over) return false;
     const box = await got(
       api.GET("/api/v1/sandboxes/{sandbox_id}", { params: { path: { sandbox_id: this.sandboxId } } }),

@@ -131,7 +131,7 @@ function Tabs({
         wide &&
         !preview && (
           <IconButton
-            label={split ? "Turn off split view" : "Turn on split view"}
+            label={split ? "Show conversation as a tab" : "Show conversation side by side"}
             aria-pressed={split}
             onClick={() => setSplit(!split)}
             side="left"
