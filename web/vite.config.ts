@@ -11,11 +11,11 @@ export default defineConfig({
     outDir: "../src/sandyard/platform/static",
     emptyOutDir: true,
     target: "es2022",
-    assetsInlineLimit: 0, // the page's policy allows nothing inline
+    assetsInlineLimit: 0, // the page's content security policy allows no inline assets
     chunkSizeWarningLimit: 800,
     rolldownOptions: {
       output: {
-        // otherwise each icon that two pages share is a file, and a page asks for dozens of them
+        // otherwise each icon shared by two pages becomes a file, and a page loads dozens of them
         codeSplitting: { groups: [{ name: "icons", test: /node_modules[\\/]lucide-react[\\/]/, minShareCount: 2 }] },
       },
     },

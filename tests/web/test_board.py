@@ -141,7 +141,7 @@ def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: 
     board.open(page)
     drag(page, "Write it", "In progress")
     mine = card(column(page, "In progress"), "Write it")
-    expect(mine).to_contain_text("Agent at work", timeout=SLOW_MS)
+    expect(mine).to_contain_text("Agent working", timeout=SLOW_MS)
     expect(mine).to_contain_text("sandbox running")
     _go_on(board, task)
     review = card(column(page, "In review"), "Write it")
@@ -443,7 +443,7 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     expect(column(page, "In progress").get_by_role("heading", name="In progress").locator("..")).to_contain_text(
         re.compile("In progress *1 *1 failed")  # Third works, Second does not
     )
-    expect(card(page, "Third")).to_contain_text(re.compile("Agent at work"), timeout=SLOW_MS)
+    expect(card(page, "Third")).to_contain_text(re.compile("Agent working"), timeout=SLOW_MS)
     expect(page.get_by_role("button", name="Queue nothing waiting")).to_be_visible()
     page.set_viewport_size(PHONE)
     page.goto(f"/tasks/{second}")
@@ -471,7 +471,7 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     expect(card(column(page, "In review"), "Second")).to_be_visible(
         timeout=SLOW_MS
     )  # told to go on, the demo agent makes a note
-    expect(card(page, "First")).to_contain_text("Agent at work", timeout=SLOW_MS)
+    expect(card(page, "First")).to_contain_text("Agent working", timeout=SLOW_MS)
     assert len(board.get(first)["attempts"]) == 1, "it goes on with the work it has done"
 
 
@@ -545,7 +545,7 @@ def test_everybody_can_read_it(page: Page, board: Board) -> None:
     board.open(page)
     expect(card(column(page, "In review"), "Reviewed")).to_be_visible(timeout=SLOW_MS)
     expect(card(page, "Broken")).to_contain_text("it rains", timeout=SLOW_MS)
-    expect(card(page, "At work")).to_contain_text("Agent at work", timeout=SLOW_MS)
+    expect(card(page, "At work")).to_contain_text("Agent working", timeout=SLOW_MS)
     accessible(page)
     page.get_by_role("button", name="Actions for At work").click()
     expect(page.get_by_role("menuitem", name="Cancel task")).to_be_visible()

@@ -69,8 +69,8 @@ def _alone(page: Page, address: str) -> None:
     """One panel has all the room."""
     page.set_viewport_size(WIDE)
     page.goto(address)
-    page.get_by_role("button", name="Show one thing at a time").click()
-    expect(page.get_by_role("button", name="Conversation beside the rest")).to_be_visible()
+    page.get_by_role("button", name="Show conversation as a tab").click()
+    expect(page.get_by_role("button", name="Show conversation side by side")).to_be_visible()
 
 
 def _prompts(yard: Yard, session: str) -> str:
@@ -280,7 +280,7 @@ def test_a_pull_request_from_draft_to_merge(page: Page, yard: Yard, draft: Work,
     grace = github.colleague("grace")
     grace.check(draft.slug, pull["headCommit"], "success", name="the-build")
     expect(panel.get_by_text("the-build")).to_be_visible(timeout=SLOW_MS)
-    expect(panel.get_by_text("Checks pass")).to_be_visible()
+    expect(panel.get_by_text("Checks passed")).to_be_visible()
     grace.approve(draft.slug, pull["number"], "Looks right to me.")
     expect(panel.get_by_text("Looks right to me.")).to_be_visible(timeout=SLOW_MS)
     expect(panel.get_by_text("Approved").first).to_be_visible()
@@ -365,7 +365,7 @@ def test_a_plain_remote_is_merged_here_and_its_steps_say_what_came_of_them(
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     accessible(page)
     failure.get_by_role("link", name="Change the check").click()
-    page.get_by_label("Fixes").fill("1")
+    page.get_by_label("Automatic fix attempts").fill("1")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved", exact=True).first).to_be_visible()
     page.goto(f"/tasks/{task}?tab=pull")

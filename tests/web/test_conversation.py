@@ -376,7 +376,7 @@ def test_a_session_without_a_task(page: Page, yard: Yard) -> None:
     page.get_by_role("option", name=re.compile("^Demo")).click()
     dialog.get_by_label("Title").fill("Just talking")
     accessible(page)
-    dialog.get_by_role("button", name="Begin").click()
+    dialog.get_by_role("button", name="Start session").click()
     expect(page).to_have_url(re.compile("/sessions/ses_"))
     expect(page.get_by_role("heading", name="Just talking")).to_be_visible()
     _send(page, "say: nice to meet you")

@@ -89,9 +89,9 @@ def test_a_file_is_found_opened_edited_and_saved(page: Page, yard: Yard, sandbox
     expect(coloured).to_be_visible()
     accessible(page)
     _type(page, "src/app.py", "def hello():\n    return 'changed'\n")
-    expect(page.get_by_text("Not saved", exact=True)).to_be_visible()
+    expect(page.get_by_text("Unsaved changes", exact=True)).to_be_visible()
     page.keyboard.press("Control+s")
-    expect(page.get_by_text("Not saved", exact=True)).to_be_hidden()
+    expect(page.get_by_text("Unsaved changes", exact=True)).to_be_hidden()
     assert b"'changed'" in _read(yard, sandbox, "src/app.py")
 
 
@@ -100,7 +100,7 @@ def test_what_is_not_saved_is_not_lost_unasked(page: Page, yard: Yard, sandbox: 
     _open(page, sandbox, "notes.txt")
     _type(page, "notes.txt", "half a thought")
     _tree(page).get_by_role("button", name="raw.bin").click()  # another file, and back
-    expect(_tree(page).get_by_role("img", name="Not saved")).to_be_visible()
+    expect(_tree(page).get_by_role("img", name="Unsaved changes")).to_be_visible()
     _tree(page).get_by_role("button", name="notes.txt").click()
     expect(_text(page, "notes.txt")).to_have_text("half a thought")
     with page.expect_event("dialog") as asked:
@@ -124,8 +124,8 @@ def test_a_file_that_the_agent_changed_meanwhile_is_asked_about(page: Page, yard
     question.get_by_role("button", name="Cancel").click()
     assert _read(yard, sandbox, "notes.txt") == b"as the agent has it now\n"
     page.get_by_role("button", name="Save", exact=True).click()
-    question.get_by_role("button", name="Overwrite it").click()
-    expect(page.get_by_text("Not saved", exact=True)).to_be_hidden()
+    question.get_by_role("button", name="Overwrite").click()
+    expect(page.get_by_text("Unsaved changes", exact=True)).to_be_hidden()
     assert _read(yard, sandbox, "notes.txt") == b"mine"
 
 
@@ -153,7 +153,7 @@ def test_files_are_brought_taken_made_and_deleted(page: Page, yard: Yard, sandbo
     page.get_by_role("dialog").get_by_role("button", name="Create").click()
     _type(page, "made/here.md", "# made")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("Not saved", exact=True)).to_be_hidden()
+    expect(page.get_by_text("Unsaved changes", exact=True)).to_be_hidden()
     assert _read(yard, sandbox, "made/here.md") == b"# made"
 
 
@@ -230,9 +230,9 @@ def test_a_shell_outlives_the_page(page: Page, yard: Yard, sandbox: str) -> None
     _enter(page, "echo still:$kept")
     expect(rows).to_contain_text("still:42")
     page.get_by_role("button", name="More").click()
-    page.get_by_role("menuitem", name="End this shell").click()
-    confirm(page, "End the shell")
-    expect(page.get_by_text(re.compile("^The shell has ended"))).to_be_visible()
+    page.get_by_role("menuitem", name="Close shell").click()
+    confirm(page, "Close shell")
+    expect(page.get_by_text(re.compile("^The shell exited"))).to_be_visible()
     assert shell["id"] not in [one["id"] for one in yard.get(f"/sandboxes/{sandbox}/terminals")["items"]]
 
 
@@ -250,7 +250,7 @@ def test_a_shell_that_ends_by_itself(page: Page, yard: Yard) -> None:
     sandbox = str(yard.session("One shell")["sandboxId"])
     _shell(page, sandbox)
     _enter(page, "exit 7")
-    expect(page.get_by_text("The shell has ended with exit code 7.")).to_be_visible()
+    expect(page.get_by_text("The shell exited with code 7.")).to_be_visible()
     page.get_by_role("button", name="New shell").last.click()
     _ready(page)
     _enter(page, "echo fresh-$((1+1))")
@@ -259,7 +259,7 @@ def test_a_shell_that_ends_by_itself(page: Page, yard: Yard) -> None:
 
 def test_a_phone_has_the_keys_of_a_shell(phone: Page, sandbox: str) -> None:
     screen = _shell(phone, sandbox)
-    keys = phone.get_by_role("toolbar", name="Keys")
+    keys = phone.get_by_role("toolbar", name="Terminal keys")
     _enter(phone, "sleep 300")
     keys.get_by_role("button", name="Ctrl+C").tap()
     expect(screen).to_contain_text("^C")

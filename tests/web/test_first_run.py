@@ -44,7 +44,7 @@ def test_from_the_printed_address_to_the_first_branch_within_two_minutes(browser
             timeout=TWO_MINUTES_MS
         )
         assert time.monotonic() - began < TWO_MINUTES_MS / 1000
-        page.get_by_role("link", name="Review the changes").click()
+        page.get_by_role("link", name="Review changes").click()
         expect(page).to_have_url(re.compile("/tasks/.*tab=changes"))
     assert not wrong, wrong
     context.close()
@@ -69,10 +69,10 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         expect(page.get_by_text("Anthropic key saved")).to_be_visible()
         expect(page.get_by_label("Title")).to_be_visible()
         expect(
-            page.get_by_text("Claude Code works on website, on a branch of its own from the default branch.")
+            page.get_by_text("Claude Code works on website, on a new branch from the default branch.")
         ).to_be_visible()
         page.get_by_role("button", name="Add a missing test").click()
-        expect(page.get_by_label("What shall it do?")).to_have_value(re.compile("has no test"))
+        expect(page.get_by_label("What should the agent do?")).to_have_value(re.compile("has no test"))
         expect(steps.get_by_role("img", name="done")).to_have_count(2)
         page.get_by_role("button", name="Back").click()
         expect(page.get_by_role("radio", name=re.compile("^Claude Code ready"))).to_be_checked()
@@ -85,7 +85,7 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         expect(page.get_by_label("Default agent")).to_have_text("Claude Code")
         later = yard.post("/projects", name="added later")["id"]
         page.goto(f"/projects/{later}?tab=agent")
-        expect(page.get_by_label("Default agent")).to_have_text("The platform's default: Claude Code")
+        expect(page.get_by_label("Default agent")).to_have_text("Platform default: Claude Code")
         page.goto(f"/board?project={project}&new=true")
         dialog = page.get_by_role("dialog")
         agent = dialog.get_by_label("Agent")
@@ -148,7 +148,7 @@ def test_the_settings_that_the_welcome_leads_to_lead_back(page: Page, yard: Yard
 
 
 def enter_key(form: Locator, address: str, key: str) -> None:
-    form.get_by_label("Address").fill(address)
+    form.get_by_label("Base URL").fill(address)
     form.get_by_label("API key").fill(key)
     form.get_by_role("button", name="Test and save").click()
 
@@ -159,16 +159,16 @@ def test_the_door(browser: Browser, platform: Platform) -> None:
     page = context.new_page()
     page.goto("/sandboxes?status=paused")
     expect(page).to_have_url(re.compile("/sign-in"))
-    expect(page.get_by_text("The one that sandyard up printed")).to_be_visible()
+    expect(page.get_by_text("The token that sandyard up printed")).to_be_visible()
     page.get_by_label("Token").fill("sy_wrong")
     page.get_by_role("button", name="Sign in", exact=True).click()
-    expect(page.get_by_role("alert")).to_contain_text("That is not right")
+    expect(page.get_by_role("alert")).to_contain_text("Invalid token")
     accessible(page)
     page.get_by_label("Token").fill(platform.token)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Sandboxes")).to_be_visible()
     expect(page).to_have_url(re.compile(r"/sandboxes\?status=paused$"))  # where they wanted to go
-    page.get_by_role("button", name=re.compile("^Account of")).click()
+    page.get_by_role("button", name=re.compile("^Account: ")).click()
     page.get_by_role("menuitem", name="Sign out").click()
     expect(page).to_have_url(re.compile("/sign-in"))
     page.goto("/board")

@@ -118,7 +118,7 @@ def test_on_a_phone_what_is_told_covers_no_bar_and_an_answer_elsewhere_counts(ph
     task = yard.task("Asks the phone", "ask: Which size?", "sleep: 600")
     toast = phone.locator("[data-sonner-toast]", has_text="An agent needs you: Asks the phone")
     expect(toast).to_be_visible(timeout=SLOW_MS)
-    bar = phone.get_by_role("navigation", name="Places").last
+    bar = phone.get_by_role("navigation", name="Main navigation").last
     inbox = bar.get_by_role("button", name="Inbox: 0 unread, 1 waiting for an answer")
     expect(inbox).to_have_text(re.compile("^Inbox"))
     told, below = toast.bounding_box(), bar.bounding_box()

@@ -54,14 +54,14 @@ PAGES = {
     "usage": ("/usage", "Usage and cost"),
     "audit": ("/audit", "login"),
     "settings-profile": ("/settings?tab=profile", "Administrator"),
-    "settings-appearance": ("/settings?tab=appearance", "As the system"),
-    "settings-notifications": ("/settings?tab=notifications", "What about"),
+    "settings-appearance": ("/settings?tab=appearance", "System"),
+    "settings-notifications": ("/settings?tab=notifications", "Notify me when"),
     "settings-tokens": ("/settings?tab=tokens", "API tokens"),
     "settings-secrets": ("/settings?tab=secrets", "OWN_TOKEN"),
     "settings-people": ("/settings?tab=people", "grace"),
     "settings-about": ("/settings?tab=about", "Engine"),
     "help": ("/help", "Sandyard"),
-    "not-found": ("/no/such/page", "There is no such page"),
+    "not-found": ("/no/such/page", "Page not found"),
     "task-not-found": ("/tasks/tsk_00000000000000000000000000", "Task not found"),
 }
 """Address, and what is read on it when it is all there."""

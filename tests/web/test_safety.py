@@ -81,7 +81,7 @@ def test_secrets_are_never_shown(page: Page, yard: Yard) -> None:
     yard.rests(task)
     shown = {
         "/settings?tab=secrets": "API_KEY",
-        f"/projects/{yard.sample}?tab=secrets": "Secrets of the project",
+        f"/projects/{yard.sample}?tab=secrets": "Project secrets",
         "/audit": "secret",
         f"/tasks/{task}?tab=output": "the key is",
         f"/tasks/{task}?tab=conversation": "It is out",

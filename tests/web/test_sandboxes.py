@@ -29,13 +29,13 @@ def test_many_at_once(page: Page, yard: Yard) -> None:
     expect(row).to_contain_text(yard.get(f"/projects/{yard.sample}")["name"])
     expect(row).not_to_contain_text(made[0])
     for number in range(2):
-        page.get_by_role("checkbox", name=f"Choose Bulk {number}").check()
+        page.get_by_role("checkbox", name=f"Select Bulk {number}").check()
     page.get_by_role("button", name="Pause 2").click()
     until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "paused" for one in made))
     page.get_by_role("button", name="Resume 2").click()
     until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "running" for one in made))
     page.get_by_role("button", name="Destroy 2").click()
-    expect(page.get_by_role("alertdialog")).to_contain_text("Branches, checkpoints and conversations stay")
+    expect(page.get_by_role("alertdialog")).to_contain_text("Branches, checkpoints and conversations are kept")
     confirm(page, "Destroy")
     until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "destroyed" for one in made))
     page.goto("/sandboxes?status=destroyed")
@@ -48,7 +48,7 @@ def test_one_of_them(page: Page, yard: Yard) -> None:
     sandbox = session["sandboxId"]
     page.goto(f"/sandboxes/{sandbox}")
     # attached, not visible: a browser calls the flat line of an idle sandbox hidden, for it has no height
-    expect(page.get_by_role("img", name="Memory use over the last minutes").locator("polyline")).to_be_attached()
+    expect(page.get_by_role("img", name="Memory usage over the last minutes").locator("polyline")).to_be_attached()
     expect(page.get_by_role("link", name="Open in VS Code")).to_have_attribute(
         "href", re.compile("^vscode://vscode-remote/ssh-remote")
     )
@@ -57,7 +57,7 @@ def test_one_of_them(page: Page, yard: Yard) -> None:
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
     page.get_by_role("button", name="Fork").click()
-    expect(page.get_by_text("A copy is running")).to_be_visible()
+    expect(page.get_by_text("The fork is running")).to_be_visible()
     assert len(yard.get("/sandboxes", status="running")["items"]) >= 2
     page.get_by_role("button", name="Destroy").click()
     confirm(page, "Destroy")
@@ -83,10 +83,10 @@ def test_a_preview_beside_the_page(page: Page, yard: Yard) -> None:
     sandbox = yard.session("Beside")["sandboxId"]
     yard.post(f"/sandboxes/{sandbox}/execute", command=SERVE, background=True)
     page.goto(f"/sandboxes/{sandbox}")
-    page.get_by_role("button", name="Beside").click()
+    page.get_by_role("button", name="Open to the side").click()
     beside = page.get_by_role("complementary", name="Preview: Port 3000")
     frame = beside.frame_locator("iframe")
-    address = beside.get_by_label("Address in the preview")
+    address = beside.get_by_label("Preview address")
     expect(frame.locator("#who")).to_have_text("hello from inside")
     expect(address).to_have_value("/")
     shown, main = beside.bounding_box(), page.get_by_role("main").bounding_box()
@@ -102,7 +102,7 @@ def test_a_preview_beside_the_page(page: Page, yard: Yard) -> None:
     expect(frame.locator("#more")).to_have_text("more from inside")
     expect(address).to_have_value("/more/?page=2")
     yard.post(f"/sandboxes/{sandbox}/execute", command="echo '<p id=more>changed</p>' > /tmp/site/more/index.html")
-    beside.get_by_role("button", name="Reload the preview").click()
+    beside.get_by_role("button", name="Reload preview").click()
     expect(frame.locator("#more")).to_have_text("changed")
     with page.context.expect_page() as opened:
         beside.get_by_role("button", name="Open in a new tab").click()

@@ -19,13 +19,13 @@ MOST_BYTES = 250_000
 NOTHING = {
     "board": ("/board", "Welcome to Sandyard"),
     "sessions": ("/sessions", "No sessions"),
-    "sandboxes": ("/sandboxes", "No sandboxes here"),
-    "projects": ("/projects", "No project yet"),
+    "sandboxes": ("/sandboxes", "No sandboxes"),
+    "projects": ("/projects", "No projects yet"),
     "schedules": ("/schedules", "No schedules"),
-    "usage": ("/usage", "Nothing"),
+    "usage": ("/usage", "No usage"),
     "secrets": ("/settings?tab=secrets", "No secrets"),
     "tokens": ("/settings?tab=tokens", "No tokens"),
-    "audit": ("/audit", "For administrators"),
+    "audit": ("/audit", "Administrators only"),
 }
 READS = {
     "board": ("/board", "/board?", "Board"),
@@ -92,7 +92,7 @@ def test_the_platform_cannot_be_reached(name: str, page: Page, places: dict[str,
     expect(told).to_be_visible()
     accessible(page)
     page.unroute_all()
-    told.get_by_role("button", name="Try again").click()
+    told.get_by_role("button", name="Retry").click()
     expect(told).to_be_hidden()
     expect(page.get_by_role("heading", name=heading).first).to_be_visible()
 
@@ -103,11 +103,11 @@ def test_the_platform_answers_that_it_is_broken(page: Page) -> None:
 
     page.route(lambda url: _asks(url, "/schedules?"), broken)
     page.goto("/schedules")
-    told = page.get_by_role("alert").filter(has_text="This did not work")
+    told = page.get_by_role("alert").filter(has_text="Something went wrong")
     expect(told).to_contain_text("Something broke on our side.")
     expect(told).to_contain_text("req_to_be_quoted")
     page.unroute_all()
-    told.get_by_role("button", name="Try again").click()
+    told.get_by_role("button", name="Retry").click()
     expect(told).to_be_hidden()
 
 
@@ -118,7 +118,7 @@ def test_nothing_at_all_can_be_reached_at_first(newcomer: Page) -> None:
     told = page.get_by_role("alert").filter(has_text="Not connected")
     expect(told).to_be_visible()
     page.unroute_all()
-    told.get_by_role("button", name="Try again").click()
+    told.get_by_role("button", name="Retry").click()
     expect(page.get_by_role("heading", name="Schedules")).to_be_visible()
 
 
@@ -129,11 +129,11 @@ def test_what_was_written_stays_when_it_cannot_be_sent(page: Page) -> None:
     dialog.get_by_label("Name").fill("KEPT")
     dialog.get_by_label("Value").fill("kept-as-well")
     page.route(lambda url: _asks(url, "/secrets/KEPT"), lambda route: route.abort("connectionrefused"))
-    dialog.get_by_role("button", name="Store").click()
+    dialog.get_by_role("button", name="Save").click()
     expect(dialog.get_by_role("alert")).to_be_visible()
     expect(dialog.get_by_label("Value")).to_have_value("kept-as-well")
     page.unroute_all()
-    dialog.get_by_role("button", name="Store").click()
+    dialog.get_by_role("button", name="Save").click()
     expect(page.get_by_role("button", name="Delete KEPT")).to_be_visible()
 
 

@@ -11,7 +11,7 @@ import "./styles.css";
 const client = new QueryClient({
   defaultOptions: {
     queries: {
-      staleTime: 30_000, // events say what is old; this is for the time between two looks
+      staleTime: 30_000, // events invalidate queries; this only avoids refetching on every mount
       refetchOnWindowFocus: false,
       retry: (failures, error) =>
         failures < 2 && !(error instanceof ApiError && error.status >= 400 && error.status < 500),
@@ -21,12 +21,12 @@ const client = new QueryClient({
 const router = makeRouter(client);
 
 const RELOADED = "sandyard.reloaded";
-const PATIENCE_MS = 10_000;
+const RELOAD_INTERVAL_MS = 10_000;
 
-// The platform was updated under an open page, whose pieces are no longer there: what is new is loaded, once. Drafts are kept.
-// The failure is left as it is: the router knows it and waits for the new page, while a piece that is undefined breaks the old one.
+// The platform was updated while this page was open, so its chunks are gone: reload once. Drafts are kept.
+// The event's default is not prevented: the router handles the failure and waits for the reload. An undefined chunk would crash the page.
 addEventListener("vite:preloadError", () => {
-  if (Date.now() - Number(sessionStorage.getItem(RELOADED)) < PATIENCE_MS) return;
+  if (Date.now() - Number(sessionStorage.getItem(RELOADED)) < RELOAD_INTERVAL_MS) return;
   sessionStorage.setItem(RELOADED, String(Date.now()));
   location.reload();
 });

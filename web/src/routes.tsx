@@ -1,4 +1,4 @@
-/** Every page and its address. What a page shows (tab, filter, choice) is part of the address, so that it can be shared. */
+/** All pages and their URLs. The state of a page (tab, filter, selection) is part of the URL, so that it can be shared. */
 import type { QueryClient } from "@tanstack/react-query";
 import {
   createRootRouteWithContext,
@@ -32,13 +32,13 @@ const signIn = createRoute({
   component: lazyRouteComponent(() => import("./features/sign-in/page"), "SignInPage"),
 });
 
-/** Before anything could be shown. Trying again asks again who is there; the boundary alone would only show the same error. */
+/** Show a failure of the first load. Retrying reloads the signed-in user; resetting the boundary alone would show the same error. */
 function Failed({ error }: { error: unknown }) {
   const router = useRouter();
   return <ErrorState error={error} retry={() => router.invalidate()} />;
 }
 
-/** Behind the door. */
+/** Pages that require sign-in. */
 const inside = createRoute({
   getParentRoute: () => root,
   id: "inside",
@@ -68,7 +68,7 @@ const home = createRoute({
 });
 
 export interface WelcomeSearch {
-  /** The project that the first step has chosen. */
+  /** The project selected in the first step. */
   project?: string | undefined;
 }
 const welcome = createRoute({
@@ -82,7 +82,7 @@ export interface BoardSearch {
   project?: string | undefined;
   q?: string | undefined;
   agent?: string | undefined;
-  /** Which cards: those that need a person, are running, or have failed. */
+  /** Show only cards that need a person, are running, or have failed. */
   show?: "needs-you" | "running" | "failed" | undefined;
   /** The dialog for a new task is open. */
   new?: boolean | undefined;
@@ -102,9 +102,9 @@ const board = createRoute({
 
 export interface WorkSearch {
   tab?: string | undefined;
-  /** Which attempt of the task, by its number. */
+  /** Number of the task's attempt. */
   attempt?: number | undefined;
-  /** What is chosen within the tab: a file, a command, a commit. */
+  /** What is selected in the tab: a file, a command, a commit. */
   at?: string | undefined;
 }
 const workSearch = (search: Record<string, unknown>): WorkSearch => ({
@@ -160,7 +160,7 @@ const sandbox = createRoute({
 
 export interface TabSearch {
   tab?: string | undefined;
-  /** Where one came from, and is led back to. */
+  /** The page that linked here, for a link back to it. */
   from?: "welcome" | undefined;
 }
 const tabSearch = (search: Record<string, unknown>): TabSearch => ({

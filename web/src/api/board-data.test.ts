@@ -13,8 +13,8 @@ const known = (): BoardData =>
   merged(undefined, [page("backlog", 30, card("a", "backlog", 0), card("b", "backlog", 1)), page("done", 5)]);
 const names = (data: BoardData) => data.items.map((one) => `${one.id}${one.position}`).join(" ");
 
-describe("a board of which a part was read", () => {
-  it("grows by pages, and takes the newer word for a card that comes twice", () => {
+describe("a partly loaded board", () => {
+  it("merges pages, and keeps the newer version of a card", () => {
     const more = merged(known(), [page("backlog", 31, card("b", "backlog", 2), card("c", "backlog", 3))]);
     expect(names(more)).toBe("a0 b2 c3");
     expect(more.counts.backlog).toEqual({ total: 31, matching: 31, failed: 0 });
@@ -22,7 +22,7 @@ describe("a board of which a part was read", () => {
     expect(more.counts.in_review).toEqual({ total: 0, matching: 0, failed: 0 });
   });
 
-  it("counts along when a card moves or goes", () => {
+  it("updates its counts when a card is moved or removed", () => {
     const moved = changed(known(), (cards) =>
       cards.map((one) => (one.id === "a" ? { ...one, status: "done" as const } : one)),
     );
@@ -33,7 +33,7 @@ describe("a board of which a part was read", () => {
     expect(changed(known(), without("nobody")).counts).toEqual(known().counts);
   });
 
-  it("counts what has failed as such, and no longer when it is tried again", () => {
+  it("counts a failed card until it is retried", () => {
     const broken = { ...card("x", "in_progress", 0), error: "It rains." } as TaskCard;
     const columns = [{ status: "in_progress" as const, total: 3, matching: 3, failed: 1, items: [broken] }];
     const data = merged(undefined, [{ columns, titles: {} }]);

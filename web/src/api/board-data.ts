@@ -1,8 +1,8 @@
-/** What is known of a board of which only a part was read: its arithmetic, without a browser. */
+/** The loaded part of a board and its counts. Pure. */
 import type { Schemas } from "./client";
 import type { Column, TaskCard } from "./types";
 
-/** What is looked for. Everything that is given must hold. */
+/** Board filters. A card must match all that are set. */
 export interface BoardWish {
   projectId: string | null;
   q: string | null;
@@ -13,17 +13,17 @@ export interface BoardWish {
 export interface Count {
   /** Cards in the column. */
   total: number;
-  /** Of those, what matches the filters: this many can be shown. */
+  /** Cards in the column that match the filters. */
   matching: number;
-  /** Of all in the column, those in progress that have failed: nobody works on them. */
+  /** Cards in progress that have failed, so that no agent works on them. */
   failed: number;
 }
 
 export interface BoardData {
-  /** Of each column the first ones, in no order. */
+  /** The first cards of each column, in no particular order. */
   items: TaskCard[];
   counts: Record<Column, Count>;
-  /** Of tasks that cards wait for. */
+  /** Titles of the tasks that cards depend on, by id. */
   titles: Record<string, string>;
 }
 
@@ -31,7 +31,7 @@ const NOTHING: Count = { total: 0, matching: 0, failed: 0 };
 
 export const isFiltered = (wish: BoardWish): boolean => Boolean(wish.q || wish.agent || wish.show);
 
-/** The same with what came: newer facts of a card take the place of older ones. */
+/** Merge pages into the board. A newer version of a card replaces the older one. */
 export function merged(known: BoardData | undefined, pages: Schemas["BoardView"][]): BoardData {
   const items = new Map(known?.items.map((one) => [one.id, one]));
   const counts = {
@@ -72,7 +72,7 @@ export function changed(known: BoardData, change: Change): BoardData {
   return { ...known, items, counts };
 }
 
-/** Its place is taken by those behind it. */
+/** Return a change that removes a card and moves the cards after it up. */
 export const without =
   (id: string): Change =>
   (cards) => {

@@ -1,4 +1,4 @@
-/** Cards as they are kept between answers: on boards, of which only what is looked at was read, and in lists that are whole. */
+/** The cache of cards: boards, which are loaded in part, and task lists, which are complete. */
 import { type QueryClient, queryOptions } from "@tanstack/react-query";
 import { type BoardData, type BoardWish, type Change, changed, merged } from "./board-data";
 import { api, got, type Schemas } from "./client";
@@ -25,13 +25,13 @@ function read(
 const loaded = (known: BoardData | undefined, column: Column): number =>
   known?.items.filter((one) => one.status === column).length ?? 0;
 
-/** The first cards of each column. Read again, as many as were seen before. */
+/** The first cards of each column. A refetch reads as many as were loaded before. */
 export const board = (wish: BoardWish) =>
   queryOptions({
     queryKey: ["board", wish] as const,
     queryFn: async ({ client, queryKey }): Promise<BoardData> => {
       const first = await read(wish, { limit: PAGE });
-      // asked now, not before: more may have been read while this was on its way
+      // read the cache only now: more cards may have been loaded during the request
       const before = client.getQueryData<BoardData>(queryKey);
       const rest = first.columns.flatMap(({ status, matching }) => {
         const pages: Promise<Schemas["BoardView"]>[] = [];
@@ -42,18 +42,18 @@ export const board = (wish: BoardWish) =>
       });
       return merged(undefined, [first, ...(await Promise.all(rest))]);
     },
-    // while somebody types, what was found before stays
+    // keep the previous results while the user types
     placeholderData: (before, query) => (query?.queryKey[1].projectId === wish.projectId ? before : undefined),
   });
 
-/** The next cards of a column, after those that are known. */
+/** Load the next cards of a column. */
 export async function readMore(client: QueryClient, wish: BoardWish, column: Column): Promise<void> {
   const key = board(wish).queryKey;
   const page = await read(wish, { status: column, offset: loaded(client.getQueryData(key), column), limit: MORE });
   client.setQueryData<BoardData>(key, (known) => known && merged(known, [page]));
 }
 
-/** Do the same to all cards that are known, wherever. Boards count along. */
+/** Apply a change to all cached cards, and update the counts of boards. */
 export function changeCards(client: QueryClient, change: Change): void {
   client.setQueriesData<Task[]>({ queryKey: ["tasks"] }, (known) => known && change(known));
   client.setQueriesData<BoardData>({ queryKey: ["board"] }, (known) => known && changed(known, change));

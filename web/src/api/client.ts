@@ -1,18 +1,18 @@
-/** The one way to the platform: typed by its OpenAPI document, errors as one class. */
+/** The client of the platform's API: typed by its OpenAPI document, with one error class. */
 import createClient from "openapi-fetch";
 import type { components, paths } from "./schema";
 
 export type Schemas = components["schemas"];
 export type Problem = Schemas["Problem"];
 
-/** What the platform said no to, in its own words. `status` 0: it was not reached at all. */
+/** A failed request, with the platform's message. `status` 0 means that the platform could not be reached. */
 export class ApiError extends Error {
   readonly status: number;
   readonly code: string;
   readonly problem: Partial<Problem>;
 
   constructor(status: number, problem: Partial<Problem>) {
-    super(problem.detail || problem.title || `The platform answered ${status}.`);
+    super(problem.detail || problem.title || `The platform responded with status ${status}.`);
     this.name = "ApiError";
     this.status = status;
     this.code = problem.code ?? "";
@@ -20,10 +20,10 @@ export class ApiError extends Error {
   }
 }
 
-const OFFLINE = "The platform cannot be reached. Is it running, and are you online?";
+const OFFLINE = "Could not reach the platform. Check that it is running and that you are online.";
 const signedOut = new Set<() => void>();
 
-/** Told whenever the platform says that nobody is signed in. */
+/** Call the listener whenever the platform responds that nobody is signed in. Return a function that removes it. */
 export function onSignedOut(listener: () => void): () => void {
   signedOut.add(listener);
   return () => signedOut.delete(listener);
@@ -38,7 +38,7 @@ async function reach(request: Request): Promise<Response> {
   }
 }
 
-/** For what openapi-fetch does not do: streams and raw bytes. Throws ApiError. */
+/** Send a request that openapi-fetch does not support: streams and raw bytes. Throws ApiError. */
 export async function raw(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
   headers.set("X-Sandyard-CSRF", "1");
@@ -67,7 +67,7 @@ client.use({
   },
 });
 
-/** `await got(api.GET("/api/v1/tasks", {...}))` is the answer's body, or throws ApiError. */
+/** `await got(api.GET("/api/v1/tasks", {...}))` returns the response body or throws ApiError. */
 export const api = client;
 
 export async function got<T>(answer: Promise<{ data?: T | undefined }>): Promise<T> {
@@ -79,7 +79,7 @@ interface PageOf<T> {
   nextCursor?: string | null;
 }
 
-/** Every page of a list, up to `limit` items. */
+/** Read all pages of a list, up to about `limit` items. */
 export async function all<T>(page: (cursor: string | undefined) => Promise<PageOf<T>>, limit = 5000): Promise<T[]> {
   const items: T[] = [];
   let cursor: string | undefined;

@@ -1,4 +1,4 @@
-/** What more than one room of the house asks for. The first word of a key is the noun: `live/refresh.ts` goes by it. */
+/** Queries shared by several features. The first element of a key is the noun, on which `live/refresh.ts` relies. */
 import { keepPreviousData, queryOptions } from "@tanstack/react-query";
 import { all, api, got } from "./client";
 
@@ -19,7 +19,7 @@ export const project = (id: string) =>
     queryFn: () => got(api.GET("/api/v1/projects/{project_id}", { params: { path: { project_id: id } } })),
   });
 
-/** They change with the platform's version only. */
+/** Model presets. They only change with the platform's version. */
 export const presets = queryOptions({
   queryKey: ["model-presets"],
   queryFn: () => got(api.GET("/api/v1/model-presets")),
@@ -36,7 +36,7 @@ export const users = queryOptions({
   queryFn: () => all((cursor) => got(api.GET("/api/v1/users", { params: { query: { cursor, limit: 200 } } }))),
 });
 
-/** Every card the caller may see, of one project or of all. */
+/** All tasks that the caller may see, of one project or of all. */
 export const tasks = (projectId?: string) =>
   queryOptions({
     queryKey: ["tasks", { projectId: projectId ?? null }],
@@ -44,14 +44,14 @@ export const tasks = (projectId?: string) =>
       all((cursor) => got(api.GET("/api/v1/tasks", { params: { query: { projectId, cursor, limit: 200 } } }))),
   });
 
-/** How many cards a project's columns have, by project, and how many of them have failed. Columns without any are left out. */
+/** Number of cards per column and of failed cards, by project. Empty columns are omitted. */
 export const counts = queryOptions({
   queryKey: ["counts"],
   queryFn: async () => (await got(api.GET("/api/v1/tasks/counts"))).items,
   select: (items) => new Map(items.map((one) => [one.projectId, one])),
 });
 
-/** Tasks by what is in their titles and descriptions; the first ones. */
+/** The first tasks whose title or description matches the search. */
 export const searched = (words: string) =>
   queryOptions({
     queryKey: ["searched", words],
@@ -80,7 +80,7 @@ export const sandbox = (id: string) =>
     queryFn: () => got(api.GET("/api/v1/sandboxes/{sandbox_id}", { params: { path: { sandbox_id: id } } })),
   });
 
-/** What waits for a person, newest first. */
+/** Pending permission requests and questions, newest first. */
 export const pendingAsks = queryOptions({
   queryKey: ["asks", "pending"],
   queryFn: () =>

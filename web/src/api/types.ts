@@ -1,8 +1,8 @@
-/** The platform's nouns under short names. */
+/** Short names for the API's types. */
 import type { Schemas } from "./client";
 
 export type Task = Schemas["TaskView"];
-/** A task as a board shows it: without its description. */
+/** A task as shown on a board, without its description. */
 export type TaskCard = Schemas["CardView"];
 export type Column = Schemas["Column"];
 export type Attempt = Schemas["AttemptView"];

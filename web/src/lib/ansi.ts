@@ -1,7 +1,7 @@
 /**
- * What terminals write, as text with looks: colours by name (the page has them in light and dark), no other escape has any effect.
+ * Parse terminal output into styled text. Colours have names, which the page maps for both themes; all other escape sequences are ignored.
  *
- * A look outlives its line, as on a terminal: `lookAfter` says what the next line begins with.
+ * A style continues on the next line, as in a terminal: `lookAfter` returns the style that the next line starts with.
  */
 export type Colour = "black" | "red" | "green" | "yellow" | "blue" | "magenta" | "cyan" | "white" | "grey";
 
@@ -25,7 +25,7 @@ export const PLAIN: Look = Object.freeze({});
 const ESC = "\u001b";
 const NAMES: Colour[] = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"];
 
-// An escape sequence (a colour in group 1), one that is not complete yet at the end, or a control character.
+// An escape sequence (colour codes in group 1), an incomplete one at the end, or a control character.
 const SEQUENCE = new RegExp(
   [
     `${ESC}\\[([0-9;:]*)m`,
@@ -39,12 +39,12 @@ const SEQUENCE = new RegExp(
   ].join("|"),
   "g",
 );
-// biome-ignore lint/suspicious/noControlCharactersInRegex: that is what it looks for
+// biome-ignore lint/suspicious/noControlCharactersInRegex: matching them is the purpose
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f]/;
 
 const ERASE = new RegExp(`${ESC}\\[[02]?K`);
 
-/** The text alone. */
+/** Return the text without escape sequences and control characters. */
 export function strip(raw: string): string {
   return CONTROL.test(raw) ? raw.replace(SEQUENCE, "") : raw;
 }
@@ -52,11 +52,11 @@ export function strip(raw: string): string {
 export function lookAfter(raw: string, before: Look): Look {
   if (!raw.includes(ESC)) return before;
   let look = before;
-  for (const match of raw.matchAll(SEQUENCE)) if (match[1] !== undefined) look = changed(look, match[1]);
+  for (const match of raw.matchAll(SEQUENCE)) if (match[1] !== undefined) look = applyCodes(look, match[1]);
   return look;
 }
 
-/** Pieces of the line that look the same. Their texts together are `strip(raw)`. */
+/** Split a line into pieces of one style. Their texts join to `strip(raw)`. */
 export function spans(raw: string, before: Look): Span[] {
   if (!CONTROL.test(raw)) return raw ? [{ text: raw, look: before }] : [];
   const made: Span[] = [];
@@ -71,13 +71,13 @@ export function spans(raw: string, before: Look): Span[] {
   for (const match of raw.matchAll(SEQUENCE)) {
     add(raw.slice(at, match.index));
     at = match.index + match[0].length;
-    if (match[1] !== undefined) look = changed(look, match[1]);
+    if (match[1] !== undefined) look = applyCodes(look, match[1]);
   }
   add(raw.slice(at));
   return made;
 }
 
-function changed(before: Look, codes: string): Look {
+function applyCodes(before: Look, codes: string): Look {
   const numbers = codes.split(/[;:]/).map((code) => Number(code || 0));
   let look: Look = before === PLAIN ? {} : { ...before };
   for (let i = 0; i < numbers.length; i++) {
@@ -101,7 +101,7 @@ function changed(before: Look, codes: string): Look {
     else if (code >= 100 && code <= 107) look.bg = bright(code - 100);
     else if (code === 49) look.bg = undefined;
     else if (code === 38 || code === 48) {
-      const [colour, used] = extended(numbers.slice(i + 1));
+      const [colour, used] = parseExtendedColour(numbers.slice(i + 1));
       if (code === 38) look.fg = colour;
       else look.bg = colour;
       i += used;
@@ -112,14 +112,14 @@ function changed(before: Look, codes: string): Look {
 
 const bright = (index: number): Colour | undefined => (index === 0 ? "grey" : NAMES[index]);
 
-/** Of what follows 38 or 48: the colour, and how many numbers it took. */
-function extended(rest: number[]): [Colour | undefined, number] {
-  if (rest[0] === 5) return [indexed(rest[1] ?? 0), 2];
+/** Parse the numbers after 38 or 48. Return the colour and how many numbers were consumed. */
+function parseExtendedColour(rest: number[]): [Colour | undefined, number] {
+  if (rest[0] === 5) return [colourOfIndex(rest[1] ?? 0), 2];
   if (rest[0] === 2) return [nearest(rest[1] ?? 0, rest[2] ?? 0, rest[3] ?? 0), 4];
   return [undefined, 1];
 }
 
-function indexed(index: number): Colour | undefined {
+function colourOfIndex(index: number): Colour | undefined {
   if (index < 8) return NAMES[index];
   if (index < 16) return bright(index - 8);
   if (index >= 232) return nearest(...(Array(3).fill(8 + (index - 232) * 10) as [number, number, number]));
@@ -128,7 +128,7 @@ function indexed(index: number): Colour | undefined {
   return nearest(level(Math.floor(cube / 36)), level(Math.floor(cube / 6) % 6), level(cube % 6));
 }
 
-/** The colour of ours that a true colour is called by: what was chosen for a black screen would be unreadable on a white one. */
+/** Return the named colour closest to a true colour: colours chosen for a black screen would be unreadable on a white one. */
 export function nearest(red: number, green: number, blue: number): Colour {
   const high = Math.max(red, green, blue);
   const range = high - Math.min(red, green, blue);
@@ -142,15 +142,15 @@ export function nearest(red: number, green: number, blue: number): Colour {
   return (["red", "yellow", "green", "cyan", "blue", "magenta"] as const)[Math.round(hue) % 6] as Colour;
 }
 
-/** What stands on a line after it was begun again from the left (a carriage return) and `over` was written. */
+/** Return the line after a carriage return, when `over` was written over `old`. */
 export function overwritten(old: string, over: string): string {
   const length = strip(over).length;
   if (ERASE.test(over) || length >= strip(old).length) return over;
-  return over + rest(old, length);
+  return over + textFrom(old, length);
 }
 
-/** The raw text from that visible character on, with the colours it has there. */
-function rest(raw: string, from: number): string {
+/** Return the raw text from the visible character `from` on, including its colours. */
+function textFrom(raw: string, from: number): string {
   let seen = 0;
   let at = 0;
   let codes = "";
@@ -164,7 +164,7 @@ function rest(raw: string, from: number): string {
   return `${ESC}[0m${codes}${raw.slice(at + (from - seen))}`;
 }
 
-/** Backspaces take away what stands before them. */
+/** Apply backspaces: each removes the character before it. */
 export function erased(raw: string): string {
   if (!raw.includes("\b")) return raw;
   const kept: string[] = [];

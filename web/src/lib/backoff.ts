@@ -1,4 +1,4 @@
-/** How long to wait before a connection is tried again: 1, 2, 4 … 30 s, and not at all when the browser or its person is back. */
+/** Delays between reconnection attempts: 1, 2, 4 … 30 s. The wait ends early when the browser comes online or the page becomes visible. */
 const BACKOFF_MS = [1000, 2000, 4000, 8000, 16_000, 30_000];
 
 export class Backoff {
@@ -8,7 +8,7 @@ export class Backoff {
     if (document.visibilityState === "visible") this.done?.();
   };
 
-  /** Resolves when it is time to try again. */
+  /** Resolve when it is time to try again. */
   wait(): Promise<void> {
     addEventListener("online", this.hasten);
     document.addEventListener("visibilitychange", this.hasten);
@@ -24,12 +24,12 @@ export class Backoff {
     });
   }
 
-  /** It worked: the next wait is short again. */
+  /** Start with the shortest delay again, after a success. */
   reset(): void {
     this.failures = 0;
   }
 
-  /** Wait no longer. */
+  /** End the current wait. */
   hurry(): void {
     this.done?.();
   }

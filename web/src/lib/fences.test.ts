@@ -4,8 +4,8 @@ import { plainText, splitCode } from "./fences";
 const shown = (text: string) =>
   splitCode(text).map((one) => `${one.kind}:${one.language ? `${one.language}:` : ""}${one.text}`);
 
-describe("code in what somebody wrote", () => {
-  it("is what stands between fences, and the rest stays as it is", () => {
+describe("code in plain text", () => {
+  it("is found between fences, and the rest is unchanged", () => {
     expect(shown("Fix this:\n\n```py\nx = 1\n\ny = 2\n```\n\n* keep __init__.py")).toEqual([
       "text:Fix this:",
       "block:py:x = 1\n\ny = 2",
@@ -13,12 +13,12 @@ describe("code in what somebody wrote", () => {
     ]);
   });
 
-  it("ends at a fence that is as long, or at the end", () => {
+  it("ends at a fence of the same length, or at the end of the text", () => {
     expect(shown("````\n```\nnot over\n```\n````\nover")).toEqual(["block:```\nnot over\n```", "text:over"]);
     expect(shown("~~~\ncut off")).toEqual(["block:cut off"]);
   });
 
-  it("is what stands between backticks of one line", () => {
+  it("is found between backticks on one line", () => {
     expect(shown("The check `make test` ended. It`s over")).toEqual([
       "text:The check ",
       "inline:make test",
@@ -28,11 +28,11 @@ describe("code in what somebody wrote", () => {
     expect(shown("one `\ntwo `")).toEqual(["text:one `\ntwo `"]);
   });
 
-  it("can do without its marks", () => {
+  it("can be shown without fences and backticks", () => {
     expect(plainText("`make test` failed:\n```\nFAIL\n```")).toBe("make test failed:\nFAIL\n");
   });
 
-  it("is not what has none", () => {
+  it("is not found where there is none", () => {
     expect(shown("")).toEqual([]);
     expect(shown("plain\n\n  words")).toEqual(["text:plain\n\n  words"]);
   });

@@ -1,10 +1,10 @@
-/** Text that somebody wrote, taken apart into words and code. Pure. */
+/** Split plain text into text and code. Pure. */
 
 export type Piece = { kind: "text" | "inline" | "block"; text: string; language?: string | undefined };
 
 const OPENING = /^ {0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^`]*$/;
 
-/** Fenced blocks are code, as far as they go: one that is not closed goes to the end. Everything else stays as it was written. */
+/** Split text into fenced blocks, inline code and plain text. A block that is not closed extends to the end. Plain text is not changed. */
 export function splitCode(text: string): Piece[] {
   const pieces: Piece[] = [];
   let words: string[] = [];
@@ -31,7 +31,7 @@ export function splitCode(text: string): Piece[] {
   return pieces;
 }
 
-/** Without the marks of code, for where there is room for a line or two. */
+/** Return the text without fences and backticks, for previews of a line or two. */
 export function plainText(text: string): string {
   return splitCode(text)
     .map((piece) => (piece.kind === "block" ? `\n${piece.text}\n` : piece.text))
@@ -43,7 +43,7 @@ function closes(line: string, fence: string): boolean {
   return mark.length >= fence.length && [...mark].every((one) => one === fence[0]);
 }
 
-/** `code` in a line; a backtick without its other half is a backtick. */
+/** Find inline `code`; an unmatched backtick is plain text. */
 function splitInline(text: string): Piece[] {
   const pieces: Piece[] = [];
   let last = 0;

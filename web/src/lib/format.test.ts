@@ -1,12 +1,12 @@
 import { expect, it } from "vitest";
 import { precise, roughly } from "./format";
 
-it("says how long something took as the command line does", () => {
+it("formats durations like the CLI", () => {
   expect([0.44, 2.5, 3, 9.97, 12.6, 59.6, 184.9].map(precise)).toEqual([
     "0.4s", "2.5s", "3s", "10s", "13s", "1m 0s", "3m 5s",
   ]); // biome-ignore format: one line
 });
 
-it("says roughly how long something will take", () => {
+it("formats rough durations", () => {
   expect([5.4, 60, 3547, 7200, 200_000].map(roughly)).toEqual(["5 s", "1 min", "59 min", "2 h", "2 d"]);
 });

@@ -1,4 +1,4 @@
-/** Numbers and times as people read them. */
+/** Format numbers and times for people. */
 export function bytes(count: number): string {
   if (count < 1024) return `${count} B`;
   const units = ["KB", "MB", "GB", "TB"];
@@ -11,7 +11,7 @@ export function bytes(count: number): string {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 }
 
-/** As the command line says it: below ten seconds with a tenth. */
+/** Format a duration like the CLI: with tenths below ten seconds. */
 export function precise(seconds: number): string {
   const tenths = Math.round(Math.max(0, seconds) * 10) / 10;
   return tenths < 10 && !Number.isInteger(seconds) ? `${tenths.toFixed(1)}s` : duration(seconds);
@@ -25,7 +25,7 @@ export function duration(seconds: number): string {
   return `${Math.floor(whole / 86_400)}d ${Math.floor((whole % 86_400) / 3600)}h`;
 }
 
-/** How long something will take, in one unit. */
+/** Format a duration in one unit. */
 export function roughly(seconds: number): string {
   if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
@@ -48,7 +48,7 @@ export function cost(usd: number | null | undefined): string {
   return usd < 0.01 ? "<$0.01" : `$${usd.toFixed(2)}`;
 }
 
-// made once: to make one takes longer than a row of a long list may
+// created once: creating one is too slow for each row of a long list
 const short = new Intl.NumberFormat(undefined, { notation: "compact" });
 const plain = new Intl.NumberFormat(undefined, { notation: "standard" });
 

@@ -1,7 +1,7 @@
-/** Colours for code: highlight.js, loaded when first needed, its output taken as tokens and never as HTML. */
+/** Syntax highlighting with highlight.js, loaded on first use. Its output is read as tokens, never as HTML. */
 import type { HLJSApi } from "highlight.js";
 
-/** A kind of word ("" for plain) and its text. */
+/** A token's kind ("" for plain text) and its text. */
 export type Token = [kind: string, text: string];
 
 const ENDINGS: Record<string, string> = {
@@ -26,7 +26,7 @@ interface Node {
   children: (Node | string)[];
 }
 
-/** Lines of tokens. A language nobody knows gives plain lines. */
+/** Return lines of tokens; plain lines for an unknown language. */
 export async function highlight(text: string, language: string): Promise<Token[][]> {
   loading ??= import("highlight.js/lib/common").then((module) => module.default);
   const hljs = await loading;

@@ -1,4 +1,4 @@
-/** Agents write links too: only the web and mail are opened, and never with a way back to this page. */
+/** Return the absolute URL if it is safe to open, because agents write links too: only http, https and mailto. */
 export function safeHref(href: string | undefined): string | undefined {
   if (!href) return undefined;
   try {

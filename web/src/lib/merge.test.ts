@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 import { merged } from "./merge";
 
 describe("merged", () => {
-  it("keeps what others have changed meanwhile, and what is not known here", () => {
+  it("keeps concurrent changes of others and unknown fields", () => {
     const before = { agent: { model: "a", stuckMinutes: 15 }, template: null as string | null };
     const mine = { agent: { model: "b", stuckMinutes: 15 }, template: null };
     const now = { agent: { model: "a", stuckMinutes: 30 }, template: "base", later: { thing: 1 } };
@@ -12,13 +12,13 @@ describe("merged", () => {
       later: { thing: 1 },
     });
   });
-  it("takes away what was taken away", () => {
+  it("removes keys that were removed", () => {
     const limits = { backlog: 3, in_review: 5 } as Record<string, number>;
     expect(merged({ limits }, { limits: { in_review: 5 } }, { limits: { ...limits, in_progress: 2 } })).toEqual({
       limits: { in_review: 5, in_progress: 2 },
     });
   });
-  it("replaces lists whole, and what was nothing", () => {
+  it("replaces lists and nulls as a whole", () => {
     const before = { deny: ["a"], author: null as { name: string } | null };
     const mine = { deny: ["a", "b"], author: { name: "Ada" } };
     expect(merged(before, mine, before)).toEqual(mine);

@@ -1,10 +1,10 @@
-/** Two people change one thing: what each has changed is kept. */
+/** Three-way merge of settings that two people edit at the same time. */
 type Plain = Record<string, unknown>;
 
 const plain = (value: unknown): value is Plain => typeof value === "object" && value !== null && !Array.isArray(value);
 const same = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
 
-/** `now` with what has become of `before` in `mine`. Lists and single values are one's own or theirs, never mixed. */
+/** Apply the changes from `before` to `mine` to `now`. Lists and single values are taken from one side, never mixed. */
 export function merged<T extends object>(before: T, mine: T, now: T): T {
   const result: Plain = { ...(now as Plain) };
   const [old, new_] = [before as Plain, mine as Plain];

@@ -1,2 +1,2 @@
-/** Whether the main pointer is a finger. */
+/** Return whether the primary pointer is a finger. */
 export const isCoarse = (): boolean => matchMedia("(pointer: coarse)").matches;

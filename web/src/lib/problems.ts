@@ -1,15 +1,15 @@
-/** What the platform says about single fields. */
+/** Errors of single form fields. */
 import { ApiError } from "@/api/client";
 
-/** The platform's word about a field (`settings.agent.stuckMinutes`) or anything within it; undefined: it has none. */
+/** Return the platform's error for a field (`settings.agent.stuckMinutes`) or anything inside it; undefined if there is none. */
 export function fault(error: unknown, field: string): string | undefined {
   if (!(error instanceof ApiError)) return undefined;
   const found = error.problem.errors?.find((one) => one.field === field || one.field.startsWith(`${field}.`));
   return found && `${found.message.charAt(0).toUpperCase()}${found.message.slice(1)}`.replace(/\.?$/, ".");
 }
 
-/** A sentence for the whole of a form: what is wrong with single fields is said beside them, and not twice. */
+/** Return the error message for a whole form. Errors of single fields are shown beside the fields and not repeated. */
 export function overall(error: unknown): string {
-  if (error instanceof ApiError && error.problem.errors?.length) return "Not stored: look at what is marked.";
+  if (error instanceof ApiError && error.problem.errors?.length) return "Fix the highlighted fields.";
   return error instanceof Error ? error.message : String(error);
 }

@@ -1,4 +1,4 @@
-/** Hand a file to the person at the browser. */
+/** Download a file in the browser. */
 export function save(blob: Blob, name: string): void {
   const url = URL.createObjectURL(blob);
   const link = document.createElement("a");

@@ -1,11 +1,11 @@
-/** How the platform's states are called and coloured, everywhere the same. */
+/** Labels and colours of the platform's states. */
 import type { Schemas } from "@/api/client";
 import type { Tone } from "@/ui/badge";
 
 export interface Word {
   text: string;
   tone: Tone;
-  /** Something moves. */
+  /** Work is in progress. */
   busy?: boolean;
 }
 
@@ -56,8 +56,8 @@ export const PULLS: Record<Schemas["PullState"], Word> = {
 export const CHECKS: Record<Schemas["Checks"], Word> = {
   none: { text: "No checks", tone: "idle" },
   pending: { text: "Checks running", tone: "warn", busy: true },
-  passing: { text: "Checks pass", tone: "ok" },
-  failing: { text: "Checks fail", tone: "bad" },
+  passing: { text: "Checks passed", tone: "ok" },
+  failing: { text: "Checks failed", tone: "bad" },
 };
 
 export const REVIEWS: Record<Schemas["Review"], Word> = {
@@ -71,9 +71,9 @@ export const STEPS: Record<string, string> = {
   setup: "Setting up",
   provision: "Starting a sandbox",
   checkout: "Checking out",
-  agent: "Agent at work",
+  agent: "Agent working",
   verify: "Verifying",
   commit: "Committing",
   push: "Pushing",
-  pull_request: "Opening the pull request",
+  pull_request: "Opening a pull request",
 };

@@ -2,7 +2,10 @@ import { useCallback, useSyncExternalStore } from "react";
 
 const changed = new EventTarget();
 
-/** A choice of this browser's, shared by its tabs, how to set it, and how to change what it is by now. What cannot be stored lasts as long as the page. */
+/**
+ * A preference in local storage, shared by all tabs of this browser. Return its value, a setter, and an updater that receives the current
+ * value. If local storage is full or forbidden, changes are ignored.
+ */
 export function useStored<T>(name: string, initial: T): [T, (value: T) => void, (next: (now: T) => T) => void] {
   const key = `sandyard.${name}`;
   const text = useSyncExternalStore(

@@ -11,7 +11,7 @@ function subscribe(notify: () => void): () => void {
   return () => query.removeEventListener("change", notify);
 }
 
-/** The colours that are shown, the choice behind them, and a way to choose. `theme.js` does the same before the first paint. */
+/** Return the theme in use, the user's choice, and a setter. `theme.js` applies the same choice before the first paint. */
 export function useTheme(): [Theme, ThemeChoice, (choice: ThemeChoice) => void] {
   const [stored, store] = useStored("theme", "");
   const dark = useSyncExternalStore(subscribe, () => query.matches);

@@ -7,12 +7,12 @@ import { Refresher } from "./refresh";
 
 const FeedContext = createContext<Feed | null>(null);
 
-/** For everything behind the door: keeps what was read up to date, and lets components listen. */
+/** Keep cached queries up to date on all signed-in pages, and let components listen to events. */
 export function LiveProvider({ children }: { children: ReactNode }) {
   const client = useQueryClient();
   const [feed, setFeed] = useState<Feed | null>(null);
   useEffect(() => {
-    const made = new Feed(client.getQueryData(me.queryKey)?.lastEvent ?? 0); // nothing behind the door is read before that
+    const made = new Feed(client.getQueryData(me.queryKey)?.lastEvent ?? 0); // read before all other queries
     const refresher = new Refresher(client);
     made.listen({ event: (event) => refresher.see(event), reset: () => refresher.reset() });
     made.start();
@@ -22,7 +22,7 @@ export function LiveProvider({ children }: { children: ReactNode }) {
   return <FeedContext value={feed}>{children}</FeedContext>;
 }
 
-/** Each event once and in order. The handler may change between renders. */
+/** Call the handler for each event, once and in order. The handler may change between renders. */
 export function useEvents(handler: (event: PlatformEvent) => void, reset?: () => void): void {
   const feed = useContext(FeedContext);
   const current = useRef({ handler, reset });

@@ -1,9 +1,9 @@
 /**
- * What happens on the platform, as it happens: one connection for all tabs, taken up again where it broke off.
+ * The platform's live events: one connection for all tabs, resumed where it was interrupted.
  *
- * The tab that holds the lock reads the stream and tells the others; every tab remembers the last number it saw, so whoever
- * reads next goes on there. Where there are no locks (a page that is not from a trustworthy origin) each tab reads for itself.
- * Nothing is given twice: numbers only grow.
+ * The tab that holds the lock reads the stream and broadcasts it to the others. Every tab remembers the last sequence number it saw, so
+ * that the next reader continues there. Without the Web Locks API (insecure origins) each tab reads the stream itself. No event is
+ * delivered twice, because sequence numbers only increase.
  */
 import { ApiError } from "@/api/client";
 import type { PlatformEvent } from "@/api/types";
@@ -12,18 +12,18 @@ import { frames } from "./frames";
 
 export type LiveState = "connecting" | "live" | "interrupted";
 export interface FeedListener {
-  /** An event, each once and in order. */
+  /** Called for each event, once and in order. */
   event?: (event: PlatformEvent) => void;
-  /** The past cannot be told completely: read everything again. */
+  /** Events were missed and cannot be replayed: reload everything. */
   reset?: () => void;
   state?: (state: LiveState) => void;
 }
 
 const CHANNEL = "sandyard.events";
-/** Nobody listens to it here, and it comes with every piece that a command writes: whoever shows output reads the command's own stream. */
-const UNHEARD = "command.output";
+/** Very frequent and not needed here: components that show output read the command's own stream. */
+const IGNORED = "command.output";
 
-type Told = { event: PlatformEvent } | { state: LiveState } | { reset: true } | { ask: true };
+type Message = { event: PlatformEvent } | { state: LiveState } | { reset: true } | { ask: true };
 
 export class Feed {
   private readonly listeners = new Set<FeedListener>();
@@ -34,15 +34,15 @@ export class Feed {
   private readonly backoff = new Backoff();
   state: LiveState = "connecting";
 
-  /** `last`: the number of the newest event when the first thing was read; 0 if that is not known. */
+  /** `last`: sequence number of the newest event at the time of the first read; 0 if unknown. */
   constructor(last: number) {
     this.last = last;
   }
 
   start(): void {
-    this.channel?.addEventListener("message", (message: MessageEvent<Told>) => this.heard(message.data));
+    this.channel?.addEventListener("message", ({ data }: MessageEvent<Message>) => this.receive(data));
     if (this.channel && "locks" in navigator) {
-      this.channel.postMessage({ ask: true } satisfies Told);
+      this.channel.postMessage({ ask: true } satisfies Message);
       navigator.locks.request(CHANNEL, { signal: this.ended.signal }, () => this.read()).catch(() => undefined);
     } else {
       void this.read();
@@ -60,29 +60,29 @@ export class Feed {
     return () => this.listeners.delete(listener);
   }
 
-  private heard(told: Told): void {
-    if ("ask" in told) {
-      if (this.reading) this.channel?.postMessage({ state: this.state } satisfies Told);
+  private receive(message: Message): void {
+    if ("ask" in message) {
+      if (this.reading) this.channel?.postMessage({ state: this.state } satisfies Message);
     } else if (!this.reading) {
-      this.take(told);
+      this.dispatch(message);
     }
   }
 
-  private tell(told: Told): void {
-    this.channel?.postMessage(told);
-    this.take(told);
+  private broadcast(message: Message): void {
+    this.channel?.postMessage(message);
+    this.dispatch(message);
   }
 
-  private take(told: Told): void {
-    if ("event" in told) {
-      if (told.event.seq <= this.last) return;
-      this.last = told.event.seq;
-      for (const listener of this.listeners) listener.event?.(told.event);
-    } else if ("state" in told) {
-      if (told.state === this.state) return;
-      this.state = told.state;
-      for (const listener of this.listeners) listener.state?.(told.state);
-    } else if ("reset" in told) {
+  private dispatch(message: Message): void {
+    if ("event" in message) {
+      if (message.event.seq <= this.last) return;
+      this.last = message.event.seq;
+      for (const listener of this.listeners) listener.event?.(message.event);
+    } else if ("state" in message) {
+      if (message.state === this.state) return;
+      this.state = message.state;
+      for (const listener of this.listeners) listener.state?.(message.state);
+    } else if ("reset" in message) {
       for (const listener of this.listeners) listener.reset?.();
     }
   }
@@ -93,27 +93,27 @@ export class Feed {
       try {
         await this.connection();
       } catch (error) {
-        if (error instanceof ApiError && error.status === 401) return; // the page shows the door
+        if (error instanceof ApiError && error.status === 401) return; // the page redirects to sign-in
       }
       if (this.ended.signal.aborted) return;
-      this.tell({ state: "interrupted" });
+      this.broadcast({ state: "interrupted" });
       await this.backoff.wait();
     }
   }
 
-  /** One connection, from its opening to its end. */
+  /** Read one connection until it ends. */
   private async connection(): Promise<void> {
     const resumed = this.last > 0;
     const opened = () => {
       this.backoff.reset();
-      if (!resumed) this.tell({ reset: true }); // what was read before the stream began may be older than it
-      this.tell({ state: "live" });
+      if (!resumed) this.broadcast({ reset: true }); // data read before the stream opened may be out of date
+      this.broadcast({ state: "live" });
     };
     const headers: Record<string, string> = resumed ? { "Last-Event-ID": String(this.last) } : {};
     for await (const frame of frames("/api/v1/events", { headers, opened, signal: this.ended.signal })) {
-      if (frame.event === "events.trimmed") this.tell({ reset: true });
-      else if (frame.event === UNHEARD) this.last = Math.max(this.last, Number(frame.id) || 0);
-      else if (frame.data) this.tell({ event: JSON.parse(frame.data) as PlatformEvent });
+      if (frame.event === "events.trimmed") this.broadcast({ reset: true });
+      else if (frame.event === IGNORED) this.last = Math.max(this.last, Number(frame.id) || 0);
+      else if (frame.data) this.broadcast({ event: JSON.parse(frame.data) as PlatformEvent });
     }
   }
 }

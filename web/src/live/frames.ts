@@ -1,11 +1,11 @@
-/** A stream of the platform's, frame by frame. Silence counts as its end: a dead line is told from a quiet one by the heartbeats. */
+/** Read a server-sent event stream. Without data or heartbeats for `SILENCE_MS` the connection counts as dead. */
 import type { EventSourceMessage } from "eventsource-parser";
 import { EventSourceParserStream } from "eventsource-parser/stream";
 import { raw } from "@/api/client";
 
 const SILENCE_MS = 45_000;
 
-/** Throws ApiError when it is refused, and whatever breaks it. Whoever leaves the loop closes the connection. */
+/** Yield the frames of a stream. Throws ApiError if it is refused, or the error that broke it. Leaving the loop closes the connection. */
 export async function* frames(
   path: string,
   { signal, headers, opened }: { signal: AbortSignal; headers?: Record<string, string>; opened: () => void },

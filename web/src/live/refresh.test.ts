@@ -14,7 +14,7 @@ describe("Refresher", () => {
   let client: QueryClient;
   let refresher: Refresher;
 
-  /** A component shows what is kept under this key. */
+  /** Act as a component that shows the query with this key. */
   function show(queryKey: unknown[], data: unknown) {
     client.setQueryData(queryKey, data);
     return new QueryObserver(client, { queryKey, staleTime: Number.POSITIVE_INFINITY }).subscribe(() => undefined);
@@ -31,14 +31,14 @@ describe("Refresher", () => {
     vi.useRealTimers();
   });
 
-  it("reads a card that is shown", async () => {
+  it("refetches a card that is shown", async () => {
     show(["task", "tsk_1"], {});
     refresher.see(event("attempt.step"));
     await vi.advanceTimersByTimeAsync(150);
     expect(asked()).toEqual(["tsk_1"]);
   });
 
-  it("reads no card that nothing shows", async () => {
+  it("does not refetch a card that is not shown", async () => {
     show(["task", "tsk_2"], {});
     show(["board", { q: null }], { items: [{ id: "tsk_2" }] });
     refresher.see(event("attempt.step"));
@@ -46,7 +46,7 @@ describe("Refresher", () => {
     expect(asked()).toEqual([]);
   });
 
-  it("has what is kept for later read again when it is shown", async () => {
+  it("invalidates inactive queries, so that they are refetched when shown", async () => {
     const leave = show(["board", { q: null }], { items: [{ id: "tsk_1" }] });
     leave();
     refresher.see(event("attempt.step"));
@@ -55,7 +55,7 @@ describe("Refresher", () => {
     expect(client.getQueryState(["board", { q: null }])?.isInvalidated).toBe(true);
   });
 
-  it("acts at once after a silence, and twice a second while events keep coming", async () => {
+  it("acts immediately after a quiet period, and twice a second while events keep coming", async () => {
     show(["task", "tsk_1"], {});
     for (let passed = 0; passed < 2000; passed += 50) {
       refresher.see(event("attempt.step"));
@@ -67,7 +67,7 @@ describe("Refresher", () => {
 });
 
 describe("stale", () => {
-  it("knows whose git operations are meant", () => {
+  it("limits git operations to the event's sandbox", () => {
     expect(stale(event("git.operation"))).toContainEqual(["operations", { sandboxId: "sbx_1" }]);
   });
 });

@@ -1,16 +1,16 @@
-/** Events make what was read before old: only what they are about is read again, and not more often than a person can see. */
+/** Refetch what events have made stale: only the affected queries, and at most a few times a second. */
 import type { Query, QueryClient, QueryKey } from "@tanstack/react-query";
 import { type BoardData, type BoardWish, changed, isFiltered, without } from "@/api/board-data";
 import { changeCards } from "@/api/cards";
 import { api, got } from "@/api/client";
 import type { PlatformEvent, Task } from "@/api/types";
 
-/** From the first event to what is read for it. */
+/** Delay from the first event to the refetch. */
 const GATHER_MS = 150;
-/** From one time to the next, while events keep coming. */
+/** Minimum interval between refetches while events keep coming. */
 const PAUSE_MS = 500;
 
-/** Which queries an event makes old, by the first words of their keys. A card is not among them: `Refresher` reads that one alone. */
+/** Return the key prefixes of the queries that an event makes stale. Cards are not included: `Refresher` reads them one by one. */
 export function stale(event: PlatformEvent): QueryKey[] {
   const [noun, verb] = event.kind.split(".") as [string, string];
   const session = event.sessionId ? [event.sessionId] : [];
@@ -18,7 +18,7 @@ export function stale(event: PlatformEvent): QueryKey[] {
   switch (noun) {
     case "task":
       keys.push(["queue"], ["counts"], ["pull", "task", event.taskId]);
-      if (verb === "moved" || verb === "created" || verb === "deleted") keys.push(["tasks"], ["board"]); // its neighbours have other places now
+      if (verb === "moved" || verb === "created" || verb === "deleted") keys.push(["tasks"], ["board"]); // other cards move too
       break;
     case "attempt":
       keys.push(["queue"], ["attempts", event.taskId]);
@@ -77,13 +77,13 @@ export function stale(event: PlatformEvent): QueryKey[] {
       keys.push(["mcp-servers", event.projectId]);
       break;
     case "model_provider":
-      keys.push(["providers"], ["agents"], ["projects"]); // with a model, another agent may be the default
+      keys.push(["providers"], ["agents"], ["projects"]); // a new model can change the default agent
       break;
   }
   return keys;
 }
 
-/** Whether a card may look different after this. */
+/** Return whether the event may change how a card looks. */
 export function touchesTask(event: PlatformEvent): boolean {
   if (!event.taskId) return false;
   if (event.kind.startsWith("message.") || event.kind.startsWith("command.") || event.kind.startsWith("file."))
@@ -91,14 +91,14 @@ export function touchesTask(event: PlatformEvent): boolean {
   return event.kind !== "git.progress";
 }
 
-/** Whether what was read under this key tells of the task. Lists of tasks are complete: one that they lack belongs to them, too. */
-function knows([noun, which]: QueryKey, data: unknown, id: string): boolean {
+/** Return whether the query with this key contains the task. Task lists are complete, so a task missing from one belongs to it too. */
+function containsTask([noun, which]: QueryKey, data: unknown, id: string): boolean {
   if (noun === "task") return which === id;
   if (noun === "board") return Boolean((data as BoardData | undefined)?.items.some((one) => one.id === id));
   return noun === "tasks";
 }
 
-/** Gathers what events say and acts a few times a second, but not while a card is being moved (mutations under the key `move`). */
+/** Collect events and refetch a few times a second, but not while a card is being moved (mutations with the key `move`). */
 export class Refresher {
   private readonly keys = new Map<string, QueryKey>();
   private readonly cards = new Set<string>();
@@ -126,7 +126,7 @@ export class Refresher {
   private act(): void {
     this.timer = undefined;
     if (this.client.isMutating({ mutationKey: ["move"] })) {
-      this.timer = setTimeout(() => this.act(), GATHER_MS); // a card that a person holds does not jump
+      this.timer = setTimeout(() => this.act(), GATHER_MS); // do not move cards while a person drags one
       return;
     }
     this.acted = Date.now();
@@ -139,7 +139,7 @@ export class Refresher {
     this.asks = false;
     for (const queryKey of keys) void this.client.invalidateQueries({ queryKey });
     if (touched || asks) {
-      // what they look for may be true of other cards now
+      // the filters may match other cards now
       void this.client.invalidateQueries({
         queryKey: ["board"],
         predicate: ({ queryKey }) => isFiltered(queryKey[1] as BoardWish),
@@ -150,18 +150,18 @@ export class Refresher {
       void this.client.invalidateQueries({ queryKey: ["board"] });
       void this.client.invalidateQueries({ queryKey: ["task"] });
     } else {
-      for (const id of cards) void this.card(id);
+      for (const id of cards) void this.refetchCard(id);
     }
   }
 
-  /** Whether anything on the page knows this card. What is only kept for later is read again when it is shown. */
+  /** Return whether the page shows this card. Inactive queries are invalidated, to be refetched when shown. */
   private isShown(id: string): boolean {
-    const filters = { predicate: ({ queryKey, state }: Query) => knows(queryKey, state.data, id) };
+    const filters = { predicate: ({ queryKey, state }: Query) => containsTask(queryKey, state.data, id) };
     void this.client.invalidateQueries({ ...filters, refetchType: "none", type: "inactive" });
     return this.client.getQueryCache().findAll({ ...filters, type: "active" }).length > 0;
   }
 
-  private async card(id: string): Promise<void> {
+  private async refetchCard(id: string): Promise<void> {
     try {
       const card = await got(api.GET("/api/v1/tasks/{task_id}", { params: { path: { task_id: id } } }));
       this.client.setQueryData(["task", id], card);
@@ -174,7 +174,7 @@ export class Refresher {
           );
         }
       }
-      // a card that a board has not read is below what is looked at: one that is new there was created or moved
+      // a card not loaded by a board is further down in it; new cards come with created and moved events
       this.client.setQueriesData<BoardData>({ queryKey: ["board"] }, (known) =>
         known?.items.some((one) => one.id === id)
           ? changed(known, (cards) => cards.map((one) => (one.id === id ? { ...one, ...card } : one)))

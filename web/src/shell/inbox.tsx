@@ -16,13 +16,13 @@ const ICONS = {
   failed: <CircleAlert className="size-4 text-bad" aria-hidden />,
 };
 
-/** What waits for a person, and what has happened since they looked. `small`: in the bar of a phone, with its name below. */
+/** Pending requests and notifications. `small`: an item of the phone's bottom bar, with its label below the icon. */
 export function Inbox({ small = false }: { small?: boolean }) {
   const known = useNotices();
   const [open, setOpen] = useState(false);
   const close = () => setOpen(false);
   const asks = useQuery(pendingAsks).data ?? [];
-  // what waits is listed as the server has it; this browser's notice of the same would be there twice
+  // pending requests come from the server; hide this browser's notice of the same request
   const isListed = (one: Notice) => asks.some((ask) => ask.id === one.askId);
   const notices = known.notices.filter((one) => !isListed(one));
   const unread = known.unread.filter((one) => !isListed(one));
@@ -73,7 +73,7 @@ export function Inbox({ small = false }: { small?: boolean }) {
           </li>
         ))}
         {notices.length + asks.length === 0 && (
-          <li className="px-3 py-6 text-center text-[13px] text-soft">Nothing has happened yet.</li>
+          <li className="px-3 py-6 text-center text-[13px] text-soft">No notifications yet.</li>
         )}
         {notices.map((one) => (
           <li key={one.seq}>
@@ -85,7 +85,7 @@ export function Inbox({ small = false }: { small?: boolean }) {
   );
 }
 
-/** A question that waits for an answer, whatever this browser has heard of it. */
+/** A pending request, listed even if this browser never received its event. */
 function AskLink({ ask, onOpen }: { ask: Ask; onOpen: () => void }) {
   const about = useQuery(session(ask.sessionId)).data;
   return (

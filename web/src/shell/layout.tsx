@@ -11,17 +11,17 @@ const PreviewPanel = lazy(() =>
   import("@/features/previews/panel").then((module) => ({ default: module.PreviewPanel })),
 );
 
-/** Everything behind the door: the places on the left (below, on a phone), the page, and what floats above it. */
+/** The layout of all signed-in pages: navigation on the left (at the bottom on a phone), the page, and overlays. */
 export function Layout() {
   const preview = useShownPreview();
-  useEffect(() => () => showPreview(null), []); // signed out
+  useEffect(() => () => showPreview(null), []); // on sign-out
   return (
     <LiveProvider>
       <a
         href="#main"
         className="sr-only focus:not-sr-only focus:fixed focus:top-2 focus:left-2 focus:z-50 focus:bg-raised focus:p-2"
       >
-        Skip to the page
+        Skip to content
       </a>
       <div className="flex h-full flex-col-reverse pt-[var(--toasts,0px)] transition-[padding] sm:flex-row sm:pt-0">
         <Sidebar />

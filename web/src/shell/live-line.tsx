@@ -1,9 +1,9 @@
 import { useEffect, useState } from "react";
 import { useLiveState } from "@/live/context";
 
-const PATIENCE_MS = 1500;
+const DELAY_MS = 1500;
 
-/** Says when what is shown may be old. A hiccup shorter than a moment is nobody's business. */
+/** Warn that the page may be out of date. Interruptions shorter than `DELAY_MS` are not shown. */
 export function LiveLine() {
   const state = useLiveState();
   const [shown, setShown] = useState(false);
@@ -13,14 +13,14 @@ export function LiveLine() {
       setShown(false);
       return;
     }
-    const timer = setTimeout(() => setShown(true), PATIENCE_MS);
+    const timer = setTimeout(() => setShown(true), DELAY_MS);
     return () => clearTimeout(timer);
   }, [away]);
   return (
     <div role="status" aria-live="polite" data-live={state}>
       {shown && (
         <p className="bg-warn-soft px-3 py-1 text-center text-xs text-warn">
-          Live updates are interrupted. Trying again; nothing is lost meanwhile.
+          Live updates are interrupted. Reconnecting; missed updates are loaded afterwards.
         </p>
       )}
     </div>

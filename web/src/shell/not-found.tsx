@@ -7,14 +7,14 @@ export function NotFound() {
   return (
     <main>
       <Empty
-        title={<h1>There is no such page</h1>}
+        title={<h1>Page not found</h1>}
         action={
           <Link to="/" className="text-accent underline">
-            To the board
+            Go to the board
           </Link>
         }
       >
-        The address may be mistyped, or what was here has been removed.
+        The address may be wrong, or the page has been deleted.
       </Empty>
     </main>
   );

@@ -19,53 +19,53 @@ const event = (
   data,
 });
 
-describe("what a person hears of", () => {
-  it("is told when an agent asks", () => {
+describe("notice", () => {
+  it("is made when an agent asks", () => {
     expect(notice(event("ask.created", { title: "Run make?" }))).toMatchObject({
       kind: "needsYou",
       detail: "Run make?",
     });
   });
-  it("is told which task it is about, without marks and folders", () => {
+  it("names its task and omits backticks and folders", () => {
     const asked = notice(event("ask.created", { askId: "ask_1", title: "Edit `/home/user/workspace/app.py`" }));
     expect(asked).toMatchObject({ detail: "Edit app.py", askId: "ask_1" });
     expect(headline({ ...(asked as Notice), subject: "Fix it" })).toBe("An agent needs you: Fix it");
     const moved = notice(event("task.moved", { from: "in_progress", to: "in_review", title: "Fix it" }));
     expect(headline(moved as Notice)).toBe("Ready for review: Fix it");
   });
-  it("has read what was answered elsewhere", () => {
+  it("is settled when its request was answered elsewhere", () => {
     expect(settledAsk(event("ask.answered", { askId: "ask_1" }))).toBe("ask_1");
     expect(settledAsk(event("ask.created", { askId: "ask_1" }))).toBeNull();
     const asked = { ...(notice(event("ask.created", { askId: "ask_1" })) as Notice), heard: 10_000 };
-    expect(isSettled(asked, [], 11_000)).toBe(false); // the list may be older than the question
+    expect(isSettled(asked, [], 11_000)).toBe(false); // the list may be older than the request
     expect(isSettled(asked, ["ask_1"], 20_000)).toBe(false);
     expect(isSettled(asked, [], 20_000)).toBe(true);
   });
-  it("is told of a task that came to review, not of one that changed its place there", () => {
+  it("is made for a task that moves to review, not for one that moves within it", () => {
     expect(notice(event("task.moved", { from: "in_progress", to: "in_review", title: "T" }))?.kind).toBe("finished");
     expect(notice(event("task.moved", { from: "in_review", to: "in_review", title: "T" }))).toBeNull();
   });
-  it("hears of a turn's end only where no task tells it", () => {
+  it("is made for the end of a turn only if the turn belongs to no task", () => {
     expect(notice(event("turn.completed"))).toBeNull();
     expect(notice(event("turn.completed", {}, null))?.kind).toBe("finished");
     expect(notice(event("turn.completed", { origin: "test" }, null))).toBeNull();
   });
-  it("hears once of a spent budget", () => {
+  it("is made once for an exceeded budget", () => {
     const failed = notice(event("attempt.failed", { code: "over_budget", error: "All is spent." }));
-    expect(failed).toMatchObject({ title: "Stopped at the budget", detail: "All is spent." });
+    expect(failed).toMatchObject({ title: "Stopped: over budget", detail: "All is spent." });
     expect(notice(event("turn.over_budget", { origin: "task" }))).toBeNull();
-    expect(notice(event("turn.over_budget", { origin: "person" }))?.title).toBe("Stopped at the budget");
-    expect(notice(event("turn.over_budget", { origin: "task" }, null))?.title).toBe("Stopped at the budget");
+    expect(notice(event("turn.over_budget", { origin: "person" }))?.title).toBe("Stopped: over budget");
+    expect(notice(event("turn.over_budget", { origin: "task" }, null))?.title).toBe("Stopped: over budget");
   });
-  it("hears nothing of what goes on", () => {
+  it("is not made for progress events", () => {
     for (const kind of ["message.delta", "command.output", "git.progress", "turn.started"])
       expect(notice(event(kind))).toBeNull();
   });
 });
 
-describe("the list", () => {
+describe("added", () => {
   const one = (seq: number): Notice => ({ ...(notice(event("ask.created", {}, "tsk_1", seq)) as Notice) });
-  it("holds each once, newest first", () => {
+  it("drops duplicates and sorts newest first", () => {
     expect(added(added(added([], one(1)), one(3)), one(1)).map((n) => n.seq)).toEqual([3, 1]);
     expect(added([one(3)], one(2)).map((n) => n.seq)).toEqual([3, 2]);
   });

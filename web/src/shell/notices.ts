@@ -1,30 +1,30 @@
-/** What a person should hear of. Pure, but for the small store below, which all tabs of this browser share. */
+/** Which events become notifications. Pure, except for the store below, which all tabs of this browser share. */
 import type { PlatformEvent } from "@/api/types";
 import { useStored } from "@/lib/stored";
 
 export type NoticeKind = "needsYou" | "finished" | "failed";
 
 export interface Notice {
-  /** The event's number: whoever sees it twice knows it. */
+  /** The event's sequence number, used to drop duplicates. */
   seq: number;
   at: string;
   kind: NoticeKind;
   title: string;
-  /** The title of the task or session it is about. Not of notices that an earlier version has stored. */
+  /** The title of the task or session. Missing in notices stored by earlier versions. */
   subject?: string | undefined;
   detail: string;
-  /** What was asked; it is read when that is answered, wherever. */
+  /** The request it is about; the notice counts as read once that is answered, in any client. */
   askId?: string | undefined;
-  /** When this browser heard of it. */
+  /** When this browser received it. */
   heard?: number | undefined;
   taskId: string | null;
   sessionId: string | null;
 }
 
 const KEPT = 60;
-const OVER_BUDGET = "Stopped at the budget";
+const OVER_BUDGET = "Stopped: over budget";
 
-/** What an event means for a person who is not looking; null for most. */
+/** Return the notice for an event, or null: most events have none. */
 export function notice(event: PlatformEvent): Notice | null {
   const data = event.data as {
     title?: string;
@@ -45,26 +45,26 @@ export function notice(event: PlatformEvent): Notice | null {
     taskId: event.taskId,
     sessionId: event.sessionId,
   });
-  const isTest = data.origin === "test"; // of an agent, whose result is shown where it was asked for
+  const isTest = data.origin === "test"; // a test of an agent: its result is shown where the test was started
   switch (event.kind) {
     case "ask.created":
       return made("needsYou", "An agent needs you", data.title ?? "", { askId: data.askId });
     case "turn.stuck":
-      return made("needsYou", "An agent seems to be stuck");
+      return made("needsYou", "An agent may be stuck");
     case "task.moved":
       if (data.from === data.to) return null;
       if (data.to === "in_review") return made("finished", "Ready for review", "", { subject: data.title });
       return null;
     case "attempt.failed":
-      if (data.code === "cancelled") return null; // a person has stopped it
+      if (data.code === "cancelled") return null; // stopped by a person
       return made("failed", data.code === "over_budget" ? OVER_BUDGET : "An attempt failed", data.error ?? "");
     case "attempt.ready":
-      return made("finished", "An attempt is ready to be picked");
+      return made("finished", "An attempt is ready for review");
     case "turn.over_budget":
-      if (event.taskId && data.origin !== "person") return null; // its attempt fails, which is told
+      if (event.taskId && data.origin !== "person") return null; // the failed attempt has its own notice
       return made("failed", OVER_BUDGET, data.error ?? "");
     case "turn.completed":
-      return event.taskId || isTest ? null : made("finished", "The agent has finished its turn");
+      return event.taskId || isTest ? null : made("finished", "The agent finished its turn");
     case "turn.failed":
       return event.taskId || isTest ? null : made("failed", "The agent's turn failed", data.error ?? "");
     default:
@@ -74,15 +74,15 @@ export function notice(event: PlatformEvent): Notice | null {
 
 const FOLDER = /\/home\/user\/workspace\//g;
 
-/** Markdown's marks of code and the folder that all work is in say nothing here. */
+/** Remove Markdown backticks and the workspace folder. */
 export const plainText = (text: string): string => text.replace(/`+/g, "").replace(FOLDER, "");
 
-/** What is said first, and alone where there is little room. */
+/** Return the first line of a notice, which is shown alone where space is short. */
 export const headline = (one: Notice): string => (one.subject ? `${one.title}: ${one.subject}` : one.title);
 
 const SETTLED = ["ask.answered", "ask.expired", "ask.cancelled"];
 
-/** What somebody has answered, here or elsewhere, or nobody has to any more. */
+/** Return the id of the request that this event settles: answered in any client, expired or cancelled. */
 export function settledAsk(event: PlatformEvent): string | null {
   const { askId } = event.data as { askId?: string };
   return SETTLED.includes(event.kind) ? (askId ?? null) : null;
@@ -90,12 +90,12 @@ export function settledAsk(event: PlatformEvent): string | null {
 
 const MARGIN_MS = 5000;
 
-/** Whether it asks for what is settled, as a list of what waits says that was read at this time: while this browser was away. */
+/** Return whether the notice's request was settled while this browser was away: the pending requests read at `readAt` lack it. */
 export function isSettled(one: Notice, pending: readonly string[], readAt: number): boolean {
   return one.askId !== undefined && readAt - (one.heard ?? 0) > MARGIN_MS && !pending.includes(one.askId);
 }
 
-/** With one more, each once, newest first. */
+/** Return the list with one more notice: no duplicates, newest first, at most `KEPT`. */
 export function added(known: Notice[], one: Notice): Notice[] {
   if (known.some((other) => other.seq === one.seq)) return known;
   return [one, ...known].sort((a, b) => b.seq - a.seq).slice(0, KEPT);

@@ -7,7 +7,7 @@ import { useEvents } from "@/live/context";
 import { toast } from "@/ui/toast";
 import { headline, isSettled, type Notice, notice, settledAsk, useNotices } from "./notices";
 
-/** Turns events into toasts, into notices of the browser when nobody looks at the page, and into marks in its title. */
+/** Turn events into toasts, into browser notifications while the page is hidden, and into a count in the page title. */
 export function Notifications() {
   const navigate = useNavigate();
   const client = useQueryClient();
@@ -25,7 +25,7 @@ export function Notifications() {
   const answered = useRef(new Set<string>());
   const asks = useQuery(pendingAsks);
   const path = useLocation({ select: (location) => location.pathname });
-  // biome-ignore lint/correctness/useExhaustiveDependencies: when what waits was read, or the page has changed
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs when the pending requests were read or the page has changed
   useEffect(() => {
     const pending = asks.data?.map((one) => one.id);
     const gone = (one: Notice) =>
@@ -34,14 +34,14 @@ export function Notifications() {
     read(gone);
   }, [asks.dataUpdatedAt, path, unread.length]);
 
-  /** The title of what it is about, if it can be had. */
+  /** Return the title of the task or session, or undefined if it cannot be read. */
   const subjectOf = async (one: Notice): Promise<string | undefined> => {
     if (one.subject) return one.subject;
     try {
       if (one.taskId) return (await client.ensureQueryData(task(one.taskId))).title;
       if (one.sessionId) return (await client.ensureQueryData(session(one.sessionId))).title;
     } catch {
-      // it was deleted, or the platform is away: the rest is told
+      // deleted, or the platform is unreachable: show the notice without it
     }
     return undefined;
   };
@@ -55,12 +55,12 @@ export function Notifications() {
     }
     const one = notice(event);
     if (!one) return;
-    if (isShown(one)) return; // whoever looks at it sees it there
+    if (isShown(one)) return; // the open page shows it already
     void subjectOf(one).then((subject) => tell({ ...one, subject, heard: Date.now() }));
   });
 
   const tell = (one: Notice) => {
-    if (one.askId && answered.current.has(one.askId)) return; // meanwhile
+    if (one.askId && answered.current.has(one.askId)) return; // answered in the meantime
     add(one);
     if (!wanted[one.kind]) return;
     if (document.visibilityState === "visible") {

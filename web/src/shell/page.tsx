@@ -1,6 +1,6 @@
 import { type ReactNode, useEffect } from "react";
 
-/** The frame of a page that scrolls: its name (also in the browser's tab), what can be done, and the rest. */
+/** A scrolling page: title (also of the browser tab), actions, content. */
 export function Page({
   title,
   actions,

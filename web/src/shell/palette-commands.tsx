@@ -13,12 +13,12 @@ interface Command extends Entry {
   icon: ComponentType<{ className?: string; "aria-hidden"?: boolean }>;
 }
 
-/** A box for words and what they match. Enter runs what is marked for the words in the box: the first match, or the one chosen. */
+/** A search box and its matches. Enter runs the highlighted match for the text in the box: the selected one, else the first. */
 export function Commands({ onClose }: { onClose: () => void }) {
   const id = useId();
   const [words, setWords] = useState("");
   const [chosen, setChosen] = useState<string | null>(null);
-  /** Enter was pressed before the platform had answered for these words. */
+  /** Enter was pressed before the platform had answered this search. */
   const [entered, setEntered] = useState(false);
   const [commands, complete] = useCommands(words.trim());
   const shown = matchEntries(commands, words);
@@ -59,7 +59,7 @@ export function Commands({ onClose }: { onClose: () => void }) {
           setEntered(false);
         }}
         onKeyDown={key}
-        placeholder="Go to, search tasks, do…"
+        placeholder="Search tasks, pages and commands…"
         type="text"
         role="combobox"
         aria-label="Search and commands"
@@ -81,8 +81,8 @@ export function Commands({ onClose }: { onClose: () => void }) {
                 {command.group}
               </div>
             )}
-            {/* biome-ignore lint/a11y/useKeyWithClickEvents: the keyboard stays in the box above */}
-            {/* biome-ignore lint/a11y/useFocusableInteractive: the box above names the one that is marked */}
+            {/* biome-ignore lint/a11y/useKeyWithClickEvents: the focus stays in the search box */}
+            {/* biome-ignore lint/a11y/useFocusableInteractive: aria-activedescendant of the search box names the highlighted option */}
             <div
               id={optionId(command)}
               role="option"
@@ -103,14 +103,14 @@ export function Commands({ onClose }: { onClose: () => void }) {
       </div>
       {shown.length === 0 && (
         <p role="status" className="px-4 pt-2 pb-5 text-center text-[13px] text-soft">
-          {complete ? "Nothing by that name." : "Searching…"}
+          {complete ? "No results." : "Searching…"}
         </p>
       )}
     </>
   );
 }
 
-/** All that may match, and whether the platform has answered for these words. */
+/** Return all commands that may match, and whether the platform has answered this search. */
 function useCommands(words: string): [Command[], boolean] {
   const navigate = useNavigate();
   const [theme, , choose] = useTheme();
@@ -121,22 +121,22 @@ function useCommands(words: string): [Command[], boolean] {
   const commands: Command[] = [
     {
       id: "new-task",
-      group: "Do",
+      group: "Commands",
       label: "New task",
       icon: CirclePlus,
       run: () => navigate({ to: "/board", search: { new: true } }),
     },
     {
       id: "new-session",
-      group: "Do",
+      group: "Commands",
       label: "New session",
       icon: MessageSquarePlus,
       run: () => navigate({ to: "/sessions", search: { new: true } }),
     },
     {
       id: "theme",
-      group: "Do",
-      label: theme === "dark" ? "Light colours" : "Dark colours",
+      group: "Commands",
+      label: theme === "dark" ? "Light theme" : "Dark theme",
       icon: MoonStar,
       run: () => choose(theme === "dark" ? "light" : "dark"),
     },

@@ -9,7 +9,7 @@ const entry = (group: string, label: string, found = false): Entry => ({
   run: () => {},
 });
 const ALL = [
-  entry("Do", "New task"),
+  entry("Commands", "New task"),
   entry("Go to", "Settings"),
   entry("Tasks", "Described elsewhere", true),
   entry("Tasks", "Reset the Settings page"),
@@ -17,19 +17,19 @@ const ALL = [
 ];
 const labels = (words: string, entries = ALL) => matchEntries(entries, words).map((one) => one.label);
 
-test("every word must begin a word of the label, in any order and case", () => {
+test("every search term must be the beginning of a word in the label, in any order and case", () => {
   expect(labels("ettings")).toEqual(["Described elsewhere"]);
   expect(labels("(x) fix", [entry("Tasks", "Fix login(x)")])).toEqual(["Fix login(x)"]);
   expect(labels("page SETT", ALL.slice(3))).toEqual(["Reset the Settings page"]);
   expect(labels("settings nowhere", ALL.slice(3))).toEqual([]);
 });
 
-test("groups keep their order; what has the words in its label comes before what was found for other reasons", () => {
+test("groups keep their order; matches in the label come before other matches", () => {
   expect(labels("settings")).toEqual(["Settings", "Reset the Settings page", "Described elsewhere", "Site settings"]);
   expect(labels("  ")).toEqual(ALL.map((one) => one.label));
 });
 
-test("the first is marked unless one that is shown was chosen", () => {
+test("the first entry is highlighted unless a visible one was selected", () => {
   const shown = matchEntries(ALL, "settings");
   expect(markedEntry(shown, null)?.label).toBe("Settings");
   expect(markedEntry(shown, "Site settings")?.label).toBe("Site settings");
@@ -37,7 +37,7 @@ test("the first is marked unless one that is shown was chosen", () => {
   expect(markedEntry([], "New task")).toBeUndefined();
 });
 
-test("steps end at both ends of the list", () => {
+test("steps stop at both ends of the list", () => {
   const shown = ALL.slice(0, 2);
   expect(stepFrom(shown, shown[0], 1)).toBe(shown[1]);
   expect(stepFrom(shown, shown[1], 1)).toBe(shown[1]);

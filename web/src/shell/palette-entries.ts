@@ -1,21 +1,23 @@
-/** What the palette offers for some words, and in which order. Pure. */
+/** Match and order the entries of the command palette. Pure. */
 
 export interface Entry {
   id: string;
   group: string;
   label: string;
   note?: string;
-  /** What else people call it. */
+  /** Synonyms that also match. */
   words?: string;
-  /** Only for words that somebody has typed: there are many of its kind. */
+  /** Hidden until something is typed, because there are many of this kind. */
   quiet?: boolean;
-  /** The platform has found it for these very words, which may be in its description. */
+  /** Found by the platform's search, possibly in its description. */
   found?: boolean;
   run: () => unknown;
 }
 
-/** Entries in whose label or other names every word begins one, and those that the platform has found; the former first. Groups stay in the order given,
- * so that what arrives late moves nothing that is above it. */
+/**
+ * Return the entries in whose label or synonyms every search term is the beginning of a word, followed by those that the platform found.
+ * Groups keep the given order, so that late results do not move what is above them.
+ */
 export function matchEntries<T extends Entry>(entries: T[], words: string): T[] {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   const groups = [...new Set(entries.map((entry) => entry.group))];
@@ -30,7 +32,7 @@ export function matchEntries<T extends Entry>(entries: T[], words: string): T[] 
   });
 }
 
-/** "di" is in "Audit log", but nobody means it. */
+/** Match only at the beginning of words: "di" must not find "Audit log". */
 function beginsWord(label: string, word: string): boolean {
   for (let at = label.indexOf(word); at >= 0; at = label.indexOf(word, at + 1)) {
     if (!/[\p{L}\p{N}]/u.test(label[at - 1] ?? "") || !/[\p{L}\p{N}]/u.test(word[0] ?? "")) return true;
@@ -38,12 +40,12 @@ function beginsWord(label: string, word: string): boolean {
   return false;
 }
 
-/** The entry that Enter runs: the chosen one while it is shown, else the first. */
+/** Return the entry that Enter runs: the selected one if it is shown, else the first. */
 export function markedEntry<T extends Entry>(shown: T[], chosen: string | null): T | undefined {
   return shown.find((entry) => entry.id === chosen) ?? shown[0];
 }
 
-/** The entry so many places after (or before) the marked one, within the list. */
+/** Return the entry `by` positions after the highlighted one, clamped to the list. */
 export function stepFrom<T extends Entry>(shown: T[], marked: T | undefined, by: number): T | undefined {
   const place = marked ? shown.indexOf(marked) + by : 0;
   return shown[Math.max(0, Math.min(shown.length - 1, place))];

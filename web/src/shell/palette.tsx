@@ -3,7 +3,7 @@ import { useEffect, useState } from "react";
 import { Commands } from "./palette-commands";
 import { onPalette } from "./palette-state";
 
-/** Ctrl+K: everything that can be gone to or done, by its name. Not loaded lazily: letters typed right after it must arrive in its box. */
+/** The command palette (Ctrl+K). Not lazy-loaded: letters typed right after the shortcut must arrive in its search box. */
 export function Palette() {
   const [open, setOpen] = useState(false);
   useEffect(() => {

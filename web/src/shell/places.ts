@@ -1,4 +1,4 @@
-/** Where one can go: the bar at the side, the one below on a phone, and the palette all go by this. */
+/** The pages listed in the sidebar, in the phone's bottom bar and in the command palette. */
 import {
   Bot,
   CalendarClock,
@@ -27,11 +27,11 @@ export interface Place {
     | "/help";
   label: string;
   icon: ComponentType<{ className?: string; "aria-hidden"?: boolean }>;
-  /** Only administrators. */
+  /** For administrators only. */
   admin?: boolean;
-  /** Has its own place in the bar of a phone. */
+  /** Shown directly in the phone's bottom bar. */
   small?: boolean;
-  /** What else people call it. */
+  /** Synonyms that the palette also matches. */
   words?: string;
 }
 
@@ -52,12 +52,12 @@ export interface Corner {
   to: "/agents" | "/settings";
   tab: string;
   label: string;
-  /** What else people call it. */
+  /** Synonyms that the palette also matches. */
   words: string;
   admin?: boolean;
 }
 
-/** Parts of pages that the palette finds, by what people look for. */
+/** Tabs of pages that the palette finds. */
 export const CORNERS: Corner[] = [
   { to: "/agents", tab: "providers", label: "Model providers and keys", words: "api keys llm anthropic openai" },
   { to: "/settings", tab: "profile", label: "Profile and password", words: "account name change" },
@@ -69,7 +69,7 @@ export const CORNERS: Corner[] = [
   { to: "/settings", tab: "about", label: "About", words: "version health api openapi" },
 ];
 
-/** The same of each project. */
+/** Tabs of each project's settings that the palette finds. */
 export const PROJECT_CORNERS = [
   { tab: "access", label: "Repository access", words: "token credentials ssh key github webhook" },
   { tab: "agent", label: "Agent and MCP servers", words: "permissions tools" },

@@ -25,7 +25,7 @@ export function Sidebar() {
   return (
     <>
       <nav
-        aria-label="Places"
+        aria-label="Main navigation"
         className={clsx("hidden shrink-0 flex-col border-r bg-surface sm:flex", narrow ? "w-12" : "w-48")}
       >
         <div className={clsx("flex h-12 items-center gap-2", narrow ? "justify-center" : "px-3")}>
@@ -63,7 +63,7 @@ export function Sidebar() {
           <Inbox />
           <PersonMenu narrow={narrow} />
           <IconButton
-            label={narrow ? "Widen the bar" : "Narrow the bar"}
+            label={narrow ? "Expand sidebar" : "Collapse sidebar"}
             side="right"
             size="sm"
             className={narrow ? "" : "ml-auto"}
@@ -106,12 +106,12 @@ function PlaceLink({ place, narrow }: { place: Place; narrow: boolean }) {
   );
 }
 
-/** On a phone: the first few places below, the others behind a menu. */
+/** The bottom bar on a phone: the most used pages, the others in a menu. */
 function SmallBar({ places }: { places: Place[] }) {
   const router = useRouter();
   return (
     <nav
-      aria-label="Places"
+      aria-label="Main navigation"
       className="flex shrink-0 items-stretch border-t bg-surface pb-[env(safe-area-inset-bottom)] sm:hidden"
     >
       {places
@@ -173,7 +173,7 @@ function PersonMenu({ narrow }: { narrow: boolean }) {
             {name.slice(0, 2)}
           </span>
           <span className={narrow ? "sr-only" : "truncate"}>
-            <span className="sr-only">Account of </span>
+            <span className="sr-only">Account: </span>
             {name}
           </span>
         </button>
@@ -205,7 +205,7 @@ function OwnItems() {
       </MenuItem>
       <MenuItem onSelect={() => choose(theme === "dark" ? "light" : "dark")}>
         {theme === "dark" ? <Sun className="size-4" aria-hidden /> : <MoonStar className="size-4" aria-hidden />}
-        {theme === "dark" ? "Light colours" : "Dark colours"}
+        {theme === "dark" ? "Light theme" : "Dark theme"}
       </MenuItem>
       <MenuItem onSelect={() => leave.mutate()}>
         <LogOut className="size-4" aria-hidden />

@@ -11,13 +11,15 @@ function subscribe(notify: () => void): () => void {
 
 const OFFSET = 8;
 
-/** On a phone they come from above: below are the places to go to, and what saves a form. The page makes room for them, by `--toasts`:
- * they cover no title and no button. */
+/**
+ * Toasts. On a phone they are at the top, because the navigation and the Save bar are at the bottom. The page leaves room for them
+ * (`--toasts`), so that they cover no title and no button.
+ */
 export function Toasts() {
   const [theme] = useTheme();
   const wide = useSyncExternalStore(subscribe, () => desk.matches);
   const { toasts } = useSonner();
-  // biome-ignore lint/correctness/useExhaustiveDependencies: whenever others are shown
+  // biome-ignore lint/correctness/useExhaustiveDependencies: measure again when the toasts change
   useEffect(() => {
     const measured = requestAnimationFrame(() => {
       const front = document.querySelector<HTMLElement>("[data-sonner-toast][data-front=true][data-removed=false]");

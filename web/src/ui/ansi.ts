@@ -2,7 +2,7 @@ import clsx from "clsx";
 import type { Look } from "@/lib/ansi";
 import "./ansi.css";
 
-/** The classes of what a program wrote in a colour. */
+/** Return the CSS classes for the style of a piece of terminal output. */
 export function looks(look: Look): string | undefined {
   const { fg, bg, bold, dim, italic, underline, inverse, strike } = look;
   return (

@@ -46,7 +46,7 @@ const DOTS: Record<Tone, string> = {
   idle: "bg-faint",
 };
 
-/** Colour never speaks alone: there is always a word beside it, or `label` for those who listen. */
+/** A coloured dot. Never the only signal: put text beside it, or pass `label` for screen readers. */
 export function Dot({ tone, pulse = false, label }: { tone: Tone; pulse?: boolean; label?: string }) {
   const spot = (
     <span className="relative inline-flex size-2 shrink-0" aria-hidden>

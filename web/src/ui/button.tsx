@@ -18,7 +18,7 @@ export interface ButtonProps extends ComponentProps<"button"> {
   busy?: boolean;
 }
 
-/** `busy` shows that something is under way and takes no second click. */
+/** `busy` shows a spinner and disables the button. */
 export function Button({
   look = "plain",
   size = "md",
@@ -52,7 +52,7 @@ export interface IconButtonProps extends ButtonProps {
   side?: "top" | "bottom" | "left" | "right";
 }
 
-/** An icon alone: its label is read aloud and shown on hover and focus. */
+/** A button with only an icon. Its label is the accessible name and the tooltip. */
 export function IconButton({ label, side = "bottom", className, children, look = "ghost", ...rest }: IconButtonProps) {
   return (
     <Hint text={label} side={side}>

@@ -3,7 +3,7 @@ import { useEffect, useState } from "react";
 import { highlight, languageOf, type Token } from "@/lib/highlight";
 import { IconButton } from "./button";
 
-/** Code in its colours, which come when they are loaded; the text is there at once. */
+/** Highlighted code. The plain text is shown until the highlighter is loaded. */
 export function Code({ text, language, path }: { text: string; language?: string | undefined; path?: string }) {
   const name = language ?? (path ? languageOf(path) : undefined);
   const [lines, setLines] = useState<Token[][] | null>(null);
@@ -20,7 +20,7 @@ export function Code({ text, language, path }: { text: string; language?: string
       <div className="absolute top-1 right-1 opacity-0 group-focus-within:opacity-100 group-hover:opacity-100">
         <CopyButton text={text} />
       </div>
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it */}
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so it must be reachable by keyboard */}
       <pre className="overflow-x-auto p-2.5 font-mono text-xs leading-5" tabIndex={0}>
         <code>
           {lines ? lines.map((line, number) => <Line key={`${number}:${line.length}`} tokens={line} />) : text}

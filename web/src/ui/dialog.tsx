@@ -16,7 +16,7 @@ interface Shown {
   wide?: boolean;
 }
 
-/** In the middle; on a phone it fills the screen. */
+/** A centred dialog; full screen on a phone. */
 export function Dialog({ wide = false, ...shown }: Shown) {
   return (
     <Panel
@@ -29,7 +29,7 @@ export function Dialog({ wide = false, ...shown }: Shown) {
   );
 }
 
-/** From the right edge: a drawer. */
+/** A drawer from the right edge. */
 export function Sheet({ wide = false, ...shown }: Shown) {
   return (
     <Panel
@@ -55,7 +55,7 @@ function Panel({
         <RadixDialog.Content
           className={clsx("fixed z-50 flex flex-col bg-raised shadow-float outline-none", className)}
           onOpenAutoFocus={(event) => {
-            // else the first button is focused, which is Close, and says so
+            // otherwise the first button, Close, is focused and shows its tooltip
             event.preventDefault();
             (event.currentTarget as HTMLElement | null)?.focus();
           }}
@@ -89,8 +89,8 @@ function Top({ title, description }: { title: ReactNode; description?: ReactNode
 }
 
 /**
- * Before what cannot be undone easily. It stays, busy, until `onConfirm` is through; a failure is for the caller to show. `look`: danger
- * where something is lost.
+ * Ask before an action that is hard to undo. Stays open and busy until `onConfirm` settles; the caller shows failures. Use the look
+ * `danger` if something is lost.
  */
 export function Confirm({
   trigger,
@@ -123,7 +123,7 @@ export function Confirm({
       await onConfirm();
       show(false);
     } catch {
-      // the mutation has said it
+      // the mutation reports the error
     } finally {
       setBusy(false);
     }

@@ -6,7 +6,7 @@ import { type ComponentProps, type ReactNode, useId } from "react";
 const BOX =
   "w-full rounded-md border border-line-strong bg-surface px-2.5 text-text disabled:opacity-60 aria-invalid:border-bad";
 
-/** A label, what it labels, and what is wrong with it. `children` gets the id to wear. */
+/** A labelled control with its hint or error. `children` receives the id and ARIA attributes for the control. */
 export function Field({
   label,
   hint,
@@ -52,7 +52,7 @@ export interface Choice {
   disabled?: boolean;
 }
 
-/** One of a few. Radix allows no empty value: use a word such as "default". */
+/** A select box. Radix does not allow empty values: use a word such as "default". */
 export function Select({
   value,
   onChange,

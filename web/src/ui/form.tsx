@@ -1,4 +1,4 @@
-/** A form that is edited in place: what has changed, saving it or not, and not losing it by mistake. */
+/** A form edited in place: tracks changes, saves or discards them, and warns before they are lost. */
 import { useBlocker } from "@tanstack/react-router";
 import { type FormEvent, type ReactNode, useEffect, useRef, useState } from "react";
 import { merged } from "@/lib/merge";
@@ -8,20 +8,20 @@ import { Confirm } from "./dialog";
 
 export interface Draft<T> {
   value: T;
-  /** Differs from what is stored. */
+  /** Differs from the stored value. */
   dirty: boolean;
   set: (patch: Partial<T>) => void;
   reset: () => void;
-  /** This is what is stored now. */
+  /** Replace draft and base by the value that is stored now. */
   take: (stored: T) => void;
 }
 
-/** What a field's hint needs below it. */
+/** Space in pixels for a field's hint below it. */
 const ROOM = 40;
 
 const same = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
 
-/** What is being written. What others store meanwhile comes in, but for what was changed here. */
+/** A draft of a stored value. Changes that others save in the meantime are merged in, except for fields changed here. */
 export function useDraft<T extends object>(stored: T): Draft<T> {
   const [value, setValue] = useState(stored);
   const base = useRef(stored);
@@ -43,12 +43,12 @@ export function useDraft<T extends object>(stored: T): Draft<T> {
   };
 }
 
-/** Two columns where there is room. Children that need the whole width wear `sm:col-span-2`. */
+/** Two columns if there is room. Children that need the full width use `sm:col-span-2`. */
 export function Fields({ children }: { children: ReactNode }) {
   return <div className="grid gap-x-5 gap-y-3.5 p-4 sm:grid-cols-2">{children}</div>;
 }
 
-/** With its bar of Save and Cancel, which is there when something has changed. `frozen` says why nothing may be changed. */
+/** A form with a Save and Cancel bar, which appears when something has changed. `frozen` is the reason why it is read-only. */
 export function Form({
   draft,
   children,
@@ -61,7 +61,7 @@ export function Form({
   draft: Pick<Draft<object>, "dirty" | "reset">;
   children: ReactNode;
   onSave: () => void;
-  /** Offered after a test that failed: save what was not found to work. */
+  /** Save although the test failed. Offered only after a failed test. */
   onForce?: (() => void) | undefined;
   busy: boolean;
   error?: unknown;
@@ -69,7 +69,7 @@ export function Form({
 }) {
   const form = useRef<HTMLFormElement>(null);
   const bar = useRef<HTMLDivElement>(null);
-  // what is being filled in stays in sight when the bar appears
+  // keep the focused field visible when the bar appears
   useEffect(() => {
     const field = document.activeElement;
     if (!draft.dirty || !bar.current || !field || !form.current?.contains(field)) return;
@@ -94,7 +94,7 @@ export function Form({
             {error ? (
               <span className="text-bad">{onForce ? "The test failed. Nothing was saved." : overall(error)}</span>
             ) : (
-              <span className="text-soft">Not saved yet.</span>
+              <span className="text-soft">Unsaved changes</span>
             )}
           </p>
           <Button onClick={draft.reset} disabled={busy}>
@@ -115,7 +115,7 @@ export function Form({
   );
 }
 
-/** Asks before somebody goes away from what they have not saved; also when the browser's tab is closed. */
+/** Ask before leaving with unsaved changes, also when the browser tab is closed. */
 export function LeaveGuard({ when }: { when: boolean }) {
   const blocker = useBlocker({ shouldBlockFn: () => when, enableBeforeUnload: () => when, withResolver: true });
   return (
@@ -126,12 +126,12 @@ export function LeaveGuard({ when }: { when: boolean }) {
       action="Leave"
       onConfirm={() => blocker.status === "blocked" && blocker.proceed()}
     >
-      What you have changed here is not saved.
+      Your changes have not been saved.
     </Confirm>
   );
 }
 
-/** Why things are shown and cannot be changed. */
+/** A note that says why the page is read-only. */
 export function Frozen({ reason }: { reason: string | undefined }) {
   return reason ? <p className="mb-3 rounded-md border bg-sunken px-3 py-2 text-[13px] text-soft">{reason}</p> : null;
 }

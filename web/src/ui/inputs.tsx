@@ -1,10 +1,10 @@
-/** Boxes for numbers and lists: what is typed stays as typed, what is told is a value. */
+/** Inputs for numbers and lists: they keep the text as typed and report the parsed value. */
 import { type ComponentProps, useState } from "react";
 import { Input, Textarea } from "./field";
 
 type Box = Omit<ComponentProps<"input">, "value" | "onChange" | "type">;
 
-/** Null: the box is empty. What is no number at all is not told. */
+/** A number input. Null means empty; text that is not a number is not reported. */
 export function NumberInput({
   value,
   onChange,
@@ -29,7 +29,7 @@ export function NumberInput({
   );
 }
 
-/** The lines that have something in them. */
+/** Return the trimmed lines that are not empty. */
 export function lines(text: string): string[] {
   return text
     .split("\n")
@@ -37,7 +37,7 @@ export function lines(text: string): string[] {
     .filter(Boolean);
 }
 
-/** One on each line. */
+/** A list, one item per line. */
 export function ListInput({
   value,
   onChange,
@@ -64,7 +64,7 @@ export function ListInput({
   );
 }
 
-/** For what goes in and never comes out again. */
+/** An input for write-only values. */
 export function SecretInput(props: Omit<ComponentProps<"input">, "type">) {
   return <Input autoComplete="new-password" spellCheck={false} {...props} type="password" className="font-mono" />;
 }

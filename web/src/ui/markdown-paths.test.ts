@@ -15,7 +15,7 @@ test.each([
   "a/_private_/b",
   "a/_x and b/y_.",
   "src/*.py and tests/*.py",
-])("%s is shown as it is written", (text) => {
+])("%s is shown as written", (text) => {
   expect(html(text)).toBe(`<p>${text}</p>`);
 });
 

@@ -1,4 +1,4 @@
-/** Markdown takes the underscores of `calc/__init__.py` for emphasis. Paths and names of programs are taken as they are written. */
+/** Markdown reads the underscores of `calc/__init__.py` as emphasis. This plugin keeps paths and dunder names as written. */
 
 interface Node {
   type: string;
@@ -7,7 +7,7 @@ interface Node {
   position?: { start: { offset?: number }; end: { offset?: number } };
 }
 
-/** A plugin for remark. */
+/** The remark plugin. */
 export function keepPaths() {
   return (tree: unknown, file: unknown) => walk(tree as Node, String(file));
 }
@@ -22,7 +22,7 @@ function walk(node: Node, source: string): void {
   });
 }
 
-/** What was written, if it is part of a path or is a name such as __main__; null: it is emphasis, or something else. */
+/** Return the source text if it is part of a path or a name such as __main__; null if it is real emphasis or another node. */
 function emphasised(node: Node, source: string): string | null {
   const [start, end] = [node.position?.start.offset, node.position?.end.offset];
   if ((node.type !== "strong" && node.type !== "emphasis") || start === undefined || end === undefined) return null;

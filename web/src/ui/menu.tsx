@@ -8,7 +8,7 @@ interface MenuProps {
   trigger: ReactNode;
   children: ReactNode;
   align?: "start" | "end";
-  /** For a menu that is opened by something else than its trigger, which then only says where it is. */
+  /** Controls the menu from outside; the trigger then only determines its position. */
   open?: boolean;
   onOpenChange?: (open: boolean) => void;
   onCloseAutoFocus?: (event: Event) => void;
@@ -16,7 +16,7 @@ interface MenuProps {
 
 export function Menu({ trigger, children, align = "end", open, onOpenChange, onCloseAutoFocus }: MenuProps) {
   return (
-    // not modal: nothing behind it is hidden from those who listen
+    // not modal: the page behind stays visible to screen readers
     <DropdownMenu.Root modal={false} {...(open === undefined ? {} : { open })} onOpenChange={onOpenChange}>
       <DropdownMenu.Trigger asChild>{trigger}</DropdownMenu.Trigger>
       <DropdownMenu.Portal>
@@ -65,13 +65,13 @@ export function Popover({
   className,
   ...shown
 }: {
-  /** What it is called by those who do not see it. */
+  /** Accessible name. */
   label?: string;
   trigger: ReactNode;
   children: ReactNode;
   align?: "start" | "end";
   className?: string;
-  /** Given where what is inside closes it, too. */
+  /** Controlled, for content that closes the popover itself. */
   open?: boolean;
   onOpenChange?: (open: boolean) => void;
 }) {

@@ -1,4 +1,4 @@
-/** Many tabs: beside the page where there is room, above it in one line where there is not. Each is an address. */
+/** Tabs as a side list, or as one scrolling line above the page if there is no room. Each tab has its own URL. */
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { type ReactNode, useEffect, useRef } from "react";
@@ -22,7 +22,7 @@ export function SideTabs({
 }) {
   const list = useRef<HTMLUListElement>(null);
   const { more, look } = useMore(list);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: whenever another one is shown
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs when another tab is shown
   useEffect(() => {
     const shown = list.current?.querySelector<HTMLElement>("[aria-current=page]");
     if (shown && list.current) list.current.scrollLeft = shown.offsetLeft - list.current.offsetLeft - 40;

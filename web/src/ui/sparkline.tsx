@@ -1,4 +1,4 @@
-/** A small line of how a number went. `points` are oldest first; what is not known is left out. */
+/** A small line chart. `points` are oldest first, without unknown values. */
 export function Sparkline({
   points,
   max,

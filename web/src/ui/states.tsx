@@ -1,4 +1,4 @@
-/** What is shown where there is nothing to show: empty, on its way, or failed. */
+/** Placeholders for missing content: empty, loading, or failed. */
 import clsx from "clsx";
 import { CircleAlert, WifiOff } from "lucide-react";
 import type { ReactNode } from "react";
@@ -46,14 +46,14 @@ export function ErrorState({ error, retry }: { error: unknown; retry?: () => voi
   return (
     <div role="alert" className="mx-auto flex max-w-md flex-col items-center gap-2 px-4 py-10 text-center">
       <Icon className="size-6 text-bad" aria-hidden />
-      <p className="font-medium">{offline ? "Not connected" : "This did not work"}</p>
+      <p className="font-medium">{offline ? "Not connected" : "Something went wrong"}</p>
       <p className="text-[13px] text-soft">{words(error)}</p>
       {error instanceof ApiError && error.problem.requestId && (
         <p className="font-mono text-2xs text-faint">request {error.problem.requestId}</p>
       )}
       {retry && (
         <Button className="mt-2" onClick={retry}>
-          Try again
+          Retry
         </Button>
       )}
     </div>
@@ -75,7 +75,7 @@ interface Asked<T> {
   refetch: () => unknown;
 }
 
-/** What a query has brought; what it has not, in words. What is there stays while it is read again, also when that fails. */
+/** Render a query's data, its loading state or its error. Existing data stays visible while it is refetched, even if that fails. */
 export function Loaded<T>({
   query,
   children,

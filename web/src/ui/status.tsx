@@ -1,7 +1,7 @@
 import type { Word } from "@/lib/status";
 import { Badge, Dot } from "./badge";
 
-/** A state as a badge: a dot that moves while something does, and its word. */
+/** A status badge: a dot, which pulses while work is in progress, and a word. */
 export function Status({ word, title }: { word: Word; title?: string }) {
   return (
     <Badge tone={word.tone} title={title}>

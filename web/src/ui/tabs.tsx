@@ -9,7 +9,7 @@ export interface Tab {
   note?: ReactNode;
 }
 
-/** The bar alone; what it shows is the caller's, so that the tab can be part of the address. Panels wear `panel(id)`. */
+/** A tab bar. The caller renders the selected tab, so that the tab can be part of the URL. */
 export function TabBar({
   tabs,
   value,
@@ -22,13 +22,13 @@ export function TabBar({
   value: string;
   onChange: (id: string) => void;
   label: string;
-  /** At the end of the bar, always in sight. */
+  /** At the end of the bar, always visible. */
   aside?: ReactNode;
   children?: ReactNode;
 }) {
   const list = useRef<HTMLDivElement>(null);
   const { more, look } = useMore(list);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another tab is chosen, or there are others
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs when the selected tab or the list of tabs changes
   useEffect(() => {
     list.current?.querySelector("[data-state=active]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
     look();

@@ -20,7 +20,7 @@ function subscribe(notify: () => void): () => void {
   };
 }
 
-/** The time, once a second: one clock for the whole page. */
+/** Return the current time, updated every second by one timer for the whole page. */
 export function useNow(): number {
   return useSyncExternalStore(subscribe, () => now);
 }
@@ -39,7 +39,7 @@ export function Ago({ at, className }: { at: string; className?: string }) {
   );
 }
 
-/** How long it has taken, or takes so far. */
+/** The duration of something finished or still running. */
 export function Elapsed({ from, to, className }: { from: string; to?: string | null; className?: string }) {
   return to ? (
     <span className={className}>{duration((Date.parse(to) - Date.parse(from)) / 1000)}</span>

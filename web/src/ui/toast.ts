@@ -3,7 +3,7 @@ import { words } from "./states";
 
 export { toast };
 
-/** For `onError` of a mutation: what was tried, and the platform's own words. */
+/** Return an `onError` handler for a mutation that shows what failed and the platform's error message. */
 export function failed(what: string): (error: unknown) => void {
   return (error) => toast.error(what, { description: words(error), duration: 10_000 });
 }

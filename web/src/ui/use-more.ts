@@ -2,7 +2,7 @@ import { type RefObject, useCallback, useEffect, useState } from "react";
 
 const SLACK_PX = 4;
 
-/** Whether a row that scrolls sideways has more to the right of what is in sight. `look` again after its contents have moved. */
+/** Return whether a horizontally scrolling row has more content to the right. Call `look` after its content has moved. */
 export function useMore(row: RefObject<HTMLElement | null>): { more: boolean; look: () => void } {
   const [more, setMore] = useState(false);
   const look = useCallback(() => {

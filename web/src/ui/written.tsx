@@ -1,7 +1,7 @@
 import { splitCode } from "@/lib/fences";
 import { Code } from "./code";
 
-/** Words as somebody wrote them, line by line, with code shown as code. Not Markdown: nothing else in them has a meaning. */
+/** Plain text with line breaks kept and code shown as code. Not Markdown: no other syntax is interpreted. */
 export function Written({ text }: { text: string }) {
   return (
     <div className="min-w-0 break-words whitespace-pre-wrap">

@@ -10,14 +10,14 @@ import { toast } from "@/ui/toast";
 import { asLine, asLines, envsOf, wordOf } from "./envs";
 
 const APIS: { value: Schemas["ModelApi"]; label: string }[] = [
-  { value: "anthropic", label: "Anthropic messages" },
-  { value: "openai", label: "OpenAI responses" },
-  { value: "openai_chat", label: "OpenAI chat completions" },
+  { value: "anthropic", label: "Anthropic Messages" },
+  { value: "openai", label: "OpenAI Responses" },
+  { value: "openai_chat", label: "OpenAI Chat Completions" },
   { value: "gemini", label: "Gemini" },
 ];
-const PLACES = "{model}, {base_url}, {capability}, {folder} and {home} are filled in.";
+const PLACEHOLDERS = "{model}, {base_url}, {capability}, {folder} and {home} are replaced.";
 
-/** An agent of one's own. What is not shown here of an agent that is there already is kept. */
+/** Add or edit a custom agent. Fields of an existing agent that are not shown here are kept. */
 export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone: () => void }) {
   const client = useQueryClient();
   const known = agent?.definition;
@@ -58,7 +58,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
     },
     onSuccess: (saved) => {
       void client.invalidateQueries({ queryKey: ["agents"] });
-      toast.success(`${saved.title} stored`);
+      toast.success(`${saved.title} saved`);
       onDone();
     },
   });
@@ -71,7 +71,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
   };
   return (
     <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
-      <Field label="Name" hint="Small letters, digits and dashes; it stays." error={at("name")}>
+      <Field label="Name" hint="Lowercase letters, digits and dashes. Cannot be changed later." error={at("name")}>
         {(wear) => (
           <Input
             {...wear}
@@ -98,7 +98,11 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
           <Input {...wear} value={form.description} onChange={(event) => set({ description: event.target.value })} />
         )}
       </Field>
-      <Field label="Program and its words" hint={`One a line, no shell. ${PLACES}`} error={at("definition.argv")}>
+      <Field
+        label="Command"
+        hint={`The program and its arguments, one per line, run without a shell. ${PLACEHOLDERS}`}
+        error={at("definition.argv")}
+      >
         {(wear) => (
           <ListInput
             {...wear}
@@ -111,8 +115,8 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
         )}
       </Field>
       <Field
-        label="Environment"
-        hint="NAME=value, one a line. Not secret: a model's key stays with the platform, use {base_url} and {capability}."
+        label="Environment variables"
+        hint="NAME=value, one per line. Not secret: model keys stay with the platform, so use {base_url} and {capability}."
         error={typeof envs === "string" ? envs : at("definition.envs")}
       >
         {(wear) => (
@@ -129,7 +133,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
       <Field
         label="Install script"
         className="sm:col-span-2"
-        hint="For bash, once in a sandbox that lacks it. Empty: it is in the template. Fix the version of what it needs."
+        hint="A Bash script, run once in a sandbox that lacks the agent. Leave empty if the template contains it. Pin the versions it installs."
         error={at("definition.install.script")}
       >
         {(wear) => (
@@ -146,7 +150,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
       </Field>
       {form.script.trim() && (
         <>
-          <Field label="Installed already if this succeeds" error={at("definition.install.check")}>
+          <Field label="Skip the install if this command succeeds" error={at("definition.install.check")}>
             {(wear) => (
               <Input
                 {...wear}
@@ -158,7 +162,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
               />
             )}
           </Field>
-          <Field label="The install may take (seconds)" error={at("definition.install.timeoutSeconds")}>
+          <Field label="Install timeout (seconds)" error={at("definition.install.timeoutSeconds")}>
             {(wear) => (
               <NumberInput
                 {...wear}
@@ -171,7 +175,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
         </>
       )}
       <fieldset className="sm:col-span-2">
-        <legend className="mb-1 text-[13px] font-medium">What it speaks to a model, best first</legend>
+        <legend className="mb-1 text-[13px] font-medium">Supported model APIs, preferred first</legend>
         <div className="flex flex-wrap gap-x-4 gap-y-2">
           {APIS.map((one) => (
             <Checkbox
@@ -182,17 +186,23 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
             />
           ))}
         </div>
-        <p className="mt-1 text-xs text-faint">In the order in which you choose them. None: it needs no model.</p>
+        <p className="mt-1 text-xs text-faint">
+          Select them in order of preference, or none if the agent needs no model.
+        </p>
       </fieldset>
-      <Field label="Models" hint="Some it is known to work with, one a line." error={at("definition.models")}>
+      <Field
+        label="Models"
+        hint="Models that the agent is known to work with, one per line."
+        error={at("definition.models")}
+      >
         {(wear) => <ListInput {...wear} mono rows={3} value={form.models} onChange={(models) => set({ models })} />}
       </Field>
-      <Field label="Modes" hint="One a line." error={at("definition.modes")}>
+      <Field label="Modes" hint="One per line." error={at("definition.modes")}>
         {(wear) => <ListInput {...wear} mono rows={3} value={form.modes} onChange={(modes) => set({ modes })} />}
       </Field>
       <Field
         label="Authentication method"
-        hint="What it wants after the greeting; most want none."
+        hint="The ACP authentication method that the agent requires after initialization. Most agents require none."
         error={at("definition.authMethod")}
       >
         {(wear) => (
@@ -217,7 +227,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
           busy={save.isPending}
           disabled={!form.name.trim() || !form.argv.length || typeof envs === "string"}
         >
-          Store
+          Save
         </Button>
       </div>
     </form>

@@ -1,14 +1,14 @@
 import { expect, it } from "vitest";
 import { asLine, asLines, envsOf, wordOf } from "./envs";
 
-it("reads what it writes, and says what it cannot read", () => {
+it("parses what it formats, and reports invalid lines", () => {
   const envs = { OPENAI_BASE_URL: "{base_url}/v1", EMPTY: "", EQUAL: "a=b", LONG: "one\ntwo ", QUOTED: '"q"' };
   expect(envsOf(asLines(envs))).toEqual(envs);
   expect(envsOf(["A=1", "1A=2"])).toContain("1A=2");
   expect(envsOf(["nothing"])).toContain("nothing");
 });
 
-it("keeps every word of a command line", () => {
+it("keeps every argument of a command line", () => {
   for (const word of ["plain", "", " ends ", "echo 1\necho 2", '"', '"half', "C:\\n"]) {
     expect(asLine(word)).not.toMatch(/\n/);
     expect(wordOf(asLine(word))).toBe(word);

@@ -1,4 +1,4 @@
-/** Words and variables as lines. What one line cannot hold (more lines, spaces at an end, nothing) is written in quotes, as JSON. */
+/** Format arguments and variables as lines. Values that do not fit (line breaks, outer spaces, empty) are written as JSON strings. */
 export function asLine(word: string): string {
   return word === "" || word.startsWith('"') || word !== word.trim() || /[\n\r]/.test(word)
     ? JSON.stringify(word)
@@ -15,17 +15,17 @@ export function wordOf(line: string): string {
   }
 }
 
-/** `NAME=value`. */
+/** Format variables as `NAME=value`. */
 export function asLines(envs: Record<string, string>): string[] {
   return Object.entries(envs).map(([name, value]) => `${name}=${value === "" ? "" : asLine(value)}`);
 }
 
-/** The variables, or a sentence about the first line that is none. */
+/** Parse the lines. Return the variables, or an error message for the first invalid line. */
 export function envsOf(lines: string[]): Record<string, string> | string {
   const envs: Record<string, string> = {};
   for (const line of lines) {
     const [, name, value] = /^([A-Za-z_][A-Za-z0-9_]*)=(.*)$/.exec(line) ?? [];
-    if (name === undefined || value === undefined) return `“${line}” is no variable. Write NAME=value.`;
+    if (name === undefined || value === undefined) return `“${line}” is not a variable. Write NAME=value.`;
     envs[name] = wordOf(value);
   }
   return envs;

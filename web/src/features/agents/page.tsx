@@ -42,14 +42,14 @@ export function AgentsPage() {
         label="Agents and models"
         onChange={(id) => navigate({ to: "/agents", search: { tab: id } })}
       >
-        <div className="pt-4">{shown === "agents" ? <List onEdit={setEditing} /> : <OfEverybody />}</div>
+        <div className="pt-4">{shown === "agents" ? <List onEdit={setEditing} /> : <SharedProviders />}</div>
       </TabBar>
       <Dialog
         wide
         open={editing !== null}
         onOpenChange={(open) => !open && setEditing(null)}
         title={editing && editing !== "new" ? editing.title : "Add an agent"}
-        description="Any command line that speaks the Agent Client Protocol on its standard input and output."
+        description="Any program that speaks the Agent Client Protocol (ACP) over standard input and output."
       >
         {editing && <AgentForm agent={editing === "new" ? undefined : editing} onDone={() => setEditing(null)} />}
       </Dialog>
@@ -80,13 +80,15 @@ function List({ onEdit }: { onEdit: (agent: Agent) => void }) {
   );
 }
 
-function OfEverybody() {
+function SharedProviders() {
   const admin = useQuery(me).data?.user.role === "admin";
   return (
     <>
       <Frozen
         reason={
-          admin ? undefined : "These are everybody's: only administrators can change them. A project can have its own."
+          admin
+            ? undefined
+            : "These providers are shared: only administrators can change them. A project can have its own."
         }
       />
       <Providers frozen={!admin} />

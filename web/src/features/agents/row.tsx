@@ -36,13 +36,13 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
             {agent.title} <code className="font-mono text-xs font-normal text-soft">{agent.name}</code>
             {agent.demo && <Badge tone="warn">Demo: no model, follows written instructions</Badge>}
             {lacksKey && <Badge tone="warn">Needs a key</Badge>}
-            {!agent.builtIn && <Badge tone="accent">{agent.ownerId ? "Own" : "Everybody's"}</Badge>}
+            {!agent.builtIn && <Badge tone="accent">{agent.ownerId ? "Personal" : "Shared"}</Badge>}
             {agent.version && agent.builtIn && <Badge>{agent.version}</Badge>}
           </p>
           <p className="text-xs break-words text-soft">{agent.description}</p>
           <p className="text-xs break-words text-faint">
-            {agent.apis.length ? `Speaks ${agent.apis.join(", ")}` : "Needs no model"}
-            {agent.modes.length > 0 && ` · modes ${agent.modes.join(", ")}`}
+            {agent.apis.length ? `APIs: ${agent.apis.join(", ")}` : "Needs no model"}
+            {agent.modes.length > 0 && ` · modes: ${agent.modes.join(", ")}`}
             {agent.models.length > 0 &&
               ` · ${agent.models.slice(0, 4).join(", ")}${agent.models.length > 4 ? " …" : ""}`}
           </p>
@@ -67,7 +67,7 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
                 action="Delete"
                 onConfirm={() => remove.mutateAsync()}
               >
-                Tasks that name it cannot start then. What runs goes on.
+                Tasks that use it can no longer start. Running attempts continue.
               </Confirm>
             </>
           )}
@@ -85,7 +85,7 @@ function Progress({ trial }: { trial: Trial }) {
         {trial.steps.map((step) => (
           <li key={step.name} className="flex items-center gap-1.5">
             {step.ok === null ? (
-              <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="under way" />
+              <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="in progress" />
             ) : step.ok ? (
               <CircleCheck className="size-3.5 text-ok" role="img" aria-label="done" />
             ) : (
@@ -101,9 +101,9 @@ function Progress({ trial }: { trial: Trial }) {
         ))}
       </ol>
       {trial.doing && <p className="mt-1 truncate text-xs text-soft">{trial.doing}</p>}
-      {trial.over && trial.ok && <p className="mt-1 text-ok">It works. It said: {trial.answer}</p>}
+      {trial.over && trial.ok && <p className="mt-1 text-ok">Test passed. Answer: {trial.answer}</p>}
       {trial.over && !trial.ok && (
-        <p className="mt-1 break-words whitespace-pre-wrap text-bad">{trial.error ?? "It does not work."}</p>
+        <p className="mt-1 break-words whitespace-pre-wrap text-bad">{trial.error ?? "The test failed."}</p>
       )}
     </div>
   );

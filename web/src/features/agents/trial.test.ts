@@ -7,11 +7,11 @@ function event(seq: number, kind: string, data: Record<string, unknown> = {}): P
   return { seq, at, kind, data, ownerId: null, projectId: null, taskId: null, sessionId: "ses_1", sandboxId: null };
 }
 
-it("begins with the sandbox", () => {
+it("starts with the sandbox", () => {
   expect(trialOf([]).steps).toEqual([{ name: "sandbox", seconds: null, ok: null }]);
 });
 
-it("goes step by step, with an install where there is one, whatever the order it is heard in", () => {
+it("lists the steps, including an install, whatever the order of events", () => {
   const heard = [
     event(4, "agent.installing", { what: "opencode 1.2" }),
     event(1, "session.created"),
@@ -29,7 +29,7 @@ it("goes step by step, with an install where there is one, whatever the order it
   expect(ready.steps.map((step) => step.name)).toEqual(["sandbox", "install", "start", "answer"]);
 });
 
-it("ends with what the platform says", () => {
+it("ends with the platform's result", () => {
   const steps = [{ name: "sandbox", seconds: 1, ok: false }];
   expect(trialOf([event(2, "agent.tested", { ok: false, steps, answer: null, error: "No model." })])).toEqual({
     steps,

@@ -1,4 +1,4 @@
-/** How a test of an agent goes, by the events of the session it is tried in. */
+/** The progress of an agent's test, computed from the events of its session. */
 import type { PlatformEvent } from "@/api/types";
 
 export const STEPS = ["sandbox", "install", "start", "answer"] as const;
@@ -6,14 +6,14 @@ export type StepName = (typeof STEPS)[number];
 
 export interface Step {
   name: StepName;
-  /** Null: it is under way. */
+  /** Null while in progress. */
   seconds: number | null;
   ok: boolean | null;
 }
 
 export interface Trial {
   steps: Step[];
-  /** What is being done right now, in the platform's words. */
+  /** The current action, as described by the platform. */
   doing: string | null;
   over: boolean;
   ok: boolean;
@@ -28,7 +28,7 @@ interface Tested {
   error?: string | null;
 }
 
-/** Of all that was heard so far, in any order and with repetitions. */
+/** Compute the progress from the events received so far, in any order and with duplicates. */
 export function trialOf(heard: PlatformEvent[]): Trial {
   const events = [...new Map(heard.map((event) => [event.seq, event])).values()].sort((a, b) => a.seq - b.seq);
   const end = events.find((event) => event.kind === "agent.tested");

@@ -6,7 +6,7 @@ import { useEvents } from "@/live/context";
 import { failed } from "@/ui/toast";
 import { type Trial, trialOf } from "./trial";
 
-/** A test in the background, told by events; those from before its id was known are read afterwards. */
+/** Test an agent in the background and follow its events. Events from before its session id was known are read afterwards. */
 export function useTrial(name: string): { trial: Trial | null; begin: () => void; busy: boolean } {
   const session = useRef<string | null>(null);
   const [heard, setHeard] = useState<PlatformEvent[] | null>(null);

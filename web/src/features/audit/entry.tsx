@@ -7,7 +7,7 @@ import { Ago } from "@/ui/time";
 
 export type AuditEntry = Schemas["AuditView"];
 
-/** One line; the rest of it is folded. Long lists stay quick: what is out of sight is not laid out. */
+/** One entry: a line with expandable details. Entries outside the viewport are not laid out, so that long lists stay fast. */
 export function Entry({ entry }: { entry: AuditEntry }) {
   return (
     <li className="[contain-intrinsic-size:auto_56px] sm:[contain-intrinsic-size:auto_36px] [content-visibility:auto]">
@@ -18,7 +18,9 @@ export function Entry({ entry }: { entry: AuditEntry }) {
             aria-hidden
           />
           <Ago at={entry.at} className="w-20 shrink-0 text-xs text-soft tabular-nums" />
-          <span className="min-w-0 flex-1 truncate font-medium sm:w-24 sm:flex-none">{entry.userName ?? "nobody"}</span>
+          <span className="min-w-0 flex-1 truncate font-medium sm:w-24 sm:flex-none">
+            {entry.userName ?? "no user"}
+          </span>
           <Badge tone={entry.outcome === "ok" ? "ok" : "bad"} className="sm:order-last">
             {entry.outcome}
           </Badge>
@@ -28,11 +30,11 @@ export function Entry({ entry }: { entry: AuditEntry }) {
           </span>
         </summary>
         <dl className="grid grid-cols-[auto_1fr] gap-x-4 gap-y-1 border-t bg-page px-4 py-2.5 text-xs sm:px-9">
-          <Pair name="When">
+          <Pair name="Time">
             {new Date(entry.at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" })}
           </Pair>
           {entry.userId && (
-            <Pair name="Who">
+            <Pair name="User">
               <Link
                 to="/audit"
                 search={{ user: entry.userId }}
@@ -42,8 +44,8 @@ export function Entry({ entry }: { entry: AuditEntry }) {
               </Link>
             </Pair>
           )}
-          {entry.means && <Pair name="With">{entry.means}</Pair>}
-          {entry.address && <Pair name="From">{entry.address}</Pair>}
+          {entry.means && <Pair name="Authentication">{entry.means}</Pair>}
+          {entry.address && <Pair name="Address">{entry.address}</Pair>}
           {entry.target && (
             <Pair name="Target">
               <Link
@@ -57,7 +59,7 @@ export function Entry({ entry }: { entry: AuditEntry }) {
           )}
           {entry.requestId && <Pair name="Request">{entry.requestId}</Pair>}
           {Object.keys(entry.detail).length > 0 && (
-            <Pair name="Detail">
+            <Pair name="Details">
               <pre className="font-mono break-all whitespace-pre-wrap">{JSON.stringify(entry.detail, null, 2)}</pre>
             </Pair>
           )}

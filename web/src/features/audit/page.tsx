@@ -22,7 +22,7 @@ export function AuditPage() {
       {admin ? (
         <Log />
       ) : (
-        <Empty title="For administrators">The audit log says who did what on this installation.</Empty>
+        <Empty title="Administrators only">The audit log shows who did what on this installation.</Empty>
       )}
     </Page>
   );
@@ -30,7 +30,7 @@ export function AuditPage() {
 
 const asked = (search: AuditSearch) => ({ userId: search.user, action: search.action, target: search.target });
 
-/** A plain download, of everything that fits the filters: the platform streams it. */
+/** A download of all entries that match the filters, streamed by the platform. */
 function Export() {
   const search = route.useSearch();
   const given = Object.entries(asked(search)).filter((pair): pair is [string, string] => Boolean(pair[1]));
@@ -70,16 +70,16 @@ function Log() {
               <div className="flex justify-center py-3" aria-live="polite">
                 {query.hasNextPage ? (
                   <Button busy={query.isFetchingNextPage} onClick={() => query.fetchNextPage()}>
-                    Show older ones
+                    Show older entries
                   </Button>
                 ) : (
-                  <p className="text-xs text-faint">That is all.</p>
+                  <p className="text-xs text-faint">No older entries.</p>
                 )}
               </div>
             </>
           ) : (
-            <Empty title="Nothing fits" icon={<ScrollText className="size-6" aria-hidden />}>
-              No entry has all of this. Take a filter away.
+            <Empty title="No matching entries" icon={<ScrollText className="size-6" aria-hidden />}>
+              No entry matches all filters. Remove a filter.
             </Empty>
           );
         }}
@@ -107,14 +107,14 @@ function Filters({ search, onRefresh }: { search: AuditSearch; onRefresh: () => 
   const any = search.user || search.action || search.target;
   return (
     <form onSubmit={submit} className="mb-3 grid items-end gap-2 sm:grid-cols-[10rem_1fr_1fr_auto]">
-      <Field label="Who">
+      <Field label="User">
         {(wear) => (
           <Select
             {...wear}
             value={search.user ?? EVERYBODY}
             onChange={(id) => go({ user: id === EVERYBODY ? undefined : id })}
             choices={[
-              { value: EVERYBODY, label: "Everybody" },
+              { value: EVERYBODY, label: "Everyone" },
               ...people.map((one) => ({ value: one.id, label: one.name })),
             ]}
           />

@@ -1,10 +1,10 @@
-/** What was typed and not saved, by sandbox and path: it outlives a look at another file or page, and the browser asks before it is lost. */
+/** Unsaved text by sandbox and path. Kept while other files or pages are shown; the browser asks before it is lost. */
 import { useSyncExternalStore } from "react";
 import type { Entry } from "./queries";
 
 export interface Draft {
   text: string;
-  /** The file as it was when it was opened. */
+  /** The file's entry when it was opened. */
   entry: Entry;
 }
 
@@ -39,7 +39,7 @@ export function drop(sandboxId: string, path: string): void {
   if (drafts.delete(key(sandboxId, path))) changed();
 }
 
-/** Whether there is something unsaved at a path, kept up to date. */
+/** Return a function that tells whether a path has unsaved text. Updates when drafts change. */
 export function useUnsaved(sandboxId: string): (path: string) => boolean {
   const now = useSyncExternalStore(
     (listener) => {

@@ -88,11 +88,11 @@ interface Props {
   text: string;
   onChange: (text: string) => void;
   onSave: () => void;
-  /** Gives the text as it is now. */
+  /** Set to a function that returns the current text. */
   current: RefObject<(() => string) | null>;
 }
 
-/** A file being edited. It is made once, with the text of then: another text is another editor, with another key. */
+/** A code editor. Created once with the initial text: use another key for another text. */
 export default function Editor(props: Props) {
   const box = useRef<HTMLDivElement>(null);
   const latest = useRef(props);

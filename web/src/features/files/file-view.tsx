@@ -18,7 +18,7 @@ interface Props {
   onRemoved: () => void;
 }
 
-/** One file: its text to edit, its picture, or a way to download it. */
+/** One file: a text editor, an image, or a download link. */
 export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
   const limit = imageType(path) ? IMAGE_BYTES : EDIT_BYTES;
   const opened = useQuery(content(sandboxId, path, () => limit));
@@ -32,7 +32,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
   return (
     <section aria-label={name} className="flex min-h-0 min-w-0 flex-1 flex-col">
       <div className="flex shrink-0 items-center gap-1 border-b bg-surface px-2 py-1">
-        <IconButton size="sm" label="Back to the files" className="md:!hidden" onClick={onBack}>
+        <IconButton size="sm" label="Back to files" className="md:!hidden" onClick={onBack}>
           <ArrowLeft className="size-4" aria-hidden />
         </IconButton>
         <h2 className="min-w-0 truncate px-1 font-mono text-xs font-medium" title={path}>
@@ -46,7 +46,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
         <span className="ml-auto flex shrink-0 items-center">
           <IconButton
             size="sm"
-            label="Read it again"
+            label="Reload"
             busy={opened.isFetching}
             disabled={draftOf(sandboxId, path) !== undefined}
             onClick={() => opened.refetch()}
@@ -60,7 +60,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
             onConfirm={() => remove.mutateAsync(path)}
             trigger={<Bin label="Delete" />}
           >
-            It is removed from the sandbox. What git knows of it stays in git.
+            The file is deleted from the sandbox. Committed versions stay in Git.
           </Confirm>
         </span>
       </div>
@@ -121,11 +121,11 @@ function Body({
   const { entry } = opened;
   const [text] = useState(() => (imageType(path) ? null : textOf(opened.bytes)));
   const download = <DownloadLink sandboxId={sandboxId} path={path} words />;
-  if (entry.kind === "dir") return <Empty title="This is a folder">Open it in the list of files.</Empty>;
+  if (entry.kind === "dir") return <Empty title="This is a folder">Open it in the file list.</Empty>;
   if (entry.size > limit) {
     return (
       <Empty title="Too large to show" action={download}>
-        It has {bytes(entry.size)}; up to {bytes(limit)} are shown here.
+        The file has {bytes(entry.size)}. Files up to {bytes(limit)} can be shown.
       </Empty>
     );
   }
@@ -133,7 +133,7 @@ function Body({
   if (text === null) {
     return (
       <Empty title="Not a text file" action={download}>
-        {bytes(entry.size)} that are no UTF-8 text.
+        The file ({bytes(entry.size)}) is not UTF-8 text.
       </Empty>
     );
   }
@@ -149,9 +149,7 @@ function Picture({ path, bytes: data }: { path: string; bytes: Uint8Array<ArrayB
     return () => URL.revokeObjectURL(made);
   }, [path, data]);
   if (broken)
-    return (
-      <Empty title="This picture cannot be shown">It may be damaged, or be something else than its name says.</Empty>
-    );
+    return <Empty title="Cannot display this image">It may be damaged or have the wrong file extension.</Empty>;
   return (
     <div className="grid min-h-0 flex-1 place-items-center overflow-auto bg-sunken p-4">
       {url && <img src={url} alt={nameOf(path)} className="max-w-full" onError={() => setBroken(true)} />}

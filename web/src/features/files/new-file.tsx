@@ -21,8 +21,8 @@ export function NewFileDialog({ sandboxId, folder, open, onOpenChange, onMade }:
   const path = join(folder, name);
   const make = useMutation({
     mutationFn: async (wanted: string) => {
-      const there = await look(sandboxId, wanted).catch(() => undefined); // its folder may not be there yet
-      if (there) throw new Error(`There is already something at ${wanted}.`);
+      const there = await look(sandboxId, wanted).catch(() => undefined); // its folder may not exist yet
+      if (there) throw new Error(`${wanted} already exists.`);
       await write(sandboxId, wanted, "");
       return wanted;
     },
@@ -59,7 +59,7 @@ export function NewFileDialog({ sandboxId, folder, open, onOpenChange, onMade }:
       >
         <Field
           label="Name"
-          hint={`In ${folder}. Folders on the way are made: src/new.py`}
+          hint={`In ${folder}. Missing folders are created, as in src/new.py.`}
           error={make.error ? words(make.error) : undefined}
         >
           {(wear) => (

@@ -18,21 +18,21 @@ import { UploadList, useUploads } from "./uploads";
 
 interface Props {
   sandboxId: string;
-  /** Where to begin; without one, where the repository is, or the home folder. */
+  /** The folder to start in. Default: the repository's folder, or the home folder. */
   root?: string | null | undefined;
-  /** The file that is looked at; a folder ends in a slash. */
+  /** The open file; a folder ends with a slash. */
   at?: string | undefined;
   onAt: (path: string | undefined) => void;
 }
 
-/** The files of a sandbox: look, edit, bring and take. */
+/** The files of a sandbox: view, edit, upload and download. */
 export function FilesPanel({ sandboxId, root, at, onAt }: Props) {
   const checkout = useQuery({ ...checkoutFolder(sandboxId), enabled: !root });
   return (
     <Awake
       sandboxId={sandboxId}
-      action="Wake it and show the files"
-      why="Its files are kept. Looking at them wakes it; it pauses again when nobody uses it."
+      action="Resume and show files"
+      why="Its files are kept. Opening them resumes the sandbox, which pauses again when idle."
     >
       {root ? (
         <Files key={sandboxId} sandboxId={sandboxId} root={root} at={at} onAt={onAt} />
@@ -53,7 +53,7 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
     isFolder && at ? at.replace(/\/+$/, "") || "/" : file && !within(file, root) ? parent(file) : root,
   );
   const [open, setOpen] = useState<ReadonlySet<string>>(() => new Set(file ? between(base, file) : []));
-  const [last, setLast] = useState<string>(); // the folder that was opened last: what is brought goes there
+  const [last, setLast] = useState<string>(); // the folder opened last, the target of uploads
   const [making, setMaking] = useState(false);
   const [over, setOver] = useState(false);
   const [pending, setPending] = useState<File[] | null>(null);
@@ -124,23 +124,22 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
           <IconButton size="sm" label="New file" onClick={() => setMaking(true)}>
             <FilePlus className="size-3.5" aria-hidden />
           </IconButton>
-          <IconButton size="sm" label={`Upload into ${target}`} onClick={() => picker.current?.click()}>
+          <IconButton size="sm" label={`Upload to ${target}`} onClick={() => picker.current?.click()}>
             <Upload className="size-3.5" aria-hidden />
           </IconButton>
           {target !== base && (
             <Confirm
-              title={`Delete ${nameOf(target)} and all that is in it?`}
-              action="Delete the folder"
+              title={`Delete ${nameOf(target)} and its contents?`}
+              action="Delete folder"
               onConfirm={() => remove.mutateAsync(target)}
-              trigger={<Bin label={`Delete the folder ${nameOf(target)}`} />}
+              trigger={<Bin label={`Delete folder ${nameOf(target)}`} />}
             >
-              <span className="break-all">{target}</span> is removed from the sandbox. What git knows of it stays in
-              git.
+              <span className="break-all">{target}</span> is deleted from the sandbox. Committed versions stay in Git.
             </Confirm>
           )}
           <IconButton
             size="sm"
-            label="Read the folders again"
+            label="Refresh"
             onClick={() => client.invalidateQueries({ queryKey: ["files", sandboxId] })}
           >
             <RefreshCw className="size-3.5" aria-hidden />
@@ -182,24 +181,24 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
       ) : (
         <div className="hidden min-w-0 flex-1 md:block">
           <Empty title="Choose a file" icon={<FileText className="size-6" aria-hidden />}>
-            Or drop files here to upload them into {target}.
+            Or drop files here to upload them to {target}.
           </Empty>
         </div>
       )}
       {over && (
         <div className="pointer-events-none absolute inset-1 z-10 grid place-items-center rounded-lg border-2 border-dashed border-accent bg-accent-soft/90 text-[13px] font-medium text-accent">
-          Upload into {target}
+          Upload to {target}
         </div>
       )}
       <NewFileDialog sandboxId={sandboxId} folder={target} open={making} onOpenChange={setMaking} onMade={onAt} />
       <Confirm
         open={pending !== null}
         onOpenChange={(shown) => !shown && setPending(null)}
-        title="Replace what is there?"
+        title="Replace existing files?"
         action="Replace"
         onConfirm={() => pending && void start(target, pending)}
       >
-        {target} already has files of the same name.
+        {target} already contains files with the same names.
       </Confirm>
     </section>
   );
@@ -208,7 +207,7 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
 function Crumbs({ folder, onGo }: { folder: string; onGo: (path: string) => void }) {
   const all = crumbs(folder);
   return (
-    <nav aria-label="Where you are" className="mr-auto flex min-w-0 flex-wrap items-center py-1 text-xs">
+    <nav aria-label="Current folder" className="mr-auto flex min-w-0 flex-wrap items-center py-1 text-xs">
       {all.map((one, index) => (
         <span key={one.path} className="flex min-w-0 items-center">
           <button

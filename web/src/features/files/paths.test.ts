@@ -7,13 +7,13 @@ describe("paths", () => {
     expect([parent("/a/b"), parent("/a"), parent("/")]).toEqual(["/a", "/", "/"]);
     expect([ending("/a/b.PY"), ending("/a.b/c")]).toEqual(["py", ""]);
   });
-  it("are joined without tricks", () => {
+  it("are normalised when joined", () => {
     expect(join("/home/user", "src/new.py")).toBe("/home/user/src/new.py");
     expect(join("/home/user", "/etc/x")).toBe("/etc/x");
     expect(join("/home/user", "../../../x")).toBe("/x");
     expect([join("/a", ""), join("/a", "b/"), join("/a", "x\0"), join("/a", "..")]).toEqual([null, null, null, null]);
   });
-  it("know what they are in", () => {
+  it("know the folders they are in", () => {
     expect([within("/a/b", "/a"), within("/ab", "/a"), within("/x", "/"), within("/a", "/a")]).toEqual([
       true,
       false,
@@ -26,12 +26,12 @@ describe("paths", () => {
   });
 });
 
-describe("what a file is", () => {
-  it("only harmless pictures are shown as such", () =>
+describe("file types", () => {
+  it("shows only images that cannot contain scripts", () =>
     expect([imageType("a.PNG"), imageType("a.svg"), imageType("a.html")]).toEqual(["image/png", undefined, undefined]));
-  it("text is text, with its mark at the beginning", () =>
+  it("keeps the byte order mark of text", () =>
     expect(textOf(new TextEncoder().encode("\ufeffä\r\n"))).toBe("\ufeffä\r\n"));
-  it("what has NULs or is no UTF-8 is none", () => {
+  it("treats NULs and invalid UTF-8 as binary", () => {
     expect(textOf(new Uint8Array([1, 0, 2]))).toBeNull();
     expect(textOf(new Uint8Array([0xff, 0xfe, 0x41]))).toBeNull();
   });

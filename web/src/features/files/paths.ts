@@ -1,10 +1,10 @@
-/** Paths of a sandbox, and what a file is by its name and its first bytes. */
+/** Paths in a sandbox, and file types by name and content. */
 export const HOME = "/home/user";
-/** What is larger is not opened in the editor. */
+/** Larger files are not opened in the editor. */
 export const EDIT_BYTES = 2 * 1024 * 1024;
 export const IMAGE_BYTES = 20 * 1024 * 1024;
 
-/** Only pictures that can hold no script. */
+/** Only image types that cannot contain scripts. */
 const IMAGES: Record<string, string> = {
   png: "image/png",
   jpg: "image/jpeg",
@@ -22,7 +22,7 @@ export function parent(path: string): string {
   return cut <= 0 ? "/" : path.slice(0, cut);
 }
 
-/** A name, or a path of its own, within a folder; null when it leads nowhere. */
+/** Resolve a name or an absolute path against a folder; null if it is not a valid file path. */
 export function join(folder: string, name: string): string | null {
   const parts: string[] = [];
   for (const part of `${name.startsWith("/") ? "" : `${folder}/`}${name}`.split("/")) {
@@ -37,13 +37,13 @@ export function within(path: string, folder: string): boolean {
   return folder === "/" || path === folder || path.startsWith(`${folder}/`);
 }
 
-/** Every folder from the top down to this one. */
+/** Return every folder from the root down to this one. */
 export function crumbs(folder: string): { name: string; path: string }[] {
   const parts = folder.split("/").filter(Boolean);
   return [{ name: "/", path: "/" }, ...parts.map((name, i) => ({ name, path: `/${parts.slice(0, i + 1).join("/")}` }))];
 }
 
-/** The folders between a folder and a path in it, so that a tree can be opened down to there. */
+/** Return the folders between a folder and a path in it, to expand a tree down to that path. */
 export function between(folder: string, path: string): string[] {
   const made: string[] = [];
   for (let at = parent(path); within(at, folder) && at !== folder; at = parent(at)) made.push(at);
@@ -59,7 +59,7 @@ export function imageType(path: string): string | undefined {
   return IMAGES[ending(path)];
 }
 
-/** The text of a file, exactly, or null when it is none. */
+/** Return the exact text of a file, or null if it is binary. */
 export function textOf(bytes: Uint8Array): string | null {
   if (bytes.subarray(0, 8192).includes(0)) return null;
   try {

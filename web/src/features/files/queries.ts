@@ -1,4 +1,4 @@
-/** Files of a sandbox, as the platform gives and takes them. */
+/** Queries and mutations for the files of a sandbox. */
 import { queryOptions, useMutation, useQueryClient } from "@tanstack/react-query";
 import { ApiError, api, got, type Problem, raw, type Schemas } from "@/api/client";
 import { failed } from "@/ui/toast";
@@ -18,7 +18,7 @@ export const folder = (sandboxId: string, path: string) =>
     },
   });
 
-/** What is at a path now; undefined when nothing is. */
+/** Return the current entry at a path; undefined if there is none. */
 export async function look(sandboxId: string, path: string): Promise<Entry | undefined> {
   try {
     return await got(
@@ -32,7 +32,7 @@ export async function look(sandboxId: string, path: string): Promise<Entry | und
   }
 }
 
-/** Whether a folder has one of these files already. */
+/** Return whether a folder already contains one of these files. */
 export async function anyExists(sandboxId: string, folder: string, files: File[]): Promise<boolean> {
   for (const file of files) if (await look(sandboxId, `${folder.replace(/\/$/, "")}/${file.name}`)) return true;
   return false;
@@ -42,19 +42,19 @@ export function address(sandboxId: string, path: string): string {
   return `/api/v1/sandboxes/${encodeURIComponent(sandboxId)}/files?path=${encodeURIComponent(path)}`;
 }
 
-/** A file as it was when it was opened. */
+/** A file's entry and content when it was opened. */
 export interface Opened {
   entry: Entry;
   bytes: Uint8Array<ArrayBuffer>;
 }
 
-/** Read once, and again only when that is asked for: what somebody edits must not change under their hands. */
+/** Read a file once, and again only on request: the text must not change while somebody edits it. */
 export const content = (sandboxId: string, path: string, limit: (entry: Entry) => number) =>
   queryOptions({
     queryKey: ["opened", sandboxId, path],
     queryFn: async (): Promise<Opened> => {
       const entry = await look(sandboxId, path);
-      if (!entry) throw new ApiError(404, { detail: `There is no file ${path} any more.`, code: "not_found" });
+      if (!entry) throw new ApiError(404, { detail: `${path} no longer exists.`, code: "not_found" });
       if (entry.kind === "dir" || entry.size > limit(entry)) return { entry, bytes: new Uint8Array() };
       return { entry, bytes: new Uint8Array(await (await raw(address(sandboxId, path))).arrayBuffer()) };
     },
@@ -75,11 +75,11 @@ export function useRemove(sandboxId: string, onRemoved: (path: string) => void) 
       void client.invalidateQueries({ queryKey: ["files", sandboxId] });
       onRemoved(path);
     },
-    onError: failed("Could not delete it"),
+    onError: failed("Could not delete"),
   });
 }
 
-/** Send a file and say how far it is, from 0 to 1. `fetch` cannot do that. */
+/** Upload a file and report progress from 0 to 1, which `fetch` does not support. */
 export function send(
   sandboxId: string,
   path: string,
@@ -97,10 +97,10 @@ export function send(
     request.onerror = () =>
       reject(
         new ApiError(0, {
-          detail: "It could not be read or sent. Folders cannot be uploaded; otherwise check the connection.",
+          detail: "The file could not be read or sent. Folders cannot be uploaded. For a file, check your connection.",
         }),
       );
-    request.onabort = () => reject(new ApiError(0, { detail: "Stopped." }));
+    request.onabort = () => reject(new ApiError(0, { detail: "Upload cancelled." }));
     signal.addEventListener("abort", () => request.abort());
     request.send(file);
   });

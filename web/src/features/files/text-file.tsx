@@ -11,7 +11,7 @@ import { type Entry, look, write } from "./queries";
 
 const Editor = lazy(() => import("./editor"));
 
-/** Somebody else has changed the file since it was opened. */
+/** The file was changed in the sandbox after it was opened. */
 class ChangedError extends Error {}
 
 interface Props {
@@ -22,7 +22,7 @@ interface Props {
   reload: () => Promise<unknown>;
 }
 
-/** A text file in an editor. What is typed is kept until it is saved or thrown away, also while another file is looked at. */
+/** A text file in an editor. Unsaved text is kept until it is saved or discarded, also while another file is shown. */
 export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
   const client = useQueryClient();
   const [draft] = useState(() => draftOf(sandboxId, path));
@@ -51,7 +51,7 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
       return { saved, now: await look(sandboxId, path) };
     },
     onSuccess: ({ saved, now }) => {
-      const typed = current.current?.() ?? saved; // more may have been typed meanwhile
+      const typed = current.current?.() ?? saved; // more may have been typed in the meantime
       const next = { text: saved, entry: now ?? base.entry };
       setBase(next);
       setDirty(typed !== saved);
@@ -73,15 +73,15 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
       {dirty && (
         <div className="flex shrink-0 flex-wrap items-center gap-2 border-b bg-warn-soft px-3 py-1 text-xs text-warn">
           <span className="mr-auto" role="status">
-            Not saved
+            Unsaved changes
           </span>
           <Confirm
             trigger={<Button size="sm">Discard</Button>}
-            title="Discard what you typed?"
+            title="Discard your changes?"
             action="Discard"
             onConfirm={discard}
           >
-            The file is read again from the sandbox.
+            The file is reloaded from the sandbox.
           </Confirm>
           <Button size="sm" look="primary" busy={save.isPending} onClick={() => save.mutate(false)}>
             {!save.isPending && <Save className="size-3.5" aria-hidden />}
@@ -102,11 +102,11 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
         open={asking}
         onOpenChange={setAsking}
         title="The file has changed in the sandbox"
-        action="Overwrite it"
+        action="Overwrite"
         onConfirm={() => save.mutateAsync(true)}
       >
-        Somebody, perhaps the agent, has changed or removed {nameOf(path)} since you opened it. Overwriting it loses
-        that change; cancel and choose Discard to see it instead.
+        {nameOf(path)} was changed or deleted after you opened it, possibly by the agent. Overwriting it loses that
+        change. To see the change instead, cancel and choose Discard.
       </Confirm>
     </>
   );

@@ -19,7 +19,7 @@ interface Props {
   depth?: number;
 }
 
-/** What is in a folder; the folders in it are read when they are opened. */
+/** The contents of a folder. Subfolders are read when they are expanded. */
 export function Tree(props: Props) {
   const { sandboxId, path, depth = 0 } = props;
   const [most, setMost] = useState(AT_ONCE);
@@ -30,7 +30,7 @@ export function Tree(props: Props) {
       <p role="alert" className="px-2 py-1 text-xs text-bad" style={style}>
         {words(entries.error)}{" "}
         <button type="button" className="underline" onClick={() => entries.refetch()}>
-          Try again
+          Retry
         </button>
       </p>
     );
@@ -101,7 +101,9 @@ function Item({ entry, depth = 0, ...props }: Props & { entry: Entry }) {
         />
         <Icon className={clsx("size-3.5 shrink-0", isFolder ? "text-accent" : "text-faint")} aria-hidden />
         <span className="truncate">{entry.name}</span>
-        {unsaved && <span className="ml-auto size-2 shrink-0 rounded-full bg-warn" role="img" aria-label="Not saved" />}
+        {unsaved && (
+          <span className="ml-auto size-2 shrink-0 rounded-full bg-warn" role="img" aria-label="Unsaved changes" />
+        )}
       </button>
       {shown && <Tree {...props} path={entry.path} depth={depth + 1} />}
     </li>

@@ -17,7 +17,7 @@ export interface Upload {
   error?: string;
 }
 
-/** Sends files one after the other into a folder, and says how far each is. */
+/** Upload files to a folder one after the other, with progress for each. */
 export function useUploads(sandboxId: string) {
   const client = useQueryClient();
   const [uploads, setUploads] = useState<Upload[]>([]);
@@ -84,11 +84,11 @@ export function UploadList({ uploads, onDismiss }: { uploads: Upload[]; onDismis
             )}
           </span>
           <span className="shrink-0 text-faint tabular-nums">
-            {one.state === "done" ? "Done" : one.state === "waiting" ? "Waits" : bytes(one.size)}
+            {one.state === "done" ? "Done" : one.state === "waiting" ? "Waiting" : bytes(one.size)}
           </span>
           <IconButton
             size="sm"
-            label={one.state === "sending" || one.state === "waiting" ? `Stop the upload of ${one.name}` : "Dismiss"}
+            label={one.state === "sending" || one.state === "waiting" ? `Cancel upload of ${one.name}` : "Dismiss"}
             onClick={() => onDismiss(one.id)}
           >
             <X className="size-3.5" aria-hidden />

@@ -12,7 +12,7 @@ const TEXTS = import.meta.glob<string>(["../../../../README.md", "../../../../do
   import: "default",
 });
 
-/** The documentation of this very version: it comes with the platform, and needs no other server. */
+/** The documentation of the installed version, bundled with the platform. */
 export function HelpPage() {
   const { tab } = route.useSearch();
   const shown = PAGES.find((one) => one.id === tab)?.id ?? "README";

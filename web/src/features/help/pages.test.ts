@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { withOwnLinks } from "./pages";
 
-test("links between documents lead to their pages; what is not here is no link", () => {
+test("links between documents point to help pages; other local links and images are removed", () => {
   expect(withOwnLinks("See [agents](docs/agents.md#mcp-servers) and [it](operating.md).")).toBe(
     "See [agents](/help?tab=agents) and [it](/help?tab=operating).",
   );

@@ -1,4 +1,4 @@
-/** The documents of the repository as pages of this site. */
+/** The repository's documents as help pages. */
 
 export const PAGES = [
   { id: "README", label: "Overview" },
@@ -12,14 +12,14 @@ export const PAGES = [
   { id: "performance", label: "Performance" },
 ];
 
-/** A table that has pictures in it. */
+/** A table with images. */
 const GALLERY = /^(?:\|.*\n)*\|.*!\[.*\n(?:\|.*\n)*/gm;
-/** A sentence that leads to a picture, and the picture. */
+/** A sentence that introduces an image, and the image. */
 const LEADING = /:\n\n!\[[^\]]*\]\([^)]*\)$/gm;
 const LINK = /(!?)\[((?:[^[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)/g;
 const DOCUMENT = /^(?:\.\.\/|\.\/)?(?:docs\/)?([\w-]+)\.md(?:#.*)?$/;
 
-/** With links between the documents leading to these pages. Pictures, and links to what is not here, are left out. */
+/** Point links between documents to help pages. Remove images and links to documents that are not included. */
 export function withOwnLinks(text: string): string {
   const plain = text.replace(GALLERY, "").replace(LEADING, ".");
   return plain.replace(LINK, (whole, picture: string, label: string, target: string) => {

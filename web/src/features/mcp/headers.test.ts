@@ -4,7 +4,7 @@ import { duplicateOf, headersOf, hintOf, isChanged, writtenHeaders } from "./hea
 const stored = { headers: [{ name: "Authorization", hint: "…wxyz" }] };
 
 describe("headers of an MCP server", () => {
-  it("keep what is stored unless something is typed", () => {
+  it("keep stored values unless new ones are typed", () => {
     const written = writtenHeaders(stored);
     expect(headersOf(written)).toEqual({ Authorization: null });
     expect(isChanged(written, stored)).toBe(false);
@@ -12,16 +12,16 @@ describe("headers of an MCP server", () => {
     expect(headersOf(typed)).toEqual({ Authorization: "Bearer new" });
     expect(isChanged(typed, stored)).toBe(true);
   });
-  it("are none without a name", () => {
+  it("are ignored without a name", () => {
     expect(headersOf([{ key: 1, name: " ", value: "x" }])).toEqual({});
     expect(isChanged([], stored)).toBe(true);
   });
-  it("have a stored value under their stored name only", () => {
+  it("have a hint only under their stored name", () => {
     expect(hintOf(" authorization ", stored)).toBe("…wxyz");
     expect(hintOf("X-Api-Key", stored)).toBeNull();
     expect(hintOf("Authorization", undefined)).toBeNull();
   });
-  it("are found when one is given twice", () => {
+  it("must not have duplicate names", () => {
     const twice = [
       { key: 1, name: "X-Team", value: "blue" },
       { key: 2, name: "x-team ", value: "red" },

@@ -1,10 +1,10 @@
-/** Headers of an MCP server as they are edited: values that are stored are not known here. */
+/** Edited headers of an MCP server. Stored values are not known here. */
 import type { Schemas } from "@/api/client";
 
 export interface Header {
   key: number;
   name: string;
-  /** As it is typed; empty: the stored one. */
+  /** As typed; empty keeps the stored value. */
   value: string;
 }
 
@@ -14,18 +14,18 @@ export function writtenHeaders(server: Server | undefined): Header[] {
   return (server?.headers ?? []).map((one, index) => ({ key: index, name: one.name, value: "" }));
 }
 
-/** As the API takes them: null keeps the value that is stored. A row without a name is none. */
+/** Convert to the API's format: null keeps the stored value. Rows without a name are ignored. */
 export function headersOf(headers: Header[]): Record<string, string | null> {
   const named = headers.filter((one) => one.name.trim());
   return Object.fromEntries(named.map((one) => [one.name.trim(), one.value.trim() || null]));
 }
 
-/** The hint of the value that is stored under this name; null: there is none, and one must be typed. */
+/** Return the hint of the value stored under this name; null if there is none and a value must be typed. */
 export function hintOf(name: string, server: Server | undefined): string | null {
   return server?.headers.find((one) => isSame(one.name, name))?.hint ?? null;
 }
 
-/** The first header whose name another one before it has already. */
+/** Return the name of the first duplicate header, or null. */
 export function duplicateOf(headers: Header[]): string | null {
   const found = headers.find(
     (one, index) => one.name.trim() && headers.slice(0, index).some((before) => isSame(before.name, one.name)),
@@ -33,7 +33,7 @@ export function duplicateOf(headers: Header[]): string | null {
   return found?.name.trim() ?? null;
 }
 
-/** Whether they differ from those that are stored. */
+/** Return whether the headers differ from the stored ones. */
 export function isChanged(headers: Header[], server: Server): boolean {
   const names = Object.keys(headersOf(headers)).join("\n");
   return names !== server.headers.map((one) => one.name).join("\n") || headers.some((one) => one.value.trim() !== "");

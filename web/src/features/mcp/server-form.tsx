@@ -13,8 +13,8 @@ import { duplicateOf, type Header, headersOf, hintOf, isChanged, writtenHeaders 
 import type { McpServer } from "./servers";
 
 const TYPES = [
-  { value: "http", label: "URL", detail: "The platform speaks to it, and adds its keys." },
-  { value: "stdio", label: "Command", detail: "Runs in the sandbox, and speaks on its standard input and output." },
+  { value: "http", label: "URL", detail: "The platform connects to it and adds its keys." },
+  { value: "stdio", label: "Command", detail: "Runs in the sandbox and uses standard input and output." },
 ];
 
 export function ServerForm({
@@ -100,7 +100,7 @@ export function ServerForm({
                 value={form.type}
                 onChange={(type) => {
                   set({ type: type as typeof form.type });
-                  save.reset(); // what was found of the one says nothing of the other
+                  save.reset(); // test results of one type do not apply to the other
                 }}
                 choices={TYPES}
               />
@@ -112,7 +112,7 @@ export function ServerForm({
         <>
           <Field
             label="URL"
-            hint="Streamable HTTP endpoint. Everybody who sees the project sees it: give keys as headers."
+            hint="Streamable HTTP endpoint. Visible to everyone in the project: pass keys as headers."
             error={at("url")}
           >
             {(wear) => (
@@ -137,7 +137,7 @@ export function ServerForm({
         <>
           <Field
             label="Command"
-            hint="A program in the sandbox, without a shell. It is not tested when you save it: to see why one fails, run it in the terminal of a task."
+            hint="A program in the sandbox, run without a shell. It is not tested when you save it: if it fails, run it in a task's terminal to see why."
             error={at("command")}
           >
             {(wear) => (
@@ -164,8 +164,8 @@ export function ServerForm({
             )}
           </Field>
           <Field
-            label="Variables"
-            hint="NAME=value, one per line. Not secret: everybody who sees the project sees them, and so does whatever runs in the sandbox."
+            label="Environment variables"
+            hint="NAME=value, one per line. Not secret: visible to everyone in the project and to every program in the sandbox."
             error={typeof env === "string" ? env : at("env")}
           >
             {(wear) => (
@@ -257,7 +257,7 @@ function Headers({
         </Button>
       </div>
       <p className={error ? "text-xs text-bad" : "text-xs text-faint"}>
-        {error ?? "Write-only: values are stored encrypted, never shown, and never in a sandbox."}
+        {error ?? "Write-only: values are stored encrypted, never shown and never passed to a sandbox."}
       </p>
     </fieldset>
   );

@@ -12,7 +12,7 @@ import { ServerForm } from "./server-form";
 
 export type McpServer = Schemas["McpServerView"];
 
-/** What the agents of a project can use besides their own tools. */
+/** MCP servers: additional tools for the project's agents. */
 export function McpServers({ projectId, frozen }: { projectId: string; frozen: boolean }) {
   const [editing, setEditing] = useState<McpServer | "new" | null>(null);
   const query = useQuery({
@@ -40,7 +40,7 @@ export function McpServers({ projectId, frozen }: { projectId: string; frozen: b
               ))}
             </ul>
           ) : (
-            <Empty title="No MCP server" icon={<Plug className="size-5" aria-hidden />}>
+            <Empty title="No MCP servers" icon={<Plug className="size-5" aria-hidden />}>
               Agents have their own tools. An MCP server gives them more, such as an issue tracker or a database.
             </Empty>
           )
@@ -118,7 +118,7 @@ function Row({ server, frozen, onEdit }: { server: McpServer; frozen: boolean; o
           </Confirm>
         </div>
       </div>
-      {/* a result holds only for what was tested */}
+      {/* a result is valid only for the tested version */}
       <div aria-live="polite">{test.data && test.variables === server.updatedAt && <Tested result={test.data} />}</div>
     </li>
   );
@@ -128,9 +128,9 @@ function Tested({ result }: { result: Schemas["McpServerTest"] }) {
   return (
     <div className="mt-1.5 flex items-start gap-1.5 text-[13px]">
       {result.ok ? (
-        <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="works" />
+        <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="passed" />
       ) : (
-        <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="does not work" />
+        <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="failed" />
       )}
       <div className="min-w-0 break-words">
         {result.detail} <span className="text-faint tabular-nums">{result.durationMs} ms</span>

@@ -25,7 +25,7 @@ export function KeyTitle({ agent }: { agent: Agent }) {
 
 type Preset = Schemas["ModelPresetView"];
 
-/** Whose key the caller may add: everybody's, that of the project they own, or none. Undefined: it is not known yet. */
+/** Return the scope in which the caller may add a key: for everybody, for the project they own, or none. Undefined while loading. */
 export function useKeyScope(projectId: string | undefined): "everybody" | "project" | "none" | undefined {
   const caller = useQuery(me).data?.user;
   const known = useQuery({ ...oneProject(projectId ?? ""), enabled: projectId !== undefined });
@@ -36,14 +36,14 @@ export function useKeyScope(projectId: string | undefined): "everybody" | "proje
   return known.data.ownerId === caller.id ? "project" : "none";
 }
 
-/** For those who may not add a key. */
+/** Shown to people who may not add a key. */
 export function AskForKey({ projectId }: { projectId: string | undefined }) {
   return (
     <p className="text-[13px] text-soft">Ask an administrator{projectId && " or the project's owner"} to add a key.</p>
   );
 }
 
-/** The key of a provider that an agent can use, tested and stored: by administrators for everybody, by others for their project. */
+/** Test and save the key of a provider that the agent can use. Administrators add it for everybody, others for their project. */
 export function KeyForm({
   agent,
   projectId,
@@ -104,7 +104,7 @@ function Entry({
       onDone();
     },
   });
-  if (!preset) return <p className="text-[13px] text-soft">Add a model provider that speaks the agent's API.</p>;
+  if (!preset) return <p className="text-[13px] text-soft">Add a model provider whose API this agent supports.</p>;
   const submit = (event: FormEvent) => {
     event.preventDefault();
     event.stopPropagation();
@@ -114,12 +114,12 @@ function Entry({
   return (
     <form
       onSubmit={submit}
-      onKeyDown={(event) => event.stopPropagation()} // Ctrl+Enter is not meant for a form that this one was opened from
+      onKeyDown={(event) => event.stopPropagation()} // Ctrl+Enter must not submit the form that this one was opened from
       className="grid gap-3 sm:grid-cols-2"
       noValidate
-      aria-label="Key of the model provider"
+      aria-label="Model provider key"
     >
-      <Field label="Provider" hint={projectId ? "For this project." : "For everybody on this platform."}>
+      <Field label="Provider" hint={projectId ? "For this project." : "For everyone on this platform."}>
         {(wear) => (
           <Select
             {...wear}
@@ -133,7 +133,7 @@ function Entry({
           />
         )}
       </Field>
-      <Field label="Address" error={fault(save.error, "baseUrl")}>
+      <Field label="Base URL" error={fault(save.error, "baseUrl")}>
         {(wear) => (
           <Input
             {...wear}
@@ -148,8 +148,8 @@ function Entry({
         className="sm:col-span-2"
         hint={
           preset.keyRequired
-            ? "Stored encrypted, and never shown again. No sandbox gets to see it."
-            : "Optional: this server needs none by default."
+            ? "Write-only: stored encrypted, never shown again and never passed to a sandbox."
+            : "Optional: this server needs no key by default."
         }
         error={fault(save.error, "key")}
       >

@@ -1,6 +1,6 @@
-/** How keys of model providers are called. Pure. */
+/** Names for the keys of model providers. Pure. */
 
-/** "an OpenAI key"; of several providers that an agent can use, none is named. */
+/** Return "an OpenAI key", or "an API key" unless the agent can use exactly one provider. */
 export function keyOf(providers: { title: string }[]): string {
   const [only, ...others] = providers;
   if (!only || others.length > 0) return "an API key";

@@ -13,7 +13,7 @@ import { asLines, parsed } from "./prices";
 type Provider = Schemas["ModelProviderView"];
 type Kind = Schemas["ModelApi"];
 
-/** The platform's hint for a provider that has none. */
+/** The platform's hint for a provider without a key. */
 export const NO_KEY = "no key";
 
 export const KIND_NAMES: Record<Kind, string> = {
@@ -33,7 +33,7 @@ type Preset = Schemas["ModelPresetView"];
 /** A provider without a preset. */
 const OTHER = "other";
 
-/** A new one, or changes of one that is there; its key is only ever replaced or taken away. */
+/** Add or edit a model provider. A stored key can only be replaced or removed. */
 export function ProviderForm({
   provider,
   projectId,
@@ -87,7 +87,7 @@ export function ProviderForm({
               body: {
                 ...same,
                 kind: form.kind,
-                ...(preset && !form.models.length && { preset: preset.name }), // asks the provider which it has
+                ...(preset && !form.models.length && { preset: preset.name }), // the platform then asks the provider for its models
                 ...(projectId && { projectId }),
               },
             }),
@@ -101,7 +101,7 @@ export function ProviderForm({
       onDone();
     },
   });
-  // a name or a price needs no request to the provider
+  // changes of names and prices need no request to the provider
   const tested =
     !provider ||
     Boolean(form.key) ||
@@ -119,7 +119,7 @@ export function ProviderForm({
         <Field
           label="Preset"
           className="sm:col-span-2"
-          hint={preset ? summary(preset, presets?.pricesTaken) : "Fills in address, models and prices."}
+          hint={preset ? summary(preset, presets?.pricesTaken) : "Fills in the base URL, models and prices."}
         >
           {(wear) => (
             <Select
@@ -138,7 +138,7 @@ export function ProviderForm({
           )}
         </Field>
       )}
-      <Field label="Name" hint="Models may be named with it: name/model." error={at("name")}>
+      <Field label="Name" hint="Can be used to select a model: name/model." error={at("name")}>
         {(wear) => (
           <Input
             {...wear}
@@ -148,7 +148,11 @@ export function ProviderForm({
           />
         )}
       </Field>
-      <Field label="Kind" hint={provider ? "Cannot be changed." : "The type of its API."} error={at("kind")}>
+      <Field
+        label="API type"
+        hint={provider ? "Cannot be changed." : "The API that the provider offers."}
+        error={at("kind")}
+      >
         {(wear) => (
           <Select
             {...wear}
@@ -160,16 +164,16 @@ export function ProviderForm({
         )}
       </Field>
       <Field
-        label="Address"
+        label="Base URL"
         className="sm:col-span-2"
-        hint="Empty: the provider's own, where there is one."
+        hint="Leave empty for the provider's default, if it has one."
         error={at("baseUrl")}
       >
         {(wear) => (
           <Input
             {...wear}
             spellCheck={false}
-            placeholder={form.kind === "openai_chat" ? "http://127.0.0.1:11434" : "the provider's own"}
+            placeholder={form.kind === "openai_chat" ? "http://127.0.0.1:11434" : "provider default"}
             value={form.baseUrl}
             onChange={(event) => set({ baseUrl: event.target.value })}
           />
@@ -180,7 +184,7 @@ export function ProviderForm({
         className="sm:col-span-2"
         hint={
           keyed
-            ? `It has one that ends with ${provider.hint}. Empty: it stays.`
+            ? `The stored key ends with ${provider.hint}. Leave empty to keep it.`
             : preset
               ? keyHint(preset)
               : "Optional."
@@ -191,15 +195,19 @@ export function ProviderForm({
       </Field>
       {keyed && !form.key && (
         <div className="sm:col-span-2">
-          <Checkbox checked={form.dropKey} onChange={(dropKey) => set({ dropKey })} label="Take its key away" />
+          <Checkbox checked={form.dropKey} onChange={(dropKey) => set({ dropKey })} label="Remove the key" />
         </div>
       )}
-      <Field label="Models" hint="One a line; the first one is the default. Empty: any." error={at("models")}>
+      <Field
+        label="Models"
+        hint="One per line; the first one is the default. Leave empty to allow any model."
+        error={at("models")}
+      >
         {(wear) => <ListInput {...wear} mono rows={5} value={form.models} onChange={(models) => set({ models })} />}
       </Field>
       <Field
         label="Prices"
-        hint="A line each: model, then dollars for a million tokens in, out, and from and to a cache. A * at the end fits all that begin so."
+        hint="One line per model: its name, then US dollars per million input, output, cache read and cache write tokens. End a name with * to match a prefix."
         error={typeof prices === "string" ? prices : at("prices")}
       >
         {(wear) => (
@@ -250,5 +258,5 @@ function summary(preset: Preset, taken: string | undefined): string {
 }
 
 function keyHint(preset: Preset): string {
-  return preset.keyRequired ? `Required. Keys are made at ${preset.keyUrl ?? preset.title}.` : "Not needed.";
+  return preset.keyRequired ? `Required. Create a key at ${preset.keyUrl ?? preset.title}.` : "Not needed.";
 }

@@ -12,7 +12,7 @@ import { providers } from "./providers";
 const LOOK =
   "inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover";
 
-/** What can be done about a failure that a model's provider is the reason of; nothing for other error codes. */
+/** Help for a failure caused by a model provider. Renders nothing for other error codes. */
 export function ProviderHelp({
   code,
   agent,
@@ -22,26 +22,26 @@ export function ProviderHelp({
   code: string | null | undefined;
   agent: string | null | undefined;
   projectId?: string | undefined;
-  /** A key was added: what failed can be tried again. */
+  /** Called when a key was added, so that the failed action can be retried. */
   onAdded?: () => void;
 }) {
   if (code === "no_model") return <AddKey agent={agent} projectId={projectId} onAdded={onAdded} />;
   return code?.startsWith("model_") ? <SettingsLink projectId={projectId} /> : null;
 }
 
-/** Before something is begun with an agent that lacks its key: that it would fail, and the way to the key. */
+/** Warn that the agent lacks its key and would fail, with a button to add the key. */
 export function KeyNote({ agent, projectId }: { agent: Agent; projectId: string | undefined }) {
   return (
     <div role="note" className="flex flex-wrap items-center gap-x-3 gap-y-1.5 rounded-md bg-warn-soft px-2.5 py-2">
       <p className="min-w-0 flex-1 basis-56 text-[13px]">
-        {agent.title} has no key for its model: it fails until there is one.
+        {agent.title} has no key for its model and cannot run without one.
       </p>
       <AddKey agent={agent.name} projectId={projectId} />
     </div>
   );
 }
 
-/** The button that asks for an agent's key; for those who may not add one, whom to ask. */
+/** A button to add the agent's key; for people who may not add one, whom to ask. */
 export function AddKey({
   agent: name,
   projectId,
@@ -70,7 +70,7 @@ export function AddKey({
         open={open}
         onOpenChange={setOpen}
         title={`Add a key for ${agent.title}`}
-        description={onAdded ? "The task is started again when the key works." : "It is tested before it is saved."}
+        description={onAdded ? "The task is retried when the key works." : "The key is tested before it is saved."}
       >
         <KeyForm
           agent={agent}
@@ -85,7 +85,7 @@ export function AddKey({
   );
 }
 
-/** To where the provider is changed: the project's own, if it has some. */
+/** Link to the provider settings: those of the project if it has its own providers. */
 function SettingsLink({ projectId }: { projectId: string | undefined }) {
   const known = useQuery({ ...providers(projectId), enabled: projectId !== undefined }).data;
   const inside = (

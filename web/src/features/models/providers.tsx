@@ -20,13 +20,13 @@ export const providers = (projectId?: string) => ({
     all((cursor) => got(api.GET("/api/v1/model-providers", { params: { query: { projectId, cursor, limit: 200 } } }))),
 });
 
-/** Everybody's, which administrators change; with a project, also its own, which its owner changes. */
+/** Shared providers, which administrators can change. With a project, also its own providers, which its owner can change. */
 export function Providers({ projectId, frozen }: { projectId?: string; frozen: boolean }) {
   const query = useQuery(providers(projectId));
   const [editing, setEditing] = useState<Provider | "new" | null>(null);
   const description = projectId
-    ? "Where this project's agents find their models. Its own providers come before everybody's."
-    : "Where agents find their models. Keys stay with the platform: agents only get an address inside their sandbox.";
+    ? "Model providers for this project's agents. The project's own providers take precedence over shared ones."
+    : "Model providers for agents. Keys stay with the platform: agents only get an address inside their sandbox.";
   return (
     <Section
       title="Model providers"
@@ -53,8 +53,8 @@ export function Providers({ projectId, frozen }: { projectId?: string; frozen: b
               ))}
             </ul>
           ) : (
-            <Empty title="No model provider" icon={<Brain className="size-5" aria-hidden />}>
-              The demo agent needs none; every other agent needs a model to think with.
+            <Empty title="No model providers" icon={<Brain className="size-5" aria-hidden />}>
+              Every agent except the demo agent needs a model.
             </Empty>
           );
         }}
@@ -63,7 +63,7 @@ export function Providers({ projectId, frozen }: { projectId?: string; frozen: b
         open={editing !== null}
         onOpenChange={(open) => !open && setEditing(null)}
         title={editing && editing !== "new" ? editing.name : "Add a model provider"}
-        description={projectId ? "For this project alone." : "For everybody."}
+        description={projectId ? "For this project only." : "Shared by all projects."}
       >
         {editing && (
           <ProviderForm
@@ -107,7 +107,7 @@ function Row({
         <div className="min-w-0 flex-1 basis-56">
           <p className="flex flex-wrap items-center gap-2 text-[13px] font-medium">
             {provider.name} <Badge>{KIND_NAMES[provider.kind]}</Badge>
-            {shared && <Badge tone="info">everybody's</Badge>}
+            {shared && <Badge tone="info">shared</Badge>}
           </p>
           <p className="truncate font-mono text-xs text-soft" title={provider.baseUrl}>
             {provider.baseUrl}
@@ -126,10 +126,10 @@ function Row({
           <Link
             to="/agents"
             search={{ tab: "providers" }}
-            aria-label={`Edit for everybody: ${provider.name}`}
+            aria-label={`Edit shared provider ${provider.name}`}
             className="text-xs text-accent underline underline-offset-2"
           >
-            Edit for everybody
+            Edit shared provider
           </Link>
         )}
         {!shared && (
@@ -156,7 +156,7 @@ function Row({
               action="Delete"
               onConfirm={() => remove.mutateAsync()}
             >
-              Agents that use it have no model then. What was spent there stays known.
+              Agents that use it lose their model. Its usage history is kept.
             </Confirm>
           </div>
         )}
@@ -165,9 +165,9 @@ function Row({
         {test.data && (
           <p className="mt-1.5 flex items-start gap-1.5 text-[13px]">
             {test.data.ok ? (
-              <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="works" />
+              <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="passed" />
             ) : (
-              <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="does not work" />
+              <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="failed" />
             )}
             <span className="min-w-0 break-words">
               {test.data.detail} <span className="text-faint tabular-nums">{test.data.durationMs} ms</span>

@@ -1,13 +1,13 @@
-/** The address bar of a preview holds what follows the host name. Pure. */
+/** Parse the address bar of a preview, which contains everything after the host name. Pure. */
 
 export interface Address {
-  /** With its query, encoded. */
+  /** Encoded, including the query. */
   path: string;
-  /** With its #, or empty. It never leaves the browser. */
+  /** Including #, or empty. Never sent to the server. */
   hash: string;
 }
 
-/** What somebody typed or pasted: a path with or without its slash, or a whole URL. */
+/** Parse typed or pasted text: a path with or without leading slash, or a whole URL. */
 export function parseAddress(text: string): Address {
   const whole = /^https?:\/\//i.test(text.trim());
   const target = whole ? text.trim() : `http://preview/${text.trim().replace(/^\/+/, "")}`;

@@ -1,6 +1,6 @@
 import { api, got } from "@/api/client";
 
-/** An address that shows a port once, for this browser. */
+/** Create a preview and return its one-time URL for this browser. */
 export async function createPreview(sandboxId: string, port: number, path = "/"): Promise<string> {
   const made = await got(
     api.POST("/api/v1/sandboxes/{sandbox_id}/previews", {
@@ -11,7 +11,7 @@ export async function createPreview(sandboxId: string, port: number, path = "/")
   return made.url;
 }
 
-/** The path that a frame shows: what was opened in it, as far as the platform has seen it. */
+/** Return the path that a preview shows, as last seen by the platform. */
 export async function readShownPath(sandboxId: string, port: number): Promise<string | null> {
   const shown = await got(
     api.GET("/api/v1/sandboxes/{sandbox_id}/previews/{port}", { params: { path: { sandbox_id: sandboxId, port } } }),
@@ -20,10 +20,13 @@ export async function readShownPath(sandboxId: string, port: number): Promise<st
 }
 
 export async function openInTab(sandboxId: string, port: number, path = "/", hash = ""): Promise<void> {
-  const tab = window.open("about:blank", "_blank"); // at once, or the browser takes it for an advertisement
+  const tab = window.open("about:blank", "_blank"); // opened synchronously, otherwise the pop-up blocker stops it
   try {
     const url = await createPreview(sandboxId, port, path);
-    if (!tab) throw new Error("The browser did not allow a new tab. Allow pop-ups for this site, or open it beside.");
+    if (!tab)
+      throw new Error(
+        "The browser blocked the new tab. Allow pop-ups for this site, or open the preview in this page.",
+      );
     tab.opener = null;
     tab.location.replace(url + hash);
   } catch (error) {

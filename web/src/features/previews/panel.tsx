@@ -12,7 +12,7 @@ import { type Shown, showPreview } from "./shown";
 
 const close = () => showPreview(null);
 
-/** The preview that is shown now: beside the page where there is room, in a drawer where there is not. */
+/** The open preview: beside the page if there is room, otherwise in a drawer. */
 export function PreviewPanel({ shown }: { shown: Shown }) {
   const wide = useWide();
   const key = `${shown.sandboxId}:${shown.port}:${shown.path}`;
@@ -32,7 +32,7 @@ export function PreviewPanel({ shown }: { shown: Shown }) {
     >
       <div className="flex items-center gap-2">
         <h2 className="min-w-0 flex-1 truncate text-[13px] font-semibold">{shown.title}</h2>
-        <IconButton label="Close the preview" size="sm" onClick={close}>
+        <IconButton label="Close preview" size="sm" onClick={close}>
           <X className="size-4" aria-hidden />
         </IconButton>
       </div>
@@ -41,10 +41,10 @@ export function PreviewPanel({ shown }: { shown: Shown }) {
   );
 }
 
-/** A frame of another origin that can neither leave its frame nor look into this page, and the address of what it shows. */
+/** A sandboxed frame of another origin, which cannot leave its frame or access this page, with an address bar. */
 function Preview({ shown: { sandboxId, port, path, title } }: { shown: Shown }) {
   const [address, setAddress] = useState<Address>({ path, hash: "" });
-  /** What is in the address bar while somebody writes there. */
+  /** Text of the address bar while it is edited. */
   const [typed, setTyped] = useState<string | null>(null);
   const [frame, setFrame] = useState<{ url: string; number: number } | null>(null);
   const load = useMutation({
@@ -52,7 +52,7 @@ function Preview({ shown: { sandboxId, port, path, title } }: { shown: Shown }) 
       const url = await createPreview(sandboxId, port, to.path);
       setAddress(to);
       setTyped(null);
-      // a new frame each time: its place cannot be read or set from here
+      // a new frame each time: the location of a cross-origin frame cannot be read or set
       setFrame((last) => ({ url: url + to.hash, number: (last?.number ?? 0) + 1 }));
     },
     onError: failed("Could not open the preview"),
@@ -75,11 +75,11 @@ function Preview({ shown: { sandboxId, port, path, title } }: { shown: Shown }) 
           load.mutate(typed === null ? address : parseAddress(typed));
         }}
       >
-        <IconButton label="Reload the preview" size="sm" disabled={load.isPending} onClick={() => load.mutate(address)}>
+        <IconButton label="Reload preview" size="sm" disabled={load.isPending} onClick={() => load.mutate(address)}>
           <RotateCw className="size-4" aria-hidden />
         </IconButton>
         <Input
-          aria-label="Address in the preview"
+          aria-label="Preview address"
           value={typed ?? address.path + address.hash}
           onChange={(event) => setTyped(event.target.value)}
           onFocus={(event) => event.target.select()}

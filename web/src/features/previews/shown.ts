@@ -1,4 +1,4 @@
-/** Which preview is shown beside the page, if any: one for the whole application, so that it stays while one goes from page to page. */
+/** The open preview, if any. One for the whole application, so that it stays open during navigation. */
 import { useSyncExternalStore } from "react";
 
 export interface Shown {

@@ -21,10 +21,14 @@ type Credential = Schemas["CredentialView"];
 type Kind = Credential["kind"];
 
 const KINDS: { kind: Kind; title: string; about: string }[] = [
-  { kind: "token", title: "Token", about: "For https: a personal access token, or a password." },
-  { kind: "ssh_key", title: "SSH key", about: "For ssh: a private key without a passphrase." },
-  { kind: "app", title: "GitHub App", about: "Installed for the repository; makes its own short tokens." },
-  { kind: "webhook_secret", title: "Webhook secret", about: "What GitHub signs its deliveries with." },
+  { kind: "token", title: "Token", about: "For HTTPS: a personal access token or a password." },
+  { kind: "ssh_key", title: "SSH key", about: "For SSH: a private key without a passphrase." },
+  {
+    kind: "app",
+    title: "GitHub App",
+    about: "A GitHub App installed for the repository. It creates short-lived tokens.",
+  },
+  { kind: "webhook_secret", title: "Webhook secret", about: "The secret that GitHub signs webhook deliveries with." },
 ];
 
 const webhook = () => `${location.origin}/api/v1/webhooks/github`;
@@ -44,7 +48,7 @@ export function AccessTab({ project }: { project: Project }) {
     <>
       <Section
         title="Credentials"
-        description="They go in and never come out: only the end of a token or the fingerprint of a key is shown."
+        description="Write-only: only the last characters of a token or the fingerprint of a key are shown."
       >
         <Loaded query={query}>
           {(stored) => (
@@ -64,13 +68,13 @@ export function AccessTab({ project }: { project: Project }) {
       </Section>
       <Section
         title="Webhook"
-        description="With it, pull requests, checks and comments are here at once. Content type: application/json; events: pull requests, reviews, checks, comments, issues and pushes."
+        description="Optional. With a webhook, updates of pull requests, checks and comments arrive immediately. Content type: application/json. Events: pull requests, reviews, checks, comments, issues and pushes."
       >
         <div className="flex items-center gap-2 px-4 py-3">
           <code className="min-w-0 flex-1 truncate font-mono text-xs" title={webhook()}>
             {webhook()}
           </code>
-          <CopyButton text={webhook()} label="Copy the webhook's address" />
+          <CopyButton text={webhook()} label="Copy webhook URL" />
         </div>
       </Section>
       <Section title="Connection">
@@ -132,7 +136,7 @@ function Row({
           action="Remove"
           onConfirm={() => remove.mutateAsync()}
         >
-          What needs it stops working: cloning, pushing, or news from the forge.
+          Cloning, pushing or forge updates that rely on it stop working.
         </Confirm>
       )}
       <Dialog
@@ -172,13 +176,13 @@ function Write({
     onSuccess: () => {
       void client.invalidateQueries({ queryKey: ["credentials", projectId] });
       void client.invalidateQueries({ queryKey: ["projects"] });
-      toast.success(`${title} stored`);
+      toast.success(`${title} saved`);
       onDone();
     },
   });
   const at = (field: string) => fault(save.error, field);
   const findings = findingsOf(save.error);
-  const tested = kind !== "webhook_secret"; // nothing that can be asked needs that one
+  const tested = kind !== "webhook_secret"; // the connection test does not use it
   const long = kind === "ssh_key" || kind === "app";
   return (
     <form
@@ -191,10 +195,10 @@ function Write({
     >
       {kind === "app" && (
         <div className="grid gap-3 sm:grid-cols-2">
-          <Field label="App id" hint="Its number or its client id." error={at("app.appId")}>
+          <Field label="App ID" hint="The app's ID or client ID." error={at("app.appId")}>
             {(wear) => <Input {...wear} value={given.appId} onChange={(event) => set({ appId: event.target.value })} />}
           </Field>
-          <Field label="Installation id" error={at("app.installationId")}>
+          <Field label="Installation ID" error={at("app.installationId")}>
             {(wear) => (
               <Input
                 {...wear}
@@ -227,7 +231,7 @@ function Write({
         }
       </Field>
       {kind === "token" && (
-        <Field label="User name" hint="Beside the token. GitHub needs none." error={at("username")}>
+        <Field label="Username" hint="Optional; not needed for GitHub." error={at("username")}>
           {(wear) => (
             <Input
               {...wear}
@@ -240,18 +244,18 @@ function Write({
         </Field>
       )}
       {save.error && (
-        <Failure>{findings ? "The connection test failed. Nothing was stored." : overall(save.error)}</Failure>
+        <Failure>{findings ? "The connection test failed. Nothing was saved." : overall(save.error)}</Failure>
       )}
       {findings && <FindingList findings={findings} />}
       <div className="flex justify-end gap-2">
         <Button onClick={onDone}>Cancel</Button>
         {findings && (
           <Button disabled={save.isPending} onClick={() => save.mutate(false)}>
-            Store anyway
+            Save anyway
           </Button>
         )}
         <Button type="submit" look="primary" busy={save.isPending} disabled={!given.value}>
-          Store
+          Save
         </Button>
       </div>
     </form>

@@ -15,14 +15,14 @@ import { TakeSample } from "./sample";
 
 const BLANK = { name: "", repository: "", baseBranch: "", token: "", username: "" };
 
-/** The connection is tested first: what does not work is added only if somebody wants that. */
+/** Add a project. The connection is tested first; if that fails, the user can still add the project. */
 export function AddProject({ open, onOpenChange }: { open: boolean; onOpenChange: (open: boolean) => void }) {
   return (
     <Dialog
       open={open}
       onOpenChange={onOpenChange}
       title="Add a project"
-      description="A repository and its credentials. The connection is tested before anything is stored."
+      description="A repository and its credentials. The connection is tested before anything is saved."
     >
       <Describe onClose={() => onOpenChange(false)} />
     </Dialog>
@@ -72,7 +72,7 @@ function Describe({ onClose }: { onClose: () => void }) {
       <Field
         label="Repository"
         className="sm:col-span-2"
-        hint={admin ? "An https or ssh address, or a path on the platform's own machine." : "An https or ssh address."}
+        hint={admin ? "An HTTPS or SSH URL, or a path on the platform's host." : "An HTTPS or SSH URL."}
         error={at("repository")}
       >
         {(wear) => (
@@ -101,19 +101,19 @@ function Describe({ onClose }: { onClose: () => void }) {
         {(wear) => (
           <Input
             {...wear}
-            placeholder="the repository's default"
+            placeholder="repository default"
             spellCheck={false}
             value={form.baseBranch}
             onChange={(event) => set({ baseBranch: event.target.value })}
           />
         )}
       </Field>
-      <Field label="Token" hint="Opens a private repository; never shown again." error={at("token")}>
+      <Field label="Token" hint="For private repositories. Write-only." error={at("token")}>
         {(wear) => (
           <SecretInput {...wear} value={form.token} onChange={(event) => set({ token: event.target.value })} />
         )}
       </Field>
-      <Field label="User name of the token" hint="GitHub needs none." error={fault(make.error, "username")}>
+      <Field label="Username" hint="Optional; not needed for GitHub." error={fault(make.error, "username")}>
         {(wear) => (
           <Input
             {...wear}

@@ -11,13 +11,17 @@ import { useProjectForm } from "./form";
 
 const PLATFORM = "default";
 const MODES = [
-  { value: "allow_all", label: "Allow everything", detail: "All that stays inside the sandbox." },
-  { value: "allow_reads", label: "Allow reading", detail: "Reading, searching and thinking; the rest is asked." },
-  { value: "ask", label: "Ask for everything", detail: "A person answers whatever the agent asks." },
+  { value: "allow_all", label: "Allow everything", detail: "Everything inside the sandbox." },
+  {
+    value: "allow_reads",
+    label: "Allow reading",
+    detail: "Reading, searching and thinking. Everything else needs permission.",
+  },
+  { value: "ask", label: "Ask for everything", detail: "A person answers every permission request." },
 ];
 const STUCK = [
-  { value: "show", label: "Only show it" },
-  { value: "wake", label: "Wake it", detail: "Interrupt it and tell it to go on." },
+  { value: "show", label: "Show a warning" },
+  { value: "wake", label: "Wake it", detail: "Interrupt the agent and tell it to continue." },
   { value: "ask", label: "Ask a person" },
   { value: "stop", label: "Stop the turn" },
 ];
@@ -32,7 +36,7 @@ export function AgentTab({ project }: { project: Project }) {
   const permit = (patch: Partial<typeof permissions>) => edit("agent", { permissions: { ...permissions, ...patch } });
   return (
     <Form {...form}>
-      <Section title="Agent" description="Used when a task names no agent.">
+      <Section title="Agent" description="Used for tasks that do not choose an agent.">
         <Fields>
           <Field label="Default agent" error={fault("agent.default")}>
             {(wear) => (
@@ -41,7 +45,7 @@ export function AgentTab({ project }: { project: Project }) {
                 value={agent.default ?? PLATFORM}
                 onChange={(name) => edit("agent", { default: name === PLATFORM ? null : name })}
                 choices={[
-                  { value: PLATFORM, label: `The platform's default${usual ? `: ${agentTitle(usual)}` : ""}` },
+                  { value: PLATFORM, label: `Platform default${usual ? `: ${agentTitle(usual)}` : ""}` },
                   ...known.map((one) => ({
                     value: one.name,
                     label: pickerTitle(one, project.id),
@@ -52,7 +56,7 @@ export function AgentTab({ project }: { project: Project }) {
               />
             )}
           </Field>
-          <Field label="Model" hint="Empty: the provider's first one." error={fault("agent.model")}>
+          <Field label="Model" hint="Leave empty for the provider's first model." error={fault("agent.model")}>
             {(wear) => (
               <Input
                 {...wear}
@@ -68,7 +72,7 @@ export function AgentTab({ project }: { project: Project }) {
               <option key={model} value={model} />
             ))}
           </datalist>
-          <Field label="Mode" hint="Empty: the agent's own." error={fault("agent.mode")}>
+          <Field label="Mode" hint="Leave empty for the agent's default." error={fault("agent.mode")}>
             {(wear) => (
               <Input
                 {...wear}
@@ -88,10 +92,10 @@ export function AgentTab({ project }: { project: Project }) {
       </Section>
       <Section
         title="Permissions"
-        description="What agents may do without asking. What is refused below is refused in every mode."
+        description="What agents may do without asking. The patterns below are denied in every mode."
       >
         <Fields>
-          <Field label="Without asking" error={fault("agent.permissions.mode")}>
+          <Field label="Allowed without asking" error={fault("agent.permissions.mode")}>
             {(wear) => (
               <Select
                 {...wear}
@@ -102,8 +106,8 @@ export function AgentTab({ project }: { project: Project }) {
             )}
           </Field>
           <Field
-            label="Wait for an answer (seconds)"
-            hint="Nobody answered in time: refused."
+            label="Permission request timeout (seconds)"
+            hint="If unanswered, the request is denied."
             error={fault("agent.permissions.timeoutSeconds")}
           >
             {(wear) => (
@@ -116,9 +120,9 @@ export function AgentTab({ project }: { project: Project }) {
             )}
           </Field>
           <Field
-            label="Always refuse"
+            label="Always deny"
             className="sm:col-span-2"
-            hint="Regular expressions, one a line, searched for in a tool call's title, command, paths and input."
+            hint="Regular expressions, one per line, matched anywhere in a tool call's title, command, paths and input."
             error={fault("agent.permissions.deny")}
           >
             {(wear) => (
@@ -133,11 +137,11 @@ export function AgentTab({ project }: { project: Project }) {
           </Field>
         </Fields>
       </Section>
-      <Section title="When it is stuck">
+      <Section title="Stuck agents">
         <Fields>
           <Field
             label="Stuck after (minutes)"
-            hint="No output and no CPU for so long."
+            hint="Minutes without output and CPU use."
             error={fault("agent.stuckMinutes")}
           >
             {(wear) => (
@@ -149,7 +153,7 @@ export function AgentTab({ project }: { project: Project }) {
               />
             )}
           </Field>
-          <Field label="Then" error={fault("agent.whenStuck")}>
+          <Field label="When stuck" error={fault("agent.whenStuck")}>
             {(wear) => (
               <Select
                 {...wear}

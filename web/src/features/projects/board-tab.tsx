@@ -8,8 +8,8 @@ import { type ProjectForm, useProjectForm } from "./form";
 
 const LIMITED = ["backlog", "in_progress", "in_review"] as const;
 const FINISHED = [
-  { value: "destroy", label: "Destroy it" },
-  { value: "pause", label: "Keep it, paused" },
+  { value: "destroy", label: "Destroy" },
+  { value: "pause", label: "Pause and keep" },
 ];
 
 export function BoardTab({ project }: { project: Project }) {
@@ -24,7 +24,11 @@ export function BoardTab({ project }: { project: Project }) {
     <Form {...form}>
       <Section title="Work in progress">
         <Fields>
-          <Field label="Attempts at once" hint="Of this project; the others wait." error={fault("tasks.parallel")}>
+          <Field
+            label="Parallel attempts"
+            hint="Further attempts of this project are queued."
+            error={fault("tasks.parallel")}
+          >
             {(wear) => (
               <NumberInput
                 {...wear}
@@ -37,8 +41,8 @@ export function BoardTab({ project }: { project: Project }) {
           {LIMITED.map((column) => (
             <Field
               key={column}
-              label={`Most cards in ${COLUMNS[column].text}`}
-              hint="Empty: no limit."
+              label={`Card limit for ${COLUMNS[column].text}`}
+              hint="Leave empty for no limit."
               error={fault(`tasks.wipLimits.${column}`)}
             >
               {(wear) => (
@@ -55,18 +59,18 @@ export function BoardTab({ project }: { project: Project }) {
       </Section>
       <Section
         title="Budgets"
-        description="What may be spent on models. Empty: no limit. With a budget in dollars, only models with a known price are used."
+        description="Limits for model usage. Leave empty for no limit. With a budget in US dollars, only models with a known price are used."
       >
         <Fields>
-          <Budget made={made} which="budget" title="a task" />
-          <Budget made={made} which="monthlyBudget" title="the project, each month" />
+          <Budget made={made} which="budget" title="per task" />
+          <Budget made={made} which="monthlyBudget" title="of the project per month" />
         </Fields>
       </Section>
       <Section title="Issues, comments and checks">
         <Fields>
           <Field
-            label="Label that makes a task"
-            hint="An issue that gets it becomes a task that starts at once. Empty: none."
+            label="Issue label"
+            hint="Issues with this label become tasks that start immediately. Leave empty to turn this off."
             error={fault("tasks.issueLabel")}
           >
             {(wear) => (
@@ -79,7 +83,7 @@ export function BoardTab({ project }: { project: Project }) {
           </Field>
           <Field
             label="Mention"
-            hint="A comment on a pull request with this word goes to the agent."
+            hint="Pull request comments that contain this word are sent to the agent."
             error={fault("tasks.mention")}
           >
             {(wear) => (
@@ -91,8 +95,8 @@ export function BoardTab({ project }: { project: Project }) {
             )}
           </Field>
           <Field
-            label="Rounds of feedback"
-            hint="How often failed checks may wake the agent by themselves."
+            label="Automatic feedback rounds"
+            hint="How often failed checks are sent to the agent automatically."
             error={fault("tasks.feedbackRounds")}
           >
             {(wear) => (
@@ -104,7 +108,7 @@ export function BoardTab({ project }: { project: Project }) {
               />
             )}
           </Field>
-          <Field label="A finished task's sandbox" error={fault("tasks.finished")}>
+          <Field label="Sandbox of a finished task" error={fault("tasks.finished")}>
             {(wear) => (
               <Select
                 {...wear}
@@ -125,7 +129,7 @@ function Budget({ made, which, title }: { made: ProjectForm; which: "budget" | "
   const budget = settings.tasks[which];
   return (
     <>
-      <Field label={`US dollars for ${title}`} error={fault(`tasks.${which}.usd`)}>
+      <Field label={`Budget ${title} (USD)`} error={fault(`tasks.${which}.usd`)}>
         {(wear) => (
           <NumberInput
             {...wear}
@@ -137,7 +141,7 @@ function Budget({ made, which, title }: { made: ProjectForm; which: "budget" | "
           />
         )}
       </Field>
-      <Field label={`Tokens for ${title}`} error={fault(`tasks.${which}.tokens`)}>
+      <Field label={`Budget ${title} (tokens)`} error={fault(`tasks.${which}.tokens`)}>
         {(wear) => (
           <NumberInput
             {...wear}

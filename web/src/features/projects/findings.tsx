@@ -6,15 +6,17 @@ import { failed } from "@/ui/toast";
 
 type Tested = Schemas["Tested"];
 
-/** What a refused connection test has found; null: it was refused for another reason. */
+/** Return the findings of a failed connection test; null if the error has another cause. */
 export function findingsOf(error: unknown): Tested["findings"] | null {
   if (!(error instanceof ApiError) || error.code !== "connection_test_failed") return null;
   const found = (error.problem as { findings?: Tested["findings"] }).findings;
   return Array.isArray(found) ? found : [];
 }
 
-/** What a refused connection test says first about one box of a form (`token`); undefined: nothing. What else is wrong there often is
- * so for the same reason. */
+/**
+ * Return the first failure of a connection test for one form field (`token`); undefined if there is none. Further failures of the field
+ * often have the same cause.
+ */
 export function findingAt(error: unknown, field: string): string | undefined {
   return findingsOf(error)?.find((finding) => !finding.ok && finding.field === field)?.detail;
 }
@@ -27,18 +29,16 @@ export function useConnectionTest(projectId: string) {
   });
 }
 
-/** Tries the repository and its forge; changes nothing there. */
+/** Test the repository and its forge without changing anything. */
 export function ConnectionTest({ projectId }: { projectId: string }) {
   const test = useConnectionTest(projectId);
   return (
     <div className="flex flex-col gap-3 p-4" aria-live="polite">
       <div className="flex flex-wrap items-center gap-2">
         <Button onClick={() => test.mutate()} busy={test.isPending}>
-          <PlugZap className="size-3.5" aria-hidden /> Test the connection
+          <PlugZap className="size-3.5" aria-hidden /> Test connection
         </Button>
-        <span className="text-xs text-soft">
-          Can it be read, pushed to, and its forge be asked? Nothing is changed.
-        </span>
+        <span className="text-xs text-soft">Checks read, push and API access. Nothing is changed.</span>
       </div>
       {test.data && <Findings tested={test.data} />}
     </div>
@@ -56,13 +56,13 @@ export function Findings({ tested }: { tested: Tested }) {
 
 export function FindingList({ findings }: { findings: Tested["findings"] }) {
   return (
-    <ul className="divide-y rounded-md border" aria-label="What was found">
+    <ul className="divide-y rounded-md border" aria-label="Test results">
       {findings.map((finding) => (
         <li key={finding.what} className="flex items-start gap-2 px-3 py-2 text-[13px]">
           {finding.ok ? (
-            <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="works" />
+            <CircleCheck className="mt-0.5 size-4 shrink-0 text-ok" role="img" aria-label="passed" />
           ) : (
-            <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="does not work" />
+            <CircleX className="mt-0.5 size-4 shrink-0 text-bad" role="img" aria-label="failed" />
           )}
           <span className="w-20 shrink-0 font-medium">{titleOf(finding.what)}</span>
           <span className="min-w-0 break-words text-soft">{finding.detail}</span>
@@ -72,7 +72,7 @@ export function FindingList({ findings }: { findings: Tested["findings"] }) {
   );
 }
 
-/** `base_branch` as people read it. */
+/** Format `base_branch` as "Base branch". */
 function titleOf(what: string): string {
   if (what === "api") return "API";
   const words = what.replaceAll("_", " ");
@@ -85,12 +85,12 @@ function RateBudget({ budget }: { budget: NonNullable<Tested["budget"]> }) {
     <div className="text-xs text-soft">
       <div className="mb-1 flex justify-between tabular-nums">
         <span>
-          The forge takes {budget.remaining} of {budget.limit} more requests
-          {budget.low && <strong className="text-warn"> (few are left)</strong>}
+          {budget.remaining} of {budget.limit} API requests left
+          {budget.low && <strong className="text-warn"> (low)</strong>}
         </span>
-        <span>full again at {new Date(budget.resetsAt).toLocaleTimeString(undefined, { timeStyle: "short" })}</span>
+        <span>resets at {new Date(budget.resetsAt).toLocaleTimeString(undefined, { timeStyle: "short" })}</span>
       </div>
-      <progress className="h-1.5 w-full accent-accent" aria-label="Requests left" value={left} max={100} />
+      <progress className="h-1.5 w-full accent-accent" aria-label="API requests left" value={left} max={100} />
     </div>
   );
 }

@@ -3,7 +3,7 @@ import clsx from "clsx";
 import { Info } from "lucide-react";
 import type { Project } from "@/api/types";
 
-/** Why a project's branches get no pull requests, and where that is changed; nothing for a project whose branches do. */
+/** Explain why the project's branches get no pull requests, with a link to the settings. Renders nothing if they do. */
 export function ForgeNote({
   project,
   className,
@@ -13,7 +13,7 @@ export function ForgeNote({
   project: Project;
   className?: string;
   linked?: boolean;
-  /** Where the settings lead back to. */
+  /** The page that the settings link back to. */
   from?: "welcome";
 }) {
   if (!project.forgeNote) return null;

@@ -9,13 +9,17 @@ import { type ProjectForm, useProjectForm } from "./form";
 import type { Settings } from "./settings";
 
 const MESSAGES = [
-  { value: "conventional", label: "Conventional commits", detail: "feat: …, fix(scope): …" },
+  { value: "conventional", label: "Conventional Commits", detail: "feat: …, fix(scope): …" },
   { value: "any", label: "Any" },
 ];
 const KINDS = [
-  { value: "auto", label: "By its address", detail: "GitHub for github.com or with an API address, else plain." },
+  {
+    value: "auto",
+    label: "Automatic",
+    detail: "GitHub for github.com or if an API URL is set, otherwise a plain Git remote.",
+  },
   { value: "github", label: "GitHub" },
-  { value: "plain", label: "A plain remote", detail: "Branches are pushed; there are no pull requests." },
+  { value: "plain", label: "Plain Git remote", detail: "Branches are pushed; there are no pull requests." },
 ];
 const METHODS = [
   { value: "squash", label: "Squash into one commit" },
@@ -23,9 +27,9 @@ const METHODS = [
   { value: "rebase", label: "Rebase" },
 ];
 const PEOPLE = [
-  { key: "author", label: "Author", hint: "Empty: Sandyard." },
-  { key: "committer", label: "Committer", hint: "Empty: the author." },
-  { key: "coAuthor", label: "Co-author", hint: "Empty: the session's agent." },
+  { key: "author", label: "Author", hint: "Leave empty for Sandyard." },
+  { key: "committer", label: "Committer", hint: "Leave empty for the author." },
+  { key: "coAuthor", label: "Co-author", hint: "Leave empty for the session's agent." },
 ] as const;
 const LISTS = [
   { key: "labels", label: "Labels" },
@@ -33,7 +37,7 @@ const LISTS = [
   { key: "assignees", label: "Assignees" },
 ] as const;
 
-/** Then the new address is asked before it is saved. */
+/** Return whether the API URL has changed: the new one is tested before it is saved. */
 const isApiChanged = (before: Settings, now: Settings) =>
   now.forge.kind !== "plain" && now.forge.apiUrl !== null && now.forge.apiUrl !== before.forge.apiUrl;
 
@@ -49,8 +53,8 @@ export function ForgeTab({ project }: { project: Project }) {
             <Identity key={one.key} made={made} which={one.key} label={one.label} hint={one.hint} />
           ))}
           <Field
-            label="Messages"
-            hint="What subjects commits must have to be made and pushed."
+            label="Commit messages"
+            hint="Required format of commit subjects, checked before committing and pushing."
             error={fault("git.commitMessages")}
           >
             {(wear) => (
@@ -67,7 +71,7 @@ export function ForgeTab({ project }: { project: Project }) {
       <Section title="Forge">
         <ForgeNote project={project} linked={false} className="m-4 mb-0" />
         <Fields>
-          <Field label="Kind" error={fault("forge.kind")}>
+          <Field label="Forge" error={fault("forge.kind")}>
             {(wear) => (
               <Select
                 {...wear}
@@ -78,8 +82,8 @@ export function ForgeTab({ project }: { project: Project }) {
             )}
           </Field>
           <Field
-            label="API address"
-            hint="Of a GitHub Enterprise Server. Empty: GitHub's own."
+            label="API URL"
+            hint="For GitHub Enterprise Server. Leave empty for github.com."
             error={fault("forge.apiUrl") ?? findingsOf(form.error)?.[0]?.detail}
           >
             {(wear) => (
@@ -96,7 +100,7 @@ export function ForgeTab({ project }: { project: Project }) {
       </Section>
       <Section title="Pull requests">
         <Fields>
-          <Field label="Merge by" error={fault("forge.mergeMethod")}>
+          <Field label="Merge method" error={fault("forge.mergeMethod")}>
             {(wear) => (
               <Select
                 {...wear}
@@ -107,15 +111,15 @@ export function ForgeTab({ project }: { project: Project }) {
             )}
           </Field>
           <div className="flex flex-col justify-end gap-2 pb-1">
-            <Switch checked={forge.draft} onChange={(draft) => edit("forge", { draft })} label="Open them as drafts" />
+            <Switch checked={forge.draft} onChange={(draft) => edit("forge", { draft })} label="Open as draft" />
             <Switch
               checked={forge.deleteBranch}
               onChange={(deleteBranch) => edit("forge", { deleteBranch })}
-              label="Delete the branch when it was merged"
+              label="Delete the branch after merging"
             />
           </div>
           {LISTS.map((one) => (
-            <Field key={one.key} label={one.label} hint="One a line." error={fault(`forge.${one.key}`)}>
+            <Field key={one.key} label={one.label} hint="One per line." error={fault(`forge.${one.key}`)}>
               {(wear) => (
                 <ListInput
                   {...wear}
@@ -132,7 +136,7 @@ export function ForgeTab({ project }: { project: Project }) {
   );
 }
 
-/** A name and an e-mail address, or nobody: both boxes empty. */
+/** A name and an email address. Both empty means not set. */
 function Identity({
   made,
   which,
@@ -152,7 +156,7 @@ function Identity({
   };
   return (
     <>
-      <Field label={`${label}: name`} hint={hint} error={fault(`git.${which}.name`)}>
+      <Field label={`${label} name`} hint={hint} error={fault(`git.${which}.name`)}>
         {(wear) => (
           <Input
             {...wear}
@@ -162,7 +166,7 @@ function Identity({
           />
         )}
       </Field>
-      <Field label={`${label}: e-mail`} error={fault(`git.${which}.email`)}>
+      <Field label={`${label} email`} error={fault(`git.${which}.email`)}>
         {(wear) => (
           <Input
             {...wear}

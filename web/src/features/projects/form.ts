@@ -20,15 +20,15 @@ export interface ProjectForm {
   project: Project;
   draft: Draft<Written>;
   settings: Settings;
-  /** Change some of one part of the settings. */
+  /** Change some fields of one part of the settings. */
   edit: <K extends Part>(part: K, patch: Partial<Settings[K]>) => void;
-  /** What the platform says about a field of the settings (`agent.stuckMinutes`) or of the project (`/name`). */
+  /** Return the platform's error for a field of the settings (`agent.stuckMinutes`) or of the project (`/name`). */
   fault: (field: string) => string | undefined;
-  /** What `Form` wants to know. */
+  /** Props for `Form`. */
   form: {
     draft: Draft<Written>;
     onSave: () => void;
-    /** After a connection test that failed. */
+    /** Set after a failed connection test. */
     onForce: (() => void) | undefined;
     busy: boolean;
     error: unknown;
@@ -43,15 +43,17 @@ const written = (project: Project): Written => ({
   settings: project.settings as Settings,
 });
 
-/** Why the caller may not change the project; undefined: they may. */
+/** Return why the caller may not change the project; undefined if they may. */
 export function useFrozen(project: Project): string | undefined {
   const caller = useQuery(me).data?.user;
   if (!caller || caller.role === "admin" || caller.id === project.ownerId) return undefined;
   return "You are a member of this project. Only its owner and administrators can change this.";
 }
 
-/** A project being changed. Saving reads it again first: what others have changed meanwhile is not lost. `test`: whether the forge's API
- * is asked before that is saved. */
+/**
+ * A draft of a project. Saving reads the project again first, so that concurrent changes of others are not lost. `test` returns whether
+ * the forge's API is tested before saving.
+ */
 export function useProjectForm(
   project: Project,
   { test = () => false }: { test?: (before: Settings, now: Settings) => boolean } = {},

@@ -26,14 +26,14 @@ export function GeneralTab({ project }: { project: Project }) {
             </Field>
             <Field
               label="Base branch"
-              hint="What work starts from. Empty: the repository's default."
+              hint="The branch that work starts from. Leave empty for the repository's default."
               error={fault("/baseBranch")}
             >
               {(wear) => (
                 <Input
                   {...wear}
                   spellCheck={false}
-                  placeholder="the repository's default"
+                  placeholder="repository default"
                   value={value.baseBranch}
                   onChange={(event) => set({ baseBranch: event.target.value })}
                 />
@@ -42,7 +42,7 @@ export function GeneralTab({ project }: { project: Project }) {
             <Field
               label="Repository"
               className="sm:col-span-2"
-              hint="An https or ssh address without credentials in it. On another server, the stored credentials have to go first."
+              hint="An HTTPS or SSH URL without credentials. Before changing the server, remove the stored credentials."
               error={fault("/repository")}
             >
               {(wear) => (
@@ -56,8 +56,8 @@ export function GeneralTab({ project }: { project: Project }) {
               )}
             </Field>
             <Field
-              label="Pause unused sandboxes after (seconds)"
-              hint="Empty: as the platform says."
+              label="Pause idle sandboxes after (seconds)"
+              hint="Leave empty for the platform's default."
               error={fault("idleSeconds")}
             >
               {(wear) => (
@@ -77,7 +77,7 @@ export function GeneralTab({ project }: { project: Project }) {
   );
 }
 
-/** Putting it away, and taking it away. */
+/** Archive, unarchive or delete the project. */
 function End({ project }: { project: Project }) {
   const client = useQueryClient();
   const navigate = useNavigate();
@@ -89,9 +89,9 @@ function End({ project }: { project: Project }) {
     onSuccess: (saved) => {
       client.setQueryData(oneProject(project.id).queryKey, saved);
       void client.invalidateQueries({ queryKey: ["projects"] });
-      toast.success(archived ? "It is back" : "Archived");
+      toast.success(archived ? "Project unarchived" : "Project archived");
     },
-    onError: failed(archived ? "Could not bring it back" : "Could not archive it"),
+    onError: failed(archived ? "Could not unarchive the project" : "Could not archive the project"),
   });
   const remove = useMutation({
     mutationFn: () => got(api.DELETE("/api/v1/projects/{project_id}", path)),
@@ -99,7 +99,7 @@ function End({ project }: { project: Project }) {
       await navigate({ to: "/projects" });
       void client.invalidateQueries({ queryKey: ["projects"] });
       for (const noun of ["tasks", "board", "counts"]) void client.invalidateQueries({ queryKey: [noun] });
-      toast.success(`${project.name} is deleted`);
+      toast.success(`${project.name} deleted`);
     },
     onError: failed("Could not delete the project"),
   });
@@ -109,15 +109,15 @@ function End({ project }: { project: Project }) {
         <Line
           text={
             archived
-              ? "It is archived: not on the board, all of it kept."
-              : "Take it from the board and the lists. All of it is kept."
+              ? "This project is archived: hidden from the board, with all its data kept."
+              : "Hide the project from the board and from lists. All its data is kept."
           }
         >
           <Button disabled={frozen} busy={archive.isPending} onClick={() => archive.mutate()}>
-            {archived ? "Bring back" : "Archive"}
+            {archived ? "Unarchive" : "Archive"}
           </Button>
         </Line>
-        <Line text="Its tasks, schedules, secrets and credentials go with it. Its sessions stay their owners'. The repository is not touched.">
+        <Line text="Deletes the project's tasks, schedules, secrets and credentials. Sessions stay with their owners. The repository is not changed.">
           <Confirm
             trigger={
               <Button look="danger" disabled={frozen}>
@@ -125,10 +125,10 @@ function End({ project }: { project: Project }) {
               </Button>
             }
             title={`Delete ${project.name}?`}
-            action="Delete the project"
+            action="Delete project"
             onConfirm={() => remove.mutateAsync()}
           >
-            Its tasks and secrets go with it, and cannot be brought back. The repository itself is not touched.
+            Its tasks and secrets are deleted permanently. The repository itself is not changed.
           </Confirm>
         </Line>
       </div>

@@ -29,12 +29,12 @@ export function MembersTab({ project }: { project: Project }) {
   const add = useMutation({
     mutationFn: (userId: string) => got(api.PUT("/api/v1/projects/{project_id}/members/{user_id}", at(userId))),
     onSuccess: changed,
-    onError: failed("Could not add them"),
+    onError: failed("Could not add the member"),
   });
   const remove = useMutation({
     mutationFn: (userId: string) => got(api.DELETE("/api/v1/projects/{project_id}/members/{user_id}", at(userId))),
     onSuccess: changed,
-    onError: failed("Could not remove them"),
+    onError: failed("Could not remove the member"),
   });
   const owner =
     project.ownerId === caller?.id
@@ -46,7 +46,7 @@ export function MembersTab({ project }: { project: Project }) {
   return (
     <Section
       title="Members"
-      description="They see the project, its tasks and its sessions, and work on it. Only the owner and administrators change its settings."
+      description="Members can see and work on the project, its tasks and its sessions. Only the owner and administrators can change its settings."
     >
       <ul className="divide-y">
         <li className="flex items-center justify-between gap-3 px-4 py-2.5 text-[13px]">
@@ -69,11 +69,13 @@ export function MembersTab({ project }: { project: Project }) {
                     action={member.id === caller?.id ? "Leave" : "Remove"}
                     onConfirm={() => remove.mutateAsync(member.id)}
                   >
-                    The project and its tasks are then no longer seen.
+                    {member.id === caller?.id
+                      ? "You lose access to the project and its tasks."
+                      : "They lose access to the project and its tasks."}
                   </Confirm>
                 </li>
               ))}
-              {members.length === 0 && <li className="px-4 py-2.5 text-[13px] text-soft">Nobody else yet.</li>}
+              {members.length === 0 && <li className="px-4 py-2.5 text-[13px] text-soft">No other members yet.</li>}
             </>
           )}
         </Loaded>
@@ -90,7 +92,7 @@ export function MembersTab({ project }: { project: Project }) {
   );
 }
 
-/** Administrators choose from a list; others know whom they add by the id that is in that person's profile. */
+/** Add a member. Administrators choose from a list; others enter the user ID from that person's profile. */
 function Add({
   people,
   loading,
@@ -114,13 +116,13 @@ function Add({
   return (
     <form onSubmit={submit} className="flex flex-wrap items-end gap-2 border-t px-4 py-3">
       <Field
-        label="Add somebody"
+        label="Add a member"
         className="min-w-0 flex-1 basis-52"
         hint={
           people ? (
             people.length || loading ? undefined : (
               <>
-                Everybody who can sign in is in this project.{" "}
+                Everyone with an account is already in this project.{" "}
                 <Link to="/settings" search={{ tab: "people" }} className="text-accent underline underline-offset-2">
                   Add a person
                 </Link>{" "}
@@ -128,7 +130,7 @@ function Add({
               </>
             )
           ) : (
-            "Their user id is on their own page Settings, Profile."
+            "They can find their user ID under Settings, Profile."
           )
         }
       >
@@ -138,7 +140,7 @@ function Add({
               {...wear}
               value={chosen}
               onChange={setChosen}
-              placeholder={people.length ? "Choose a person" : loading ? "Loading…" : "There is nobody else"}
+              placeholder={people.length ? "Choose a person" : loading ? "Loading…" : "No one else to add"}
               disabled={!people.length}
               choices={people.map((one) => ({ value: one.id, label: one.name }))}
             />

@@ -1,4 +1,4 @@
-/** What a project could be called, by its repository's address: its last word. */
+/** Suggest a project name from its repository's URL: the last part of the path. */
 export function nameOf(repository: string): string {
   const path = repository
     .trim()

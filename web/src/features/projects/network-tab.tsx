@@ -10,7 +10,7 @@ import { useProjectForm } from "./form";
 const PLATFORM = "platform";
 const MODES = [
   { value: "none", label: "Nothing", detail: "No connection leaves the sandbox." },
-  { value: "listed", label: "Listed hosts only", detail: "Presets and hosts that are listed." },
+  { value: "listed", label: "Listed hosts only", detail: "Only the selected presets and listed hosts." },
   { value: "all", label: "Everything", detail: "The whole internet." },
 ];
 const PRESETS = [
@@ -37,12 +37,12 @@ export function NetworkTab({ project }: { project: Project }) {
     <Form {...form}>
       <Section
         title="Network"
-        description="What sandboxes of this project may connect to. The model needs nothing here: it is reached through the platform. Agents that come from npm need npm until they are installed."
+        description="What sandboxes of this project may connect to. Models are reached through the platform and need no entry here. Agents from npm need the npm preset until they are installed."
       >
         <Fields>
           <Field
             label="Sandboxes may connect to"
-            hint="Running sandboxes follow at once, paused ones when they are resumed."
+            hint="Applies to running sandboxes immediately, and to paused ones when they resume."
             error={fault("network.mode")}
           >
             {(wear) => (
@@ -53,7 +53,7 @@ export function NetworkTab({ project }: { project: Project }) {
                 choices={[
                   {
                     value: PLATFORM,
-                    label: usual ? `The platform's default: ${usual.label}` : "The platform's default",
+                    label: usual ? `Platform default: ${usual.label}` : "Platform default",
                   },
                   ...MODES,
                 ]}
@@ -76,7 +76,7 @@ export function NetworkTab({ project }: { project: Project }) {
             </fieldset>
             <Field
               label="Hosts"
-              hint="One per line: a domain name, *.example.org for all below one, an address or a CIDR."
+              hint="One per line: a domain name, *.example.org for its subdomains, an IP address or a CIDR range."
               error={fault("network.allow")}
             >
               {(wear) => (

@@ -51,7 +51,7 @@ export function ProjectsPage() {
               ))}
             </ul>
           ) : archived ? (
-            <Empty title="Nothing is archived">A project that is archived in its settings is listed here.</Empty>
+            <Empty title="No archived projects">Projects that are archived in their settings are listed here.</Empty>
           ) : (
             <None onAdd={() => setAdding(true)} />
           )
@@ -80,7 +80,7 @@ function Row({ project, cards }: { project: Project; cards: Counts | undefined }
           to="/board"
           search={{ project: project.id }}
           className="font-medium hover:text-accent hover:underline"
-          title="Open its board"
+          title="Open board"
         >
           {project.name}
         </Link>
@@ -111,7 +111,7 @@ function Row({ project, cards }: { project: Project; cards: Counts | undefined }
       <Link
         to="/projects/$projectId"
         params={{ projectId: project.id }}
-        aria-label={`Settings of ${project.name}`}
+        aria-label={`Settings for ${project.name}`}
         className="inline-flex h-7 items-center gap-1.5 rounded-md border border-line-strong px-2 text-xs font-medium hover:bg-hover"
       >
         <Settings2 className="size-3.5" aria-hidden /> Settings
@@ -123,7 +123,7 @@ function Row({ project, cards }: { project: Project; cards: Counts | undefined }
 function None({ onAdd }: { onAdd: () => void }) {
   return (
     <Empty
-      title="No project yet"
+      title="No projects yet"
       icon={<FolderGit2 className="size-6" aria-hidden />}
       action={
         <div className="flex flex-wrap justify-center gap-2">
@@ -134,7 +134,8 @@ function None({ onAdd }: { onAdd: () => void }) {
         </div>
       }
     >
-      A project is a repository and how agents work on it. Bring your own, or try it with a small sample.
+      A project is a repository with settings for the agents that work on it. Add your own, or try the sample
+      repository.
     </Empty>
   );
 }

@@ -12,12 +12,12 @@ export function PolicyTab({ project }: { project: Project }) {
     <Form {...form}>
       <Section
         title="Command policy"
-        description="For commands that are run in sandboxes through the platform. Regular expressions (RE2), one a line, searched for in the whole command."
+        description="Applies to commands that are run in sandboxes through the platform. Regular expressions (RE2), one per line, matched anywhere in the command."
       >
         <Fields>
           <Field
             label="Allow"
-            hint="With anything here, all else is refused. Empty: everything that is not denied."
+            hint="If set, all other commands are denied. If empty, every command that is not denied is allowed."
             error={fault("commandPolicy.allow")}
           >
             {(wear) => (
@@ -31,7 +31,7 @@ export function PolicyTab({ project }: { project: Project }) {
               />
             )}
           </Field>
-          <Field label="Deny" hint="Wins over what is allowed." error={fault("commandPolicy.deny")}>
+          <Field label="Deny" hint="Takes precedence over the allow list." error={fault("commandPolicy.deny")}>
             {(wear) => (
               <ListInput
                 {...wear}

@@ -35,7 +35,7 @@ const ofProject = (projectId: string) => ({
     ).items,
 });
 
-/** What sessions of this project start from, the newest ones. */
+/** The project's latest preparations, which its sessions start from. */
 export function Preparations({ project }: { project: Project }) {
   const client = useQueryClient();
   const query = useQuery(ofProject(project.id));
@@ -48,12 +48,12 @@ export function Preparations({ project }: { project: Project }) {
         }),
       ),
     onSuccess: () => client.invalidateQueries({ queryKey: ["preparations", project.id] }),
-    onError: failed("Could not prepare"),
+    onError: failed("Could not start the preparation"),
   });
   return (
     <Section
       title="Preparations"
-      description="Snapshots of a prepared checkout. They are made by themselves when a task needs one."
+      description="Snapshots of a prepared checkout, created automatically when a task needs one."
       actions={
         <Button size="sm" busy={prepare.isPending} onClick={() => prepare.mutate()} disabled={!project.repository}>
           Prepare now
@@ -69,7 +69,9 @@ export function Preparations({ project }: { project: Project }) {
               ))}
             </ul>
           ) : (
-            <Empty title="Nothing is prepared yet">The first task prepares the repository, or you do it now.</Empty>
+            <Empty title="No preparations yet">
+              The first task prepares the repository. You can also prepare it now.
+            </Empty>
           )
         }
       </Loaded>
@@ -120,7 +122,7 @@ function Row({ one, project }: { one: Preparation; project: Project }) {
           action="Delete"
           onConfirm={() => remove.mutateAsync()}
         >
-          Its snapshot goes with it. Sessions that were started from it go on.
+          Its snapshot is deleted too. Sessions started from it are not affected.
         </Confirm>
       </div>
       {open && <Detail one={one} />}
@@ -147,7 +149,7 @@ function Detail({ one }: { one: Preparation }) {
               <span className="text-xs text-soft tabular-nums">
                 {command.source} · {duration(command.seconds)} ·{" "}
                 <span className={command.exitCode ? "text-bad" : ""}>
-                  {command.exitCode === null ? "no end" : `exit ${command.exitCode}`}
+                  {command.exitCode === null ? "not finished" : `exit ${command.exitCode}`}
                 </span>
               </span>
               <Output commandId={command.commandId} title={command.command} />
@@ -155,7 +157,7 @@ function Detail({ one }: { one: Preparation }) {
           ))}
         </ul>
       ) : (
-        <p className="text-xs text-soft">No command was needed.</p>
+        <p className="text-xs text-soft">No commands were needed.</p>
       )}
       <p className="text-xs text-soft">
         Template {one.template}
@@ -165,7 +167,7 @@ function Detail({ one }: { one: Preparation }) {
           <>
             {" · "}
             <Link to="/sandboxes/$sandboxId" params={{ sandboxId: one.sandboxId }} className="text-accent underline">
-              its sandbox
+              sandbox
             </Link>
           </>
         )}
@@ -176,7 +178,7 @@ function Detail({ one }: { one: Preparation }) {
 
 const PAGE = 256 * 1024;
 
-/** The beginning of what a command has said; of most, that is all. */
+/** The first 256 KiB of each of a command's output streams; for most commands that is all of it. */
 function Output({ commandId, title }: { commandId: string; title: string }) {
   const [open, setOpen] = useState(false);
   const read = (stream: "stdout" | "stderr") =>
@@ -211,18 +213,16 @@ function Output({ commandId, title }: { commandId: string; title: string }) {
                     <h3 className="mb-1 text-xs font-medium text-soft">{page.stream}</h3>
                     <pre
                       className="max-h-[50vh] overflow-auto rounded-md border bg-sunken p-2 font-mono text-xs whitespace-pre-wrap"
-                      // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
+                      // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so it must be reachable by keyboard
                       tabIndex={0}
                     >
                       {page.text}
                     </pre>
-                    {page.end < page.total && (
-                      <p className="text-xs text-soft">There is more of it than is shown here.</p>
-                    )}
+                    {page.end < page.total && <p className="text-xs text-soft">The rest of the output is not shown.</p>}
                   </section>
                 ) : null,
               )}
-              {pages.every((page) => !page.total) && <p className="text-[13px] text-soft">It said nothing.</p>}
+              {pages.every((page) => !page.total) && <p className="text-[13px] text-soft">No output.</p>}
             </>
           )}
         </Loaded>

@@ -50,7 +50,7 @@ export function ProjectPage() {
         from === "welcome" ? <BackToWelcome project={projectId} /> : query.data && <Places project={query.data} />
       }
     >
-      <SideTabs tabs={TABS} value={shown} label="Settings of the project">
+      <SideTabs tabs={TABS} value={shown} label="Project settings">
         <Loaded query={query}>
           {(project) => <Shown key={`${project.id}:${shown}`} tab={shown} project={project} />}
         </Loaded>

@@ -4,7 +4,7 @@ import { api, got } from "@/api/client";
 import { Button } from "@/ui/button";
 import { failed, toast } from "@/ui/toast";
 
-/** The platform makes a small repository with tasks for it; asked again, it is the same one. */
+/** Create the sample project, a small repository with tasks. Idempotent: later calls return the same project. */
 export function TakeSample({ onDone }: { onDone?: () => void }) {
   const client = useQueryClient();
   const navigate = useNavigate();
@@ -13,14 +13,14 @@ export function TakeSample({ onDone }: { onDone?: () => void }) {
     onSuccess: ({ project }) => {
       void client.invalidateQueries({ queryKey: ["projects"] });
       onDone?.();
-      toast.success(`The project ${project.name} is there`);
+      toast.success(`Project ${project.name} created`);
       return navigate({ to: "/board", search: { project: project.id } });
     },
-    onError: failed("Could not make the sample project"),
+    onError: failed("Could not create the sample project"),
   });
   return (
     <Button busy={take.isPending} onClick={() => take.mutate()}>
-      Take the sample repository
+      Use the sample repository
     </Button>
   );
 }

@@ -6,6 +6,6 @@ type Full<T> = T extends readonly (infer Item)[]
     ? { [K in keyof T]-?: Full<Exclude<T[K], undefined>> }
     : T;
 
-/** As the platform answers: nothing is left out. */
+/** The settings as the platform returns them: all fields are set. */
 export type Settings = Full<ProjectSettings>;
 export type Part = Exclude<keyof Settings, "idleSeconds" | "template">;

@@ -12,15 +12,12 @@ export function SetupTab({ project }: { project: Project }) {
   return (
     <>
       <Form {...form}>
-        <Section
-          title="Setup"
-          description="What prepares a checkout, once for each base commit; sessions start from what it has made."
-        >
+        <Section title="Setup" description="Prepares a checkout, once per base commit. Sessions start from the result.">
           <Fields>
             <Field
               label="Setup command"
               className="sm:col-span-2"
-              hint="Empty: .sandyard/setup.sh of the repository, else what its devcontainer.json says."
+              hint="Leave empty to use the repository's .sandyard/setup.sh or, without one, its devcontainer.json."
               error={fault("setup.command")}
             >
               {(wear) => (
@@ -35,7 +32,7 @@ export function SetupTab({ project }: { project: Project }) {
                 />
               )}
             </Field>
-            <Field label="It may take (seconds)" error={fault("setup.timeoutSeconds")}>
+            <Field label="Timeout (seconds)" error={fault("setup.timeoutSeconds")}>
               {(wear) => (
                 <NumberInput
                   {...wear}
@@ -47,7 +44,7 @@ export function SetupTab({ project }: { project: Project }) {
             </Field>
             <Field
               label="Template"
-              hint="What sandboxes are made of. Empty: the platform's default."
+              hint="The template of the project's sandboxes. Leave empty for the platform's default."
               error={fault("template")}
             >
               {(wear) => (
@@ -64,12 +61,12 @@ export function SetupTab({ project }: { project: Project }) {
             </Field>
           </Fields>
         </Section>
-        <Section title="Checks" description="What must succeed before work is committed and pushed.">
+        <Section title="Checks" description="A command that must succeed before work is committed and pushed.">
           <Fields>
             <Field
               label="Verify command"
               className="sm:col-span-2"
-              hint="Empty: nothing is checked."
+              hint="Leave empty for no checks."
               error={fault("verify.command")}
             >
               {(wear) => (
@@ -84,7 +81,7 @@ export function SetupTab({ project }: { project: Project }) {
                 />
               )}
             </Field>
-            <Field label="It may take (seconds)" error={fault("verify.timeoutSeconds")}>
+            <Field label="Timeout (seconds)" error={fault("verify.timeoutSeconds")}>
               {(wear) => (
                 <NumberInput
                   {...wear}
@@ -94,7 +91,11 @@ export function SetupTab({ project }: { project: Project }) {
                 />
               )}
             </Field>
-            <Field label="Fixes" hint="How often a failure goes back to the agent." error={fault("verify.fixes")}>
+            <Field
+              label="Automatic fix attempts"
+              hint="How often a failure is sent back to the agent."
+              error={fault("verify.fixes")}
+            >
               {(wear) => (
                 <NumberInput
                   {...wear}

@@ -15,7 +15,7 @@ const CALLS: Record<Verb, (id: string) => Promise<Sandbox | undefined>> = {
   },
 };
 
-/** What the verb can be done to. */
+/** Return whether the action is possible in this status. */
 export function allows(verb: Verb, status: Sandbox["status"]): boolean {
   switch (verb) {
     case "pause":
@@ -29,7 +29,7 @@ export function allows(verb: Verb, status: Sandbox["status"]): boolean {
   }
 }
 
-/** One verb, for one sandbox or several: each is tried, and the first failure is told. */
+/** A mutation that applies an action to one or more sandboxes. All are tried; the first failure is reported. */
 export function useVerb(verb: Verb) {
   const client = useQueryClient();
   return useMutation({
@@ -43,6 +43,6 @@ export function useVerb(verb: Verb) {
       void client.invalidateQueries({ queryKey: ["sandboxes"] });
       for (const id of ids) void client.invalidateQueries({ queryKey: ["sandbox", id] });
     },
-    onError: failed(`Could not ${verb} ${verb === "destroy" ? "it" : "the sandbox"}`),
+    onError: failed(`Could not ${verb} the sandbox`),
   });
 }

@@ -8,7 +8,7 @@ import { failed, toast } from "@/ui/toast";
 
 const EVERY_MS = 10_000;
 
-/** Connections that the network settings have refused. */
+/** Connections blocked by the network settings. */
 export function Denied({
   sandboxId,
   projectId,
@@ -56,7 +56,7 @@ export function Denied({
   );
 }
 
-/** For people who may change the project, while only what is listed is allowed. */
+/** Allow the host. Shown to people who may change the project, if only listed hosts are allowed. */
 function Allow({ host, projectId }: { host: string; projectId: string }) {
   const client = useQueryClient();
   const caller = useQuery(me).data?.user;
@@ -70,14 +70,14 @@ function Allow({ host, projectId }: { host: string; projectId: string }) {
     },
     onSuccess: (saved) => {
       client.setQueryData(oneProject(projectId).queryKey, saved);
-      toast.success(`${host} is allowed from now on`);
+      toast.success(`${host} is now allowed`);
     },
     onError: failed("Could not allow the host"),
   });
   const network = project?.settings.network;
   const mayChange = caller && project && (caller.role === "admin" || caller.id === project.ownerId);
   if (!mayChange || network?.mode !== "listed") return null;
-  if (network.allow?.includes(host)) return <span className="text-xs text-soft">Allowed now</span>;
+  if (network.allow?.includes(host)) return <span className="text-xs text-soft">Allowed</span>;
   return (
     <Button size="sm" busy={allow.isPending} onClick={() => allow.mutate()}>
       Allow

@@ -7,7 +7,7 @@ import { CopyButton } from "@/ui/code";
 import { Loaded } from "@/ui/states";
 import { failed } from "@/ui/toast";
 
-/** Ways into the session with an editor of one's own: VS Code over SSH, plain ssh, and code-server where the template has it. */
+/** Open the session in an editor: VS Code over SSH, plain SSH, and code-server if the template has it. */
 export function Editors({ sessionId, sandboxId }: { sessionId: string; sandboxId: string }) {
   const query = useQuery({
     queryKey: ["remote", sessionId],
@@ -39,15 +39,15 @@ function Ways({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId:
         </a>
         {remote.editor.available !== false && (
           <Button busy={browser.isPending} onClick={() => browser.mutate()}>
-            <PanelRight className="size-4" aria-hidden /> Editor in the browser
+            <PanelRight className="size-4" aria-hidden /> Open editor in browser
           </Button>
         )}
       </div>
       {remote.sshAvailable === false && (
-        <p className="text-xs text-warn">This sandbox has no sshd, so neither ssh nor VS Code can reach it.</p>
+        <p className="text-xs text-warn">This sandbox has no SSH server (sshd), so SSH and VS Code cannot connect.</p>
       )}
       <details className="text-[13px]">
-        <summary className="cursor-pointer text-soft">Once, on your own machine</summary>
+        <summary className="cursor-pointer text-soft">One-time SSH setup</summary>
         <ul className="mt-2 flex flex-col gap-1">
           {remote.setup.map((line) => (
             <CommandLine key={line} line={line} />
@@ -59,9 +59,7 @@ function Ways({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId:
         <CommandLine line={remote.codeCommand} />
       </ul>
       {remote.editor.available === false && (
-        <p className="text-xs text-faint">
-          This template has no code-server; with it, an editor would open beside this page.
-        </p>
+        <p className="text-xs text-faint">Install code-server in the template to edit in the browser.</p>
       )}
     </div>
   );

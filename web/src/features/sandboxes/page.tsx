@@ -19,10 +19,10 @@ import { allows, useVerb, type Verb } from "./actions";
 
 const STATES = ["provisioning", "running", "paused", "error", "destroyed"] as const;
 
-/** What a prepared sandbox starts from: an id that tells a person nothing. */
+/** Snapshot ids of prepared sandboxes, which are not shown because they mean nothing to people. */
 const SNAPSHOT = /^s[a-z0-9]{19}(:|$)/;
 
-/** Every sandbox one may see, and what can be done to many at once. */
+/** All visible sandboxes, with bulk actions. */
 export function SandboxesPage() {
   const search = useSearch({ from: "/inside/sandboxes" });
   const navigate = useNavigate({ from: "/sandboxes" });
@@ -48,17 +48,17 @@ export function SandboxesPage() {
       actions={
         <>
           <Switch
-            label={admin ? "Of everybody" : "Also those of others"}
+            label={admin ? "All users" : "Include other users"}
             checked={search.all ?? false}
             onChange={(on) => navigate({ search: { ...search, all: on || undefined } })}
           />
           <Select
-            label="State"
+            label="Status"
             className="!w-36"
             value={status ?? "any"}
             onChange={(value) => navigate({ search: { ...search, status: value === "any" ? undefined : value } })}
             choices={[
-              { value: "any", label: "Any state" },
+              { value: "any", label: "Any status" },
               ...STATES.map((one) => ({ value: one, label: SANDBOXES[one].text })),
             ]}
           />
@@ -83,8 +83,8 @@ function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
   const name = (id: string) => people.data?.find((one) => one.id === id)?.name ?? id;
   if (rows.length === 0)
     return (
-      <Empty title="No sandboxes here" icon={<Container className="size-6" aria-hidden />}>
-        Each session has one of its own; it appears here when an agent starts.
+      <Empty title="No sandboxes" icon={<Container className="size-6" aria-hidden />}>
+        Each session has its own sandbox. It appears here when an agent starts.
       </Empty>
     );
   const live = rows.filter((row) => chosen.has(row.id));
@@ -98,12 +98,12 @@ function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
     <>
       <div className="mb-2 flex min-h-8 flex-wrap items-center gap-2">
         <Checkbox
-          label="All"
+          label="Select all"
           checked={live.length === rows.length}
           onChange={(on) => setChosen(new Set(on ? rows.map((row) => row.id) : []))}
         />
         <span className="text-xs text-soft" aria-live="polite">
-          {live.length ? `${live.length} chosen` : ""}
+          {live.length ? `${live.length} selected` : ""}
         </span>
         <Bulk verb="pause" rows={live} />
         <Bulk verb="resume" rows={live} />
@@ -114,7 +114,7 @@ function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
           <li key={row.id} className="flex flex-wrap items-center gap-x-3 gap-y-1 px-3 py-2">
             <Checkbox
               hidden
-              label={`Choose ${row.title ?? row.id}`}
+              label={`Select ${row.title ?? row.id}`}
               checked={chosen.has(row.id)}
               onChange={(on) => toggle(row.id, on)}
             />
@@ -162,7 +162,7 @@ function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
 
 const WORDS: Partial<Record<Verb, string>> = { pause: "Pause", resume: "Resume", destroy: "Destroy" };
 
-/** For those among the chosen that it can be done to. */
+/** Apply an action to the selected sandboxes whose status allows it. */
 function Bulk({ verb, rows }: { verb: Verb; rows: Sandbox[] }) {
   const act = useVerb(verb);
   const ids = rows.filter((row) => allows(verb, row.status)).map((row) => row.id);
@@ -185,7 +185,7 @@ function Bulk({ verb, rows }: { verb: Verb; rows: Sandbox[] }) {
       action="Destroy"
       onConfirm={() => act.mutateAsync(ids)}
     >
-      Their processes and files go. Branches, checkpoints and conversations stay.
+      Processes and files are deleted. Branches, checkpoints and conversations are kept.
     </Confirm>
   );
 }

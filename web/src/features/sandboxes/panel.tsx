@@ -23,7 +23,7 @@ import { LiveUsage } from "./usage";
 export function SandboxPanel({ sandboxId, sessionId }: { sandboxId: string; sessionId?: string }) {
   const query = useQuery(sandboxQuery(sandboxId));
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so it must be reachable by keyboard
     <section className="min-h-0 flex-1 overflow-y-auto p-3 sm:p-4" aria-label="Sandbox" tabIndex={0}>
       <Loaded query={query}>{(row) => <Facts row={row} sessionId={sessionId ?? row.sessionId ?? undefined} />}</Loaded>
     </section>
@@ -38,7 +38,7 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
       <div className="flex flex-wrap items-center gap-2" aria-live="polite">
         <Status word={SANDBOXES[row.status]} />
         <span className="font-mono text-xs text-soft">{row.id}</span>
-        <CopyButton text={row.id} label="Copy the sandbox's id" />
+        <CopyButton text={row.id} label="Copy sandbox ID" />
         <span className="ml-auto flex flex-wrap gap-2">
           <Verbs row={row} sessionId={sessionId} />
         </span>
@@ -49,7 +49,7 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
         </p>
       )}
       {!over && (
-        <Part title="Use">
+        <Part title="Usage">
           <LiveUsage sandboxId={row.id} awake={awake} />
         </Part>
       )}
@@ -68,10 +68,10 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
           <Editors sessionId={sessionId} sandboxId={row.id} />
         </Part>
       )}
-      <Part title="About it">
+      <Part title="Details">
         <dl className="grid grid-cols-[auto_1fr] gap-x-4 gap-y-1 text-[13px]">
           <Fact name="Template">{row.template}</Fact>
-          <Fact name="Made">
+          <Fact name="Created">
             <Ago at={row.createdAt} />
           </Fact>
           {row.startedAt && !over && (
@@ -88,7 +88,7 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
           <Fact name="Commands">{row.commandCount}</Fact>
           <Fact name="Pauses">{row.pauseCount}</Fact>
           {row.engineId && (
-            <Fact name="E2B id">
+            <Fact name="E2B ID">
               <span className="font-mono text-xs break-all">{row.engineId}</span>
             </Fact>
           )}
@@ -108,7 +108,7 @@ function Verbs({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
     fork.mutate([row.id], {
       onSuccess: ([made]) => {
         if (!made) return;
-        toast.success("A copy is running", {
+        toast.success("The fork is running", {
           action: {
             label: "Open",
             onClick: () => navigate({ to: "/sandboxes/$sandboxId", params: { sandboxId: made.id } }),
@@ -141,29 +141,29 @@ function Verbs({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
               <Trash2 className="size-3.5" aria-hidden /> Destroy
             </Button>
           }
-          title="Destroy the sandbox?"
+          title="Destroy this sandbox?"
           action="Destroy"
           onConfirm={() => destroy.mutateAsync([row.id])}
         >
-          Its processes and files go. The branch, its checkpoints and the conversation stay.
+          Its processes and files are deleted. The branch, checkpoints and conversation are kept.
         </Confirm>
       )}
     </>
   );
 }
 
-/** A new sandbox for a session that has lost its own, from its last checkpoint. */
+/** Start a new sandbox from the last checkpoint, for a session whose sandbox failed or was destroyed. */
 function Provision({ sessionId }: { sessionId: string }) {
   const client = useQueryClient();
   const provision = useMutation({
     mutationFn: () =>
       got(api.POST("/api/v1/sessions/{session_id}/provision", { params: { path: { session_id: sessionId } } })),
     onSuccess: () => client.invalidateQueries({ queryKey: ["session", sessionId] }),
-    onError: failed("Could not make a new sandbox"),
+    onError: failed("Could not start a new sandbox"),
   });
   return (
     <Button size="sm" busy={provision.isPending} onClick={() => provision.mutate()}>
-      <RotateCcw className="size-3.5" aria-hidden /> Provision again
+      <RotateCcw className="size-3.5" aria-hidden /> Start new sandbox
     </Button>
   );
 }

@@ -10,7 +10,7 @@ import { failed } from "@/ui/toast";
 
 const EVERY_MS = 5000;
 
-/** What listens in the sandbox, each with a way to see it: in a tab of its own, or beside the page. Always on another origin than this page. */
+/** Open ports of the sandbox. Each can be previewed in a new tab or beside the page, always on another origin than this page. */
 export function Ports({ sandboxId, awake }: { sandboxId: string; awake: boolean }) {
   const query = useQuery({
     queryKey: ["ports", sandboxId],
@@ -28,9 +28,7 @@ export function Ports({ sandboxId, awake }: { sandboxId: string; awake: boolean 
       {(ports) =>
         ports.items.length === 0 ? (
           <p className="text-[13px] text-soft">
-            {ports.sleeping
-              ? "The sandbox sleeps. Its ports are known when it is awake."
-              : "Nothing listens on a port in it."}
+            {ports.sleeping ? "Sandbox paused. Resume it to see its ports." : "No open ports."}
           </p>
         ) : (
           <ul className="divide-y rounded-md border">
@@ -45,7 +43,7 @@ export function Ports({ sandboxId, awake }: { sandboxId: string; awake: boolean 
                   size="sm"
                   onClick={() => showPreview({ sandboxId, port: one.port, path: "/", title: `Port ${one.port}` })}
                 >
-                  <PanelRight className="size-3.5" aria-hidden /> {wide ? "Beside" : "Preview"}
+                  <PanelRight className="size-3.5" aria-hidden /> {wide ? "Open to the side" : "Preview"}
                 </Button>
               </li>
             ))}

@@ -20,7 +20,7 @@ const TABS = [
   { id: "terminal", label: "Terminal" },
 ];
 
-/** One sandbox, whoever uses it. */
+/** The page of one sandbox, with or without a session. */
 export function SandboxPage() {
   const { sandboxId } = useParams({ from: "/inside/sandboxes/$sandboxId" });
   const search = useSearch({ from: "/inside/sandboxes/$sandboxId" });
@@ -39,12 +39,12 @@ export function SandboxPage() {
             <span className="ml-auto flex gap-3 text-[13px]">
               {row.taskId && (
                 <Link to="/tasks/$taskId" params={{ taskId: row.taskId }} className="text-accent underline">
-                  Its task
+                  Open task
                 </Link>
               )}
               {row.sessionId && (
                 <Link to="/sessions/$sessionId" params={{ sessionId: row.sessionId }} className="text-accent underline">
-                  Its session
+                  Open session
                 </Link>
               )}
             </span>

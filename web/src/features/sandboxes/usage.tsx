@@ -9,7 +9,7 @@ const KEPT = 90;
 
 type Sample = Schemas["Usage"];
 
-/** The last minutes of processor and memory, while the page is looked at. Looking never keeps a sandbox awake. */
+/** CPU and memory usage of the last minutes, while the page is open. Does not keep the sandbox from pausing. */
 export function LiveUsage({ sandboxId, awake }: { sandboxId: string; awake: boolean }) {
   const [samples, setSamples] = useState<Sample[]>([]);
   const query = useQuery({
@@ -22,21 +22,21 @@ export function LiveUsage({ sandboxId, awake }: { sandboxId: string; awake: bool
   useEffect(() => {
     if (newest) setSamples((known) => (known.at(-1)?.at === newest.at ? known : [...known, newest].slice(-KEPT)));
   }, [newest]);
-  if (!newest) return <p className="text-[13px] text-soft">No figures yet.</p>;
+  if (!newest) return <p className="text-[13px] text-soft">No data yet.</p>;
   const cpu = samples.flatMap((one) => (one.cpuPercent == null ? [] : [one.cpuPercent]));
   const memory = samples.flatMap((one) => (one.memoryBytes == null ? [] : [one.memoryBytes]));
   const cores = newest.cpuCount ?? 1;
   return (
     <dl className="grid gap-3 sm:grid-cols-2">
       <Chart
-        name="Processor"
+        name="CPU"
         value={
           newest.cpuPercent == null
             ? "–"
             : `${newest.cpuPercent.toFixed(0)} % of ${cores} ${cores === 1 ? "core" : "cores"}`
         }
       >
-        <Sparkline points={cpu} max={100} label="Processor use over the last minutes" />
+        <Sparkline points={cpu} max={100} label="CPU usage over the last minutes" />
       </Chart>
       <Chart
         name="Memory"
@@ -49,7 +49,7 @@ export function LiveUsage({ sandboxId, awake }: { sandboxId: string; awake: bool
         <Sparkline
           points={memory}
           max={newest.memoryTotalBytes ?? 0}
-          label="Memory use over the last minutes"
+          label="Memory usage over the last minutes"
           tone="var(--info)"
         />
       </Chart>

@@ -18,7 +18,7 @@ it.each([
 });
 
 it.each(["", "0 6 * *", "99 6 * * *", "0 6 * * FOO", "0 25 * * *", "0-30/7 * * * *", "0 6 * * 1-2-3"])(
-  "says nothing of %s",
+  "does not describe %s",
   (cron) => {
     expect(inWords(cron)).toBeNull();
   },

@@ -1,12 +1,12 @@
-/** A cron expression in plain words. What it does not understand it leaves to the platform, which checks all of them. */
+/** Describe cron expressions in words. Expressions that are not understood are left to the platform, which validates all of them. */
 const DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS = [
   "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
 ]; // biome-ignore format: a list of names
 const SHORT = (names: string[]) => names.map((name) => name.slice(0, 3).toUpperCase());
 
-/** `MON` or `1` as a number; NaN for neither. */
-function number(text: string, short: string[], first: number): number {
+/** Parse `MON` or `1` to a number; NaN for anything else. */
+function parseNumber(text: string, short: string[], first: number): number {
   const named = short.indexOf(text.toUpperCase());
   return named >= 0 ? named + first : /^\d+$/.test(text) ? Number(text) : Number.NaN;
 }
@@ -15,9 +15,9 @@ function join(words: string[]): string {
   return words.length < 2 ? (words[0] ?? "") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 }
 
-/** A list of numbers, names and ranges in words; null when there is something else in it. */
-function named(field: string, names: string[], first: number): string | null {
-  const name = (text: string) => names[(number(text, SHORT(names), first) - first) % names.length];
+/** Describe a list of numbers, names and ranges; null if it contains anything else. */
+function describeList(field: string, names: string[], first: number): string | null {
+  const name = (text: string) => names[(parseNumber(text, SHORT(names), first) - first) % names.length];
   const words = field.split(",").map((item) => {
     const [from, to, ...more] = item.split("-");
     const begin = name(from ?? "");
@@ -28,7 +28,7 @@ function named(field: string, names: string[], first: number): string | null {
   return words.every((word) => word !== null) ? join(words) : null;
 }
 
-function times(minute: string, hour: string): string | null {
+function describeTimes(minute: string, hour: string): string | null {
   const every = /^\*\/(\d+)$/;
   if (minute === "*" && hour === "*") return "every minute";
   if (hour === "*" && every.test(minute)) return `every ${every.exec(minute)?.[1]} minutes`;
@@ -45,13 +45,13 @@ function times(minute: string, hour: string): string | null {
   return `at ${join(hours.flatMap((h) => minutes.map((m) => `${String(h).padStart(2, "0")}:${String(m).padStart(2, "0")}`)))}`;
 }
 
-/** Such as “At 06:00, Monday to Friday”. Null: it cannot be said in a few words, which does not mean that it is wrong. */
+/** Describe an expression, such as “At 06:00, Monday to Friday”. Null if it is too complex, which does not mean that it is invalid. */
 export function inWords(cron: string): string | null {
   const [minute, hour, day, month, weekday, ...more] = cron.trim().split(/\s+/);
   if (!minute || !hour || !day || !month || !weekday || more.length) return null;
-  const time = times(minute, hour);
-  const weekdays = weekday === "*" ? "" : named(weekday, DAYS, 0);
-  const months = month === "*" ? "" : named(month, MONTHS, 1);
+  const time = describeTimes(minute, hour);
+  const weekdays = weekday === "*" ? "" : describeList(weekday, DAYS, 0);
+  const months = month === "*" ? "" : describeList(month, MONTHS, 1);
   const days = day === "*" ? "" : /^\d+(,\d+)*$/.test(day) ? join(day.split(",")) : day === "L" ? "the last day" : null;
   if (time === null || weekdays === null || months === null || days === null) return null;
   const when = [
@@ -63,8 +63,10 @@ export function inWords(cron: string): string | null {
   return said.charAt(0).toUpperCase() + said.slice(1);
 }
 
-/** What is wrong at first sight; the rest is the platform's to say. */
+/** Return an error for an obviously invalid expression; the platform does the full validation. */
 export function wrong(cron: string): string | null {
   const fields = cron.trim().split(/\s+/).filter(Boolean);
-  return fields.length === 5 ? null : "Five fields: minute, hour, day of the month, month, day of the week.";
+  return fields.length === 5
+    ? null
+    : "Five fields are required: minute, hour, day of the month, month, day of the week.";
 }

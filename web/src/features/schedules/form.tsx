@@ -22,7 +22,7 @@ const EXAMPLES = [
 ];
 const zones = () => ["UTC", ...Intl.supportedValuesOf("timeZone").filter((zone) => zone !== "UTC")];
 
-/** A schedule and the task it makes. What a task has beyond these fields (attempts, a budget) is kept as it is. */
+/** Add or edit a schedule and its task. Other fields of the task (attempts, budget) are kept. */
 export function ScheduleForm({
   schedule,
   projectId,
@@ -80,7 +80,7 @@ export function ScheduleForm({
             {saved.name}: next <When at={saved.nextAt} zone={saved.timezone} />
           </>
         ) : (
-          `${saved.name} stored`
+          `${saved.name} saved`
         ),
       );
       onDone();
@@ -116,11 +116,11 @@ export function ScheduleForm({
         )}
       </Field>
       <Field
-        label="When"
+        label="Cron expression"
         error={wrong(form.cron) ?? at("cron")}
         hint={
           <span aria-live="polite">
-            {inWords(form.cron) ?? "The platform checks it when it is stored."}
+            {inWords(form.cron) ?? "Checked when you save."}
             {unchanged && schedule.nextAt && (
               <>
                 {" "}
@@ -163,7 +163,7 @@ export function ScheduleForm({
           </Button>
         ))}
       </div>
-      <Field label="Title of the task" className="sm:col-span-2" error={at("task.title")}>
+      <Field label="Task title" className="sm:col-span-2" error={at("task.title")}>
         {(wear) => (
           <Input
             {...wear}
@@ -173,7 +173,7 @@ export function ScheduleForm({
           />
         )}
       </Field>
-      <Field label="What is to be done" className="sm:col-span-2" error={at("task.description")}>
+      <Field label="What should the agent do?" className="sm:col-span-2" error={at("task.description")}>
         {(wear) => (
           <Textarea
             {...wear}
@@ -190,13 +190,13 @@ export function ScheduleForm({
             value={form.agent}
             onChange={(agent) => set({ agent })}
             choices={[
-              { value: PLATFORM, label: "The project's default" },
+              { value: PLATFORM, label: "Project default" },
               ...known.map((one) => ({ value: one.name, label: pickerTitle(one, form.projectId) })),
             ]}
           />
         )}
       </Field>
-      <Field label="Model" hint="Empty: the default." error={at("task.model")}>
+      <Field label="Model" hint="Leave empty for the default." error={at("task.model")}>
         {(wear) => (
           <Input
             {...wear}
@@ -206,7 +206,7 @@ export function ScheduleForm({
           />
         )}
       </Field>
-      <Field label="Base branch" hint="Empty: the project's." error={at("task.baseBranch")}>
+      <Field label="Base branch" hint="Leave empty for the project's." error={at("task.baseBranch")}>
         {(wear) => (
           <Input
             {...wear}
@@ -216,7 +216,7 @@ export function ScheduleForm({
           />
         )}
       </Field>
-      <Field label="Priority" hint="Higher ones start first." error={at("task.priority")}>
+      <Field label="Priority" hint="Tasks with a higher priority start first." error={at("task.priority")}>
         {(wear) => (
           <NumberInput {...wear} value={form.priority} onChange={(priority) => set({ priority: priority ?? 0 })} />
         )}
@@ -225,7 +225,7 @@ export function ScheduleForm({
         <Switch
           checked={form.start}
           onChange={(start) => set({ start })}
-          label="Start it at once; else it waits in the backlog"
+          label="Start immediately instead of adding it to the backlog"
         />
       </div>
       {save.error && (
@@ -241,7 +241,7 @@ export function ScheduleForm({
           busy={save.isPending}
           disabled={!form.name.trim() || !form.title.trim() || !form.projectId || wrong(form.cron) !== null}
         >
-          Store
+          Save
         </Button>
       </div>
     </form>

@@ -67,7 +67,7 @@ export function SchedulesPage() {
             </ul>
           ) : (
             <Empty title="No schedules" icon={<CalendarClock className="size-6" aria-hidden />} action={add}>
-              A schedule makes a task again and again: every night the dependencies, every Monday a report.
+              A schedule creates a task repeatedly, such as dependency updates every night or a report every Monday.
             </Empty>
           )
         }
@@ -77,7 +77,7 @@ export function SchedulesPage() {
         open={editing !== null}
         onOpenChange={(open) => !open && setEditing(null)}
         title={editing && editing !== "new" ? editing.name : "New schedule"}
-        description="When, and which task is made then."
+        description="When to create a task, and which task."
       >
         {editing && (
           <ScheduleForm

@@ -29,16 +29,16 @@ export function ScheduleRow({
   const enable = useMutation({
     mutationFn: (enabled: boolean) => got(api.PATCH("/api/v1/schedules/{schedule_id}", { ...at, body: { enabled } })),
     onSettled: changed,
-    onError: failed("Could not switch the schedule"),
+    onError: failed("Could not change the schedule"),
   });
   const run = useMutation({
     mutationFn: () => got(api.POST("/api/v1/schedules/{schedule_id}/run", at)),
     onSuccess: (task) => {
       for (const noun of ["tasks", "board", "counts"]) void client.invalidateQueries({ queryKey: [noun] });
       void changed();
-      toast.success(`Made the task “${task.title}”`);
+      toast.success(`Created the task “${task.title}”`);
     },
-    onError: failed("Could not make its task"),
+    onError: failed("Could not create the task"),
   });
   const remove = useMutation({
     mutationFn: () => got(api.DELETE("/api/v1/schedules/{schedule_id}", at)),
@@ -61,14 +61,14 @@ export function ScheduleRow({
         </p>
         {schedule.lastError && (
           <p className="mt-1 flex items-start gap-1.5 text-xs break-words text-bad">
-            <CircleAlert className="mt-px size-3.5 shrink-0" aria-hidden /> The last time made no task:{" "}
+            <CircleAlert className="mt-px size-3.5 shrink-0" aria-hidden /> The last run created no task:{" "}
             {schedule.lastError}
           </p>
         )}
       </div>
       <dl className="grid grid-cols-[auto_1fr] gap-x-2 text-xs text-soft tabular-nums">
         <dt>Next</dt>
-        <dd>{schedule.nextAt ? <When at={schedule.nextAt} zone={schedule.timezone} /> : "switched off"}</dd>
+        <dd>{schedule.nextAt ? <When at={schedule.nextAt} zone={schedule.timezone} /> : "disabled"}</dd>
         <dt>Last</dt>
         <dd>
           {schedule.lastAt ? <Ago at={schedule.lastAt} /> : "never"}
@@ -80,7 +80,7 @@ export function ScheduleRow({
                 params={{ taskId: schedule.lastTaskId }}
                 className="text-accent underline underline-offset-2"
               >
-                its task
+                Open task
               </Link>
             </>
           )}
@@ -91,7 +91,7 @@ export function ScheduleRow({
           checked={on}
           onChange={(next) => enable.mutate(next)}
           disabled={!may || enable.isPending}
-          label={<span className="sr-only">{schedule.name} is on</span>}
+          label={<span className="sr-only">{schedule.name} enabled</span>}
         />
         <IconButton label={`Run ${schedule.name} now`} size="sm" busy={run.isPending} onClick={() => run.mutate()}>
           {!run.isPending && <Play className="size-3.5" aria-hidden />}
@@ -109,18 +109,18 @@ export function ScheduleRow({
           action="Delete"
           onConfirm={() => remove.mutateAsync()}
         >
-          The tasks it has made stay.
+          Tasks that it has created are kept.
         </Confirm>
       </div>
     </li>
   );
 }
 
-/** In the schedule's own zone, for that is how it was meant. */
+/** A time in the schedule's own time zone. */
 export function When({ at, zone }: { at: string; zone: string }) {
   const date = new Date(at);
   return (
-    <time dateTime={at} title={`${date.toLocaleString()} here`}>
+    <time dateTime={at} title={`${date.toLocaleString()} local time`}>
       {date.toLocaleString(undefined, {
         timeZone: zone,
         weekday: "short",

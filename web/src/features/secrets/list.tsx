@@ -13,7 +13,7 @@ import { failed, toast } from "@/ui/toast";
 
 const NAME = /^[A-Za-z_][A-Za-z0-9_]{0,199}$/;
 
-/** A project's, or the caller's own. Values go in and never come out. */
+/** Secrets of a project, or of the caller. Values are write-only. */
 export function SecretList({ projectId, frozen = false }: { projectId?: string; frozen?: boolean }) {
   const client = useQueryClient();
   const [writing, setWriting] = useState<string | null>(null);
@@ -30,8 +30,8 @@ export function SecretList({ projectId, frozen = false }: { projectId?: string; 
   });
   return (
     <Section
-      title={projectId ? "Secrets of the project" : "Your secrets"}
-      description={`Variables in the environment of ${projectId ? "this project's" : "your"} sandboxes. Nobody can read them here; what agents and commands print of them is masked.`}
+      title={projectId ? "Project secrets" : "Your secrets"}
+      description={`Environment variables of ${projectId ? "this project's" : "your"} sandboxes. Write-only: values are never shown here and are masked in the output of agents and commands.`}
       actions={
         <Button size="sm" disabled={frozen} onClick={() => setWriting("")}>
           <Plus className="size-3.5" aria-hidden /> Add a secret
@@ -46,7 +46,7 @@ export function SecretList({ projectId, frozen = false }: { projectId?: string; 
                 <li key={secret.id} className="flex flex-wrap items-center gap-x-3 gap-y-1 px-4 py-2">
                   <code className="min-w-0 flex-1 basis-40 truncate font-mono text-[13px]">{secret.name}</code>
                   <span className="text-xs text-soft">
-                    written <Ago at={secret.updatedAt} />
+                    updated <Ago at={secret.updatedAt} />
                   </span>
                   <Button
                     size="sm"
@@ -73,7 +73,7 @@ export function SecretList({ projectId, frozen = false }: { projectId?: string; 
             </ul>
           ) : (
             <Empty title="No secrets" icon={<KeyRound className="size-5" aria-hidden />}>
-              Such as a token for a package registry.
+              For example, a token for a package registry.
             </Empty>
           )
         }
@@ -82,7 +82,7 @@ export function SecretList({ projectId, frozen = false }: { projectId?: string; 
         open={writing !== null}
         onOpenChange={(open) => !open && setWriting(null)}
         title={writing ? `Replace ${writing}` : "Add a secret"}
-        description="It is stored encrypted and never shown again."
+        description="Write-only: stored encrypted and never shown again."
       >
         {writing !== null && <Write name={writing} projectId={projectId} onDone={() => setWriting(null)} />}
       </Dialog>
@@ -112,11 +112,11 @@ function Write({
       ),
     onSuccess: () => {
       void client.invalidateQueries({ queryKey: ["secrets"] });
-      toast.success(`${name} stored`);
+      toast.success(`${name} saved`);
       onDone();
     },
   });
-  const wrongName = name && !NAME.test(name) ? "Letters, digits and _, and no digit first." : undefined;
+  const wrongName = name && !NAME.test(name) ? "Use letters, digits and _, and do not start with a digit." : undefined;
   const submit = (event: FormEvent) => {
     event.preventDefault();
     if (name && !wrongName && value && !save.isPending) save.mutate();
@@ -125,7 +125,7 @@ function Write({
     <form onSubmit={submit} className="flex flex-col gap-3" noValidate>
       <Field
         label="Name"
-        hint="As the variable is called: letters, digits and _."
+        hint="The name of the environment variable: letters, digits and _."
         error={wrongName ?? fault(save.error, "name")}
       >
         {(wear) => (
@@ -161,7 +161,7 @@ function Write({
       <div className="flex justify-end gap-2">
         <Button onClick={onDone}>Cancel</Button>
         <Button type="submit" look="primary" busy={save.isPending} disabled={!name || Boolean(wrongName) || !value}>
-          Store
+          Save
         </Button>
       </div>
     </form>

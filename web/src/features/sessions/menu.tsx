@@ -7,7 +7,7 @@ import { Field, Input } from "@/ui/field";
 import { Menu, MenuItem, MenuLine } from "@/ui/menu";
 import { useSessionVerbs } from "./use-session";
 
-/** Rename, archive, delete. `onDeleted`: where to go then. */
+/** Actions for a session: rename, archive, delete. `onDeleted` is called after deletion. */
 export function SessionMenu({ session, onDeleted }: { session: Session; onDeleted?: () => void }) {
   const [asking, ask] = useState<"rename" | "delete" | null>(null);
   const { archive, remove } = useSessionVerbs(session);
@@ -45,7 +45,7 @@ export function SessionMenu({ session, onDeleted }: { session: Session; onDelete
           onDeleted?.();
         }}
       >
-        “{session.title}” goes with its sandbox, its messages and its checkpoints. What was pushed stays on the remote.
+        “{session.title}” is deleted with its sandbox, messages and checkpoints. Pushed commits stay on the remote.
       </Confirm>
     </>
   );
@@ -61,7 +61,7 @@ function Rename({ session, onClose }: { session: Session; onClose: () => void })
     <Dialog
       open
       onOpenChange={(open) => !open && onClose()}
-      title="Rename the session"
+      title="Rename session"
       footer={
         <>
           <Button onClick={onClose}>Cancel</Button>

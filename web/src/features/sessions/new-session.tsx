@@ -15,7 +15,7 @@ import { words } from "@/ui/states";
 const NONE = "none";
 const USUAL = "default";
 
-/** A conversation with an agent, in a repository or in an empty sandbox. */
+/** Start a conversation with an agent, in a repository or in an empty sandbox. */
 export function NewSessionDialog({
   open,
   onOpenChange,
@@ -78,7 +78,7 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
       open
       onOpenChange={onOpenChange}
       title="New session"
-      description="Talk with an agent in a sandbox of its own. Nothing is pushed unless you ask for it."
+      description="Chat with an agent in its own sandbox. Nothing is pushed unless you ask for it."
       footer={
         <>
           {create.error && (
@@ -88,7 +88,7 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
           )}
           <Button onClick={() => onOpenChange(false)}>Cancel</Button>
           <Button look="primary" busy={create.isPending} onClick={submit}>
-            Begin
+            Start session
           </Button>
         </>
       }
@@ -105,7 +105,7 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
           hint={
             project === NONE
               ? "An empty sandbox, without a repository."
-              : "Its repository is checked out on a branch of the session's own."
+              : "Its repository is checked out on a new branch for this session."
           }
         >
           {(wear) => (
@@ -133,7 +133,7 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
               choices={[
                 {
                   value: USUAL,
-                  label: `${project === NONE ? "The platform's default" : "The project's default"}${own ? `: ${agentTitle(own)}` : ""}`,
+                  label: `${project === NONE ? "Platform default" : "Project default"}${own ? `: ${agentTitle(own)}` : ""}`,
                 },
                 ...agents.map((one) => ({
                   value: one.name,
@@ -149,7 +149,7 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
         )}
         <div className="grid gap-3 sm:grid-cols-2">
           {(!agent || agent.apis.length > 0) && (
-            <Field label="Model" hint="Empty: as the project or the agent has it.">
+            <Field label="Model" hint="Leave empty for the default of the project or the agent.">
               {(wear) => (
                 <>
                   <Input
@@ -176,7 +176,7 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
                   value={mode}
                   onChange={setMode}
                   choices={[
-                    { value: USUAL, label: "As it is by itself" },
+                    { value: USUAL, label: "Agent default" },
                     ...agent.modes.map((one) => ({ value: one, label: one })),
                   ]}
                 />
@@ -184,25 +184,25 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
             </Field>
           )}
           {project !== NONE && (
-            <Field label="Base branch" hint="Empty: the project's.">
+            <Field label="Base branch" hint="Leave empty for the project's.">
               {(wear) => (
                 <Input {...wear} maxLength={250} value={branch} onChange={(event) => setBranch(event.target.value)} />
               )}
             </Field>
           )}
-          <Field label="Template" hint="What the sandbox is made of. Empty: the usual one.">
+          <Field label="Template" hint="The sandbox's template. Leave empty for the default.">
             {(wear) => (
               <Input {...wear} maxLength={200} value={template} onChange={(event) => setTemplate(event.target.value)} />
             )}
           </Field>
         </div>
-        <Field label="Title" hint="Empty: it gets one.">
+        <Field label="Title" hint="Optional">
           {(wear) => (
             <Input {...wear} maxLength={300} value={title} onChange={(event) => setTitle(event.target.value)} />
           )}
         </Field>
         <button type="submit" className="sr-only" tabIndex={-1} aria-hidden>
-          Begin
+          Start session
         </button>
       </form>
     </Dialog>

@@ -16,7 +16,7 @@ import { NewSessionDialog } from "./new-session";
 
 const EVERY = "all";
 
-/** Conversations with agents that belong to no task. */
+/** Conversations with agents outside tasks. */
 export function SessionsPage() {
   const search = useSearch({ from: "/inside/sessions" });
   const navigate = useNavigate({ from: "/sessions" });
@@ -71,13 +71,13 @@ export function SessionsPage() {
             </ul>
           ) : (
             <Empty
-              title={archived ? "Nothing is archived" : "No sessions"}
+              title={archived ? "No archived sessions" : "No sessions"}
               icon={<MessagesSquare className="size-6" aria-hidden />}
               action={archived ? undefined : begin}
             >
               {archived
-                ? "Sessions that you archive are kept here."
-                : "A session is a talk with an agent in a sandbox, with your repository checked out, and without a card on the board."}
+                ? "Archived sessions are listed here."
+                : "A session is a conversation with an agent in a sandbox with your repository. It has no card on the board."}
             </Empty>
           )
         }
@@ -103,7 +103,7 @@ function Line({ session, project }: { session: Session; project: string | undefi
           {session.title}
         </Link>
         <p className="flex flex-wrap gap-x-2 text-xs text-soft">
-          <span>{project ?? (session.projectId ? "A project" : "No project")}</span>
+          <span>{project ?? (session.projectId ? "Unknown project" : "No project")}</span>
           {session.agent && (
             <span>
               {session.agent}

@@ -11,7 +11,7 @@ import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { SessionMenu } from "./menu";
 
-/** A conversation with an agent, and all that can be seen of its sandbox. */
+/** A conversation with an agent, and its sandbox. */
 export function SessionPage() {
   const { sessionId } = useParams({ from: "/inside/sessions/$sessionId" });
   const search = useSearch({ from: "/inside/sessions/$sessionId" });
@@ -22,14 +22,14 @@ export function SessionPage() {
   if (query.error instanceof ApiError && query.error.status === 404) {
     return (
       <Empty
-        title="There is no such session"
+        title="Session not found"
         action={
           <Link to="/sessions" className="text-accent underline">
-            To the sessions
+            Go to sessions
           </Link>
         }
       >
-        It was deleted, or it is somebody else's.
+        It was deleted, or you do not have access to it.
       </Empty>
     );
   }
@@ -48,7 +48,7 @@ export function SessionPage() {
               )}
               {session.projectId && (
                 <span className="max-w-40 truncate">
-                  {projects?.find((one) => one.id === session.projectId)?.name ?? "A project"}
+                  {projects?.find((one) => one.id === session.projectId)?.name ?? "Unknown project"}
                 </span>
               )}
               {session.agent && (
@@ -59,7 +59,7 @@ export function SessionPage() {
               )}
               {session.taskId && (
                 <Link to="/tasks/$taskId" params={{ taskId: session.taskId }} className="text-accent underline">
-                  Its task
+                  Open task
                 </Link>
               )}
               <Ago at={session.updatedAt} className="text-faint max-sm:hidden" />

@@ -3,7 +3,7 @@ import { api, got } from "@/api/client";
 import type { Session } from "@/api/types";
 import { failed } from "@/ui/toast";
 
-/** The verbs of a session. */
+/** Mutations of a session. */
 export function useSessionVerbs(session: Session) {
   const client = useQueryClient();
   const path = { session_id: session.id };

@@ -9,9 +9,9 @@ import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 
 const BREAKER: Record<string, Word> = {
-  closed: { text: "Works", tone: "ok" },
-  half_open: { text: "Being tried again", tone: "warn", busy: true },
-  open: { text: "Does not answer", tone: "bad" },
+  closed: { text: "Healthy", tone: "ok" },
+  half_open: { text: "Retrying", tone: "warn", busy: true },
+  open: { text: "Not responding", tone: "bad" },
 };
 
 export function About() {
@@ -21,7 +21,7 @@ export function About() {
       title="About"
       actions={
         <Button size="sm" busy={query.isFetching} onClick={() => query.refetch()}>
-          Ask again
+          Check again
         </Button>
       }
     >
@@ -36,14 +36,14 @@ export function About() {
             <dt className="text-soft">Platform</dt>
             <dd className="flex flex-wrap items-center gap-2">
               <Status
-                word={health.status === "ok" ? { text: "Works", tone: "ok" } : { text: "Degraded", tone: "warn" }}
+                word={health.status === "ok" ? { text: "Healthy", tone: "ok" } : { text: "Degraded", tone: "warn" }}
               />
               <span className="text-xs text-soft tabular-nums">up for {duration(health.uptimeSeconds)}</span>
             </dd>
             <dt className="text-soft">Database</dt>
             <dd className="flex flex-wrap items-center gap-2">
               <Status
-                word={health.database.ok ? { text: "Works", tone: "ok" } : { text: "Does not answer", tone: "bad" }}
+                word={health.database.ok ? { text: "Healthy", tone: "ok" } : { text: "Not responding", tone: "bad" }}
               />
               {health.database.reason && <span className="text-xs text-soft">{health.database.reason}</span>}
             </dd>
@@ -72,7 +72,7 @@ export function About() {
                 rel="noreferrer noopener"
                 className="text-accent underline underline-offset-2"
               >
-                Its OpenAPI document
+                OpenAPI document
               </a>
             </dd>
           </dl>

@@ -6,15 +6,15 @@ import { Section } from "@/shell/page";
 const CHOICES: { value: ThemeChoice; label: string; icon: typeof Sun }[] = [
   { value: "light", label: "Light", icon: Sun },
   { value: "dark", label: "Dark", icon: Moon },
-  { value: "system", label: "As the system", icon: Monitor },
+  { value: "system", label: "System", icon: Monitor },
 ];
 
 export function Appearance() {
   const [, choice, choose] = useTheme();
   return (
-    <Section title="Appearance" description="For this browser.">
+    <Section title="Appearance" description="Applies to this browser.">
       <RadioGroup.Root
-        aria-label="Colours"
+        aria-label="Theme"
         value={choice}
         onValueChange={(value) => choose(value as ThemeChoice)}
         className="grid gap-3 p-4 sm:grid-cols-3"

@@ -17,8 +17,8 @@ import { failed, toast } from "@/ui/toast";
 import { NAME_RULE, PASSWORD_RULE } from "./rules";
 
 const ROLES = [
-  { value: "member", label: "Member", detail: "Works on their own projects and those they are a member of." },
-  { value: "admin", label: "Administrator", detail: "Sees and changes everything." },
+  { value: "member", label: "Member", detail: "Can use their own projects and projects they are a member of." },
+  { value: "admin", label: "Administrator", detail: "Can see and change everything." },
 ];
 
 export function People() {
@@ -28,7 +28,7 @@ export function People() {
   return (
     <Section
       title="People"
-      description="Whoever may use this installation."
+      description="Everyone with an account on this installation."
       actions={
         <Button size="sm" onClick={() => setAdding(true)}>
           <Plus className="size-3.5" aria-hidden /> Add a person
@@ -48,7 +48,7 @@ export function People() {
         open={adding}
         onOpenChange={setAdding}
         title="Add a person"
-        description="There are no invitations: tell them the name and the password yourself. Without a password they can only use API tokens."
+        description="No invitation is sent: give them the name and password yourself. Without a password they can only use API tokens."
       >
         <Add onDone={() => setAdding(false)} />
       </Dialog>
@@ -75,11 +75,11 @@ function Row({ user, own }: { user: User; own: boolean }) {
           {disabled && <Badge tone="bad">disabled</Badge>}
         </p>
         <p className="text-xs text-soft">
-          since <Ago at={user.createdAt} />
+          created <Ago at={user.createdAt} />
         </p>
       </div>
       {own ? (
-        <span className="text-xs text-soft">Administrator; change yourself under Profile</span>
+        <span className="text-xs text-soft">Administrator; edit your account under Profile</span>
       ) : (
         <>
           <Select
@@ -90,7 +90,7 @@ function Row({ user, own }: { user: User; own: boolean }) {
             onChange={(role) => change.mutate({ role: role as User["role"] })}
             choices={ROLES}
           />
-          <Button size="sm" onClick={() => setResetting(true)} aria-label={`Set password of ${user.name}`}>
+          <Button size="sm" onClick={() => setResetting(true)} aria-label={`Set password for ${user.name}`}>
             Set password
           </Button>
           {disabled ? (
@@ -113,7 +113,7 @@ function Row({ user, own }: { user: User; own: boolean }) {
               action="Disable"
               onConfirm={() => change.mutateAsync({ disabled: true })}
             >
-              Their tokens and logins stop working at once. What they made stays.
+              Their tokens and sign-ins stop working immediately. Their data is kept.
             </Confirm>
           )}
         </>
@@ -121,8 +121,8 @@ function Row({ user, own }: { user: User; own: boolean }) {
       <Dialog
         open={resetting}
         onOpenChange={setResetting}
-        title={`A password for ${user.name}`}
-        description="All their logins end; their API tokens go on."
+        title={`Set password for ${user.name}`}
+        description="Signs them out everywhere. Their API tokens stay valid."
       >
         <Reset user={user} onDone={() => setResetting(false)} />
       </Dialog>
@@ -136,7 +136,7 @@ function Reset({ user, onDone }: { user: User; onDone: () => void }) {
     mutationFn: (value: string | null) =>
       got(api.PATCH("/api/v1/users/{user_id}", { params: { path: { user_id: user.id } }, body: { password: value } })),
     onSuccess: (_, value) => {
-      toast.success(value === null ? `${user.name} has no password any more` : `${user.name} has a new password`);
+      toast.success(value === null ? `Password of ${user.name} removed` : `Password of ${user.name} changed`);
       onDone();
     },
   });
@@ -158,11 +158,11 @@ function Reset({ user, onDone }: { user: User; onDone: () => void }) {
       )}
       <div className="flex flex-wrap justify-end gap-2">
         <Button look="danger" className="mr-auto" disabled={save.isPending} onClick={() => save.mutate(null)}>
-          Take the password away
+          Remove password
         </Button>
         <Button onClick={onDone}>Cancel</Button>
         <Button type="submit" look="primary" busy={save.isPending} disabled={!password}>
-          Set
+          Set password
         </Button>
       </div>
     </form>
@@ -183,7 +183,7 @@ function Add({ onDone }: { onDone: () => void }) {
     onSuccess: (user) => {
       client.setQueryData(users.queryKey, (known) => known && [user, ...known.filter((one) => one.id !== user.id)]);
       void client.invalidateQueries({ queryKey: ["users"] });
-      toast.success(`${user.name} is added`);
+      toast.success(`${user.name} added`);
       onDone();
     },
   });
@@ -193,7 +193,7 @@ function Add({ onDone }: { onDone: () => void }) {
   };
   return (
     <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
-      <Field label="Name" hint={`What they sign in with. ${NAME_RULE}`} error={fault(add.error, "name")}>
+      <Field label="Name" hint={`Used to sign in. ${NAME_RULE}`} error={fault(add.error, "name")}>
         {(wear) => (
           <Input
             {...wear}

@@ -31,12 +31,12 @@ export function Profile() {
                   {user.role === "admin" ? "Administrator" : "Member"}
                 </Badge>
               </dd>
-              <dt className="text-soft">User id</dt>
+              <dt className="text-soft">User ID</dt>
               <dd className="flex min-w-0 items-center gap-1">
                 <code className="truncate font-mono text-xs">{user.id}</code>{" "}
-                <CopyButton text={user.id} label="Copy the user id" />
+                <CopyButton text={user.id} label="Copy user ID" />
               </dd>
-              <dt className="text-soft">Since</dt>
+              <dt className="text-soft">Created</dt>
               <dd>
                 <Ago at={user.createdAt} />
               </dd>
@@ -66,12 +66,12 @@ function Name({ user }: { user: User }) {
       toast.success("Saved");
     },
   });
-  const frozen = user.role === "admin" ? undefined : "Names are changed by administrators.";
+  const frozen = user.role === "admin" ? undefined : "Only administrators can change names.";
   return (
     <Form draft={draft} onSave={() => save.mutate()} busy={save.isPending} error={save.error} frozen={frozen}>
       <Section title="Profile">
         <Fields>
-          <Field label="Name" hint={frozen ?? `What you sign in with. ${NAME_RULE}`} error={fault(save.error, "name")}>
+          <Field label="Name" hint={frozen ?? `Used to sign in. ${NAME_RULE}`} error={fault(save.error, "name")}>
             {(wear) => (
               <Input
                 {...wear}
@@ -87,7 +87,7 @@ function Name({ user }: { user: User }) {
   );
 }
 
-/** A new password ends all other logins. */
+/** Set or change the password. A change signs out all other sign-ins. */
 function Password({ hasOne }: { hasOne: boolean }) {
   const client = useQueryClient();
   const [current, setCurrent] = useState("");
@@ -101,7 +101,7 @@ function Password({ hasOne }: { hasOne: boolean }) {
       setPassword("");
       setAgain("");
       void client.invalidateQueries({ queryKey: me.queryKey });
-      toast.success(hasOne ? "Password changed. All other logins have ended." : "Password set");
+      toast.success(hasOne ? "Password changed. You are signed out everywhere else." : "Password set");
     },
   });
   const differs = again !== "" && again !== password;
@@ -109,7 +109,7 @@ function Password({ hasOne }: { hasOne: boolean }) {
   return (
     <Section
       title="Password"
-      description="Sign in by name with it. Changing it ends all other logins; API tokens stay valid."
+      description="For signing in with your name. Changing it signs you out everywhere else; API tokens stay valid."
     >
       <form
         noValidate
@@ -141,7 +141,7 @@ function Password({ hasOne }: { hasOne: boolean }) {
               />
             )}
           </Field>
-          <Field label="Confirm password" error={differs ? "The passwords differ." : undefined}>
+          <Field label="Confirm password" error={differs ? "The passwords do not match." : undefined}>
             {(wear) => (
               <SecretInput
                 {...wear}

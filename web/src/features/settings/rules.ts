@@ -1,3 +1,3 @@
-/** What the platform takes, said before it refuses the rest. */
+/** The platform's rules, shown before it rejects a value. */
 export const PASSWORD_RULE = "At least 10 characters.";
-export const NAME_RULE = "Letters, digits and . _ @ - are allowed.";
+export const NAME_RULE = "Letters, digits and . _ @ - only.";

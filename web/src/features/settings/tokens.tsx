@@ -39,7 +39,7 @@ export function Tokens() {
   return (
     <Section
       title="API tokens"
-      description="For the command line, for scripts and for signing in. Each one can do what you can do."
+      description="For the command line, scripts and signing in. Each token has all your permissions."
       actions={
         <Button size="sm" onClick={() => setMaking(true)}>
           <Plus className="size-3.5" aria-hidden /> New token
@@ -56,10 +56,10 @@ export function Tokens() {
                     <p className="flex flex-wrap items-center gap-2 text-[13px] font-medium">
                       {token.name} <code className="font-mono text-xs font-normal text-soft">{token.hint}…</code>
                       <Expiry token={token} />
-                      {means === `token:${token.id}` && <Badge tone="info">in use here</Badge>}
+                      {means === `token:${token.id}` && <Badge tone="info">current sign-in</Badge>}
                     </p>
                     <p className="text-xs text-soft">
-                      made <Ago at={token.createdAt} /> ·{" "}
+                      created <Ago at={token.createdAt} /> ·{" "}
                       {token.lastUsedAt ? <Used at={token.lastUsedAt} /> : "not used yet"}
                     </p>
                   </div>
@@ -73,7 +73,7 @@ export function Tokens() {
                     action="Revoke"
                     onConfirm={() => revoke.mutateAsync(token.id)}
                   >
-                    It stops working at once, and cannot be brought back.
+                    The token stops working immediately. This cannot be undone.
                   </Confirm>
                 </li>
               ))}
@@ -133,7 +133,7 @@ function NewToken({ open, onOpenChange }: { open: boolean; onOpenChange: (open: 
       open={open}
       onOpenChange={show}
       title={make.data ? make.data.name : "New API token"}
-      description={make.data ? "Copy it now: it is not shown again." : undefined}
+      description={make.data ? "Copy the token now. It is not shown again." : undefined}
     >
       {make.data ? (
         <div className="flex flex-col gap-3">
@@ -141,7 +141,7 @@ function NewToken({ open, onOpenChange }: { open: boolean; onOpenChange: (open: 
             <code className="min-w-0 flex-1 font-mono text-xs break-all" data-testid="token-value">
               {make.data.value}
             </code>
-            <CopyButton text={make.data.value} label="Copy the token" />
+            <CopyButton text={make.data.value} label="Copy token" />
           </div>
           <div className="flex justify-end">
             <Button look="primary" onClick={() => show(false)}>
@@ -173,7 +173,7 @@ function NewToken({ open, onOpenChange }: { open: boolean; onOpenChange: (open: 
           <div className="flex justify-end gap-2 sm:col-span-2">
             <Button onClick={() => show(false)}>Cancel</Button>
             <Button type="submit" look="primary" busy={make.isPending} disabled={!name.trim()}>
-              Make it
+              Create token
             </Button>
           </div>
         </form>

@@ -1,14 +1,14 @@
 import { expect, it } from "vitest";
 import { inside, tokenIn } from "./address";
 
-it("leads nowhere but inside", () => {
+it("allows only addresses of this site", () => {
   expect(inside("/board?x=1#y")).toBe("/board?x=1#y");
   for (const wrong of [undefined, "", "board", "//evil.test", "/\\evil.test", "/\t/evil.test", "/\n\\evil.test"])
     expect(inside(wrong)).toBe("/");
   for (const wrong of ["https://evil.test", "javascript:alert(1)"]) expect(inside(wrong)).toBe("/");
 });
 
-it("finds the token of a link", () => {
+it("finds the token in a link", () => {
   expect(tokenIn("#token=sy_abc")).toBe("sy_abc");
   expect(tokenIn("#token=a%20b")).toBe("a b");
   expect(tokenIn("#token=%")).toBe("%");

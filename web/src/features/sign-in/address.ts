@@ -1,11 +1,11 @@
-/** What the address of the sign-in page says. Anybody can make a link to it: nothing in it is believed. */
+/** Parse the address of the sign-in page. It is untrusted: anybody can create a link to it. */
 
-/** Where to go then: only an address of this very site. */
+/** Return where to go after sign-in: only an address of this site. */
 export function inside(next: string | undefined): string {
   return next?.startsWith("/") && !/^\/\s*[/\\]/.test(next) ? next : "/";
 }
 
-/** Of `#token=…`, as `sandyard up` prints it. */
+/** Return the token of `#token=…`, as printed by `sandyard up`. */
 export function tokenIn(hash: string): string | undefined {
   const given = /^#token=(.+)$/.exec(hash)?.[1];
   try {

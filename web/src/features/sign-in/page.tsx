@@ -13,12 +13,14 @@ type Shown = { token: string } | { name: string; password: string };
 
 const WRONG = {
   token:
-    "That is not right. Check for missing letters. “sandyard up” with SANDYARD_NEW_ADMIN_TOKEN=true makes a new token.",
-  password: "The name or the password is wrong. An administrator can set a new password for you.",
+    "Invalid token. Check that you copied all of it. Starting the server with SANDYARD_NEW_ADMIN_TOKEN=true creates a new one.",
+  password: "Wrong name or password. An administrator can set a new password for you.",
 };
 
-/** The door. `#token=` (as `sandyard up` prints it) is taken out of the address at once, and opens it by itself where nobody is signed in: a
- * link on any page could otherwise put somebody else in one's place unseen. */
+/**
+ * The sign-in page. `#token=` (as printed by `sandyard up`) is removed from the address immediately. It signs in automatically only if
+ * nobody is signed in: otherwise a link on any page could silently switch the user to another account.
+ */
 export function SignInPage() {
   useTitle("Sign in");
   const client = useQueryClient();
@@ -73,8 +75,8 @@ export function SignInPage() {
             label="Token"
             hint={
               <>
-                The one that <code className="font-mono">sandyard up</code> printed at its first start, or any API token
-                of yours.
+                The token that <code className="font-mono">sandyard up</code> printed on its first start, or one of your
+                API tokens.
               </>
             }
           >
@@ -120,7 +122,7 @@ export function SignInPage() {
         <div aria-live="polite">
           {known !== undefined && (
             <p className="rounded-md bg-warn-soft px-3 py-2 text-[13px]">
-              You are signed in as {known}. Sign in only if the link that led you here is your own.
+              You are signed in as {known}. Sign in again only if you trust the link that brought you here.
             </p>
           )}
           {login.error && (

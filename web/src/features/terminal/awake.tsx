@@ -4,7 +4,7 @@ import { sandbox as sandboxQuery } from "@/api/queries";
 import { Button } from "@/ui/button";
 import { Empty, Loaded, Loading } from "@/ui/states";
 
-/** What needs a sandbox that runs. A paused one is woken by being used: that is said before, and done when it is wanted. */
+/** Content that needs a running sandbox. Using a paused sandbox resumes it, so the user is asked first. */
 export function Awake({
   sandboxId,
   action,
@@ -20,23 +20,23 @@ export function Awake({
   const [wanted, setWanted] = useState(false);
   const status = sandbox.data?.status;
   useEffect(() => {
-    if (status === "running") setWanted(false); // when it is paused again, it is asked again
+    if (status === "running") setWanted(false); // ask again after the next pause
   }, [status]);
   return (
     <Loaded query={sandbox}>
       {(box) => {
         if (box.status === "destroyed" || box.status === "error") {
           return (
-            <Empty title={box.status === "error" ? "The sandbox has failed" : "The sandbox was destroyed"}>
-              {box.error ?? "What was in it is gone; its commits and checkpoints are kept with its session."}
+            <Empty title={box.status === "error" ? "Sandbox failed" : "Sandbox destroyed"}>
+              {box.error ?? "Its files are gone. Its commits and checkpoints are kept with the session."}
             </Empty>
           );
         }
-        if (box.status === "provisioning") return <Loading label="The sandbox is starting" />;
+        if (box.status === "provisioning") return <Loading label="Starting the sandbox" />;
         if (box.status === "running" || wanted) return children;
         return (
           <Empty
-            title="The sandbox is paused"
+            title="Sandbox paused"
             action={
               <Button look="primary" onClick={() => setWanted(true)}>
                 {action}

@@ -32,7 +32,7 @@ interface Props {
   onPaste: () => void;
 }
 
-/** Which shell, and what can be done with it. */
+/** The toolbar: select a shell, and actions for it. */
 export function Bar(props: Props) {
   const { current, onChoose, fontSize, onFontSize, screenReader } = props;
   const [ending, setEnding] = useState(false);
@@ -45,7 +45,7 @@ export function Bar(props: Props) {
     detail: `process ${shell.pid}, opened ${ago(shell.createdAt)}`,
   }));
   const sized = (by: number) => (event: Event) => {
-    event.preventDefault(); // the menu stays: a size is tried
+    event.preventDefault(); // keep the menu open, so that sizes can be tried
     onFontSize(fontSize + by);
   };
   const end = async () => {
@@ -58,7 +58,7 @@ export function Bar(props: Props) {
         label="Shell"
         className="!h-7 !w-36 text-xs"
         value={current && open.some((shell) => shell.id === current) ? current : ""}
-        placeholder={open.length ? "Choose a shell" : "No open shell"}
+        placeholder={open.length ? "Choose a shell" : "No open shells"}
         disabled={!open.length}
         onChange={onChoose}
         choices={choices}
@@ -70,7 +70,7 @@ export function Bar(props: Props) {
       <IconButton size="sm" label="Search (Ctrl+Shift+F)" onClick={props.onFind}>
         <Search className="size-3.5" aria-hidden />
       </IconButton>
-      <IconButton size="sm" label="Copy what is selected" className="!hidden sm:!inline-flex" onClick={props.onCopy}>
+      <IconButton size="sm" label="Copy selection" className="!hidden sm:!inline-flex" onClick={props.onCopy}>
         <Copy className="size-3.5" aria-hidden />
       </IconButton>
       <IconButton size="sm" label="Paste" onClick={props.onPaste}>
@@ -84,7 +84,7 @@ export function Bar(props: Props) {
         }
       >
         <MenuItem onSelect={props.onCopy}>
-          <Copy className="size-3.5" aria-hidden /> Copy what is selected
+          <Copy className="size-3.5" aria-hidden /> Copy selection
         </MenuItem>
         <MenuItem disabled={fontSize >= 24} onSelect={sized(1)}>
           <AArrowUp className="size-3.5" aria-hidden /> Larger text
@@ -98,11 +98,11 @@ export function Bar(props: Props) {
         </MenuItem>
         <MenuLine />
         <MenuItem danger disabled={!current} onSelect={() => setEnding(true)}>
-          <Trash2 className="size-3.5" aria-hidden /> End this shell
+          <Trash2 className="size-3.5" aria-hidden /> Close shell
         </MenuItem>
       </Menu>
-      <Confirm open={ending} onOpenChange={setEnding} title="End this shell?" action="End the shell" onConfirm={end}>
-        What runs in it ends too, for everybody who looks at it.
+      <Confirm open={ending} onOpenChange={setEnding} title="Close this shell?" action="Close shell" onConfirm={end}>
+        Programs running in it are stopped, for everyone who has it open.
       </Confirm>
     </div>
   );

@@ -1,8 +1,8 @@
 /**
- * A shell in a sandbox over a WebSocket, taken up again when the connection breaks: the shell goes on, and on coming back the
- * platform shows the last of it anew.
+ * A shell in a sandbox over a WebSocket. Reconnects when the connection breaks: the shell keeps running, and the platform replays its
+ * latest output.
  *
- * A ticket opens the socket rather than the cookie: it also works where a proxy gives the platform another name, and a refusal has words.
+ * The socket is opened with a ticket instead of the cookie: that also works behind a proxy with another host name, and errors have messages.
  */
 import { ApiError, api, got } from "@/api/client";
 import { Backoff } from "@/lib/backoff";
@@ -18,7 +18,7 @@ export type LinkState =
 
 export interface LinkListener {
   state: (state: LinkState) => void;
-  /** The shell is there; what it has shown so far comes next, if it is not new. */
+  /** The shell is open. If it is not new (`again`), its earlier output follows. */
   opened: (terminalId: string, again: boolean) => void;
   data: (bytes: Uint8Array) => void;
   size: () => { cols: number; rows: number };
@@ -38,7 +38,7 @@ export class Link {
     this.listener = listener;
   }
 
-  /** Until the shell ends, cannot be had, or `stop`. */
+  /** Stay connected until the shell ends, cannot be opened, or `stop` is called. */
   async start(): Promise<void> {
     this.listener.state({ kind: "connecting" });
     while (!this.over) {
@@ -50,7 +50,7 @@ export class Link {
     }
   }
 
-  /** Leave; the shell goes on. */
+  /** Disconnect; the shell keeps running. */
   stop(): void {
     this.over = true;
     this.backoff.hurry();
@@ -71,8 +71,8 @@ export class Link {
       if (this.over) return { kind: "again" };
       const closed = await this.connection(ticket);
       if (this.over || closed.ended !== undefined || !this.terminalId)
-        return outcome(closed, true, await this.sandboxIsLost(closed));
-      return outcome(closed, await this.listed(this.terminalId), false);
+        return outcome(closed, true, await this.isSandboxLost(closed));
+      return outcome(closed, await this.shellExists(this.terminalId), false);
     } catch (error) {
       if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) {
         return { kind: "failed", reason: words(error) };
@@ -110,15 +110,15 @@ export class Link {
     });
   }
 
-  /** Whether the shell is still there. A refused WebSocket does not say why. */
-  private async listed(id: string): Promise<boolean> {
+  /** Return whether the shell still exists. A refused WebSocket does not give a reason. */
+  private async shellExists(id: string): Promise<boolean> {
     const shells = await got(
       api.GET("/api/v1/sandboxes/{sandbox_id}/terminals", { params: { path: { sandbox_id: this.sandboxId } } }),
     );
     return shells.items.some((shell) => shell.id === id);
   }
 
-  private async sandboxIsLost(closed: Closed): Promise<boolean> {
+  private async isSandboxLost(closed: Closed): Promise<boolean> {
     if (closed.ended !== undefined || this.over) return false;
     const box = await got(
       api.GET("/api/v1/sandboxes/{sandbox_id}", { params: { path: { sandbox_id: this.sandboxId } } }),

@@ -3,12 +3,11 @@ import { outcome } from "./outcome";
 
 const broken = { code: 1006, reason: "" };
 
-it("a broken connection is taken up again while the shell is there", () =>
-  expect(outcome(broken, true, false)).toEqual({ kind: "again" }));
-it("a shell that nobody knows any more has ended", () =>
+it("reconnects while the shell still exists", () => expect(outcome(broken, true, false)).toEqual({ kind: "again" }));
+it("treats an unknown shell as ended", () =>
   expect(outcome(broken, false, false)).toEqual({ kind: "ended", exitCode: null }));
-it("an end that was told has its exit code", () =>
+it("reports the exit code of a shell that has ended", () =>
   expect(outcome({ code: 1000, reason: "", ended: 3 }, true, false)).toEqual({ kind: "ended", exitCode: 3 }));
-it("a lost sandbox is not tried again", () => expect(outcome(broken, true, true).kind).toBe("failed"));
-it("the platform's refusal is told in its words", () =>
+it("does not retry when the sandbox is lost", () => expect(outcome(broken, true, true).kind).toBe("failed"));
+it("shows the platform's reason for a refusal", () =>
   expect(outcome({ code: 4403, reason: "Not yours." }, true, false)).toEqual({ kind: "failed", reason: "Not yours." }));

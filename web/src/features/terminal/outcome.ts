@@ -1,8 +1,8 @@
-/** What a closed connection means for the shell behind it. */
+/** Interpret a closed terminal connection. */
 export interface Closed {
   code: number;
   reason: string;
-  /** The shell has ended, with this exit code. Undefined: only the connection has. */
+  /** Exit code if the shell has ended. Undefined if only the connection has closed. */
   ended?: number | null | undefined;
 }
 
@@ -13,11 +13,11 @@ export type Outcome =
 
 const FINAL = [4400, 4401, 4403, 4404, 4409, 4410];
 
-/** `listed`: the platform still knows the shell. `lost`: its sandbox is gone for good. */
+/** Decide what a closed connection means. `listed`: the shell still exists. `lost`: its sandbox failed or was destroyed. */
 export function outcome(closed: Closed, listed: boolean, lost: boolean): Outcome {
   if (closed.ended !== undefined) return { kind: "ended", exitCode: closed.ended };
-  if (lost) return { kind: "failed", reason: "The sandbox was destroyed or has failed." };
+  if (lost) return { kind: "failed", reason: "The sandbox failed or was destroyed." };
   if (FINAL.includes(closed.code))
-    return { kind: "failed", reason: closed.reason || "The platform has closed this shell." };
+    return { kind: "failed", reason: closed.reason || "The platform closed this shell." };
   return listed ? { kind: "again" } : { kind: "ended", exitCode: null };
 }

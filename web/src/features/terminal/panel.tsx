@@ -14,14 +14,14 @@ import { TouchKeys } from "./touch-keys";
 
 const TerminalScreen = lazy(() => import("./screen"));
 
-/** An interactive shell. It outlives a reload, and others that are open can be joined. */
+/** An interactive shell. It survives a page reload, and other open shells can be joined. */
 export function TerminalPanel({ sandboxId }: { sandboxId: string }) {
   const shells = useQuery(shellsQuery(sandboxId));
   return (
     <Awake
       sandboxId={sandboxId}
-      action="Wake it and open a shell"
-      why="Its files are kept. A shell wakes it, and it stays awake while you look at it."
+      action="Resume and open a shell"
+      why="Its files are kept. Opening a shell resumes the sandbox and keeps it running while the shell is shown."
     >
       <Loaded query={shells}>
         {(open) => <Shells key={sandboxId} sandboxId={sandboxId} open={open.map((shell) => shell.id)} />}
@@ -31,7 +31,7 @@ export function TerminalPanel({ sandboxId }: { sandboxId: string }) {
 }
 
 interface Chosen {
-  /** Counts screens: choosing again is a new one, also for the same shell. */
+  /** Incremented for each selection: selecting the same shell again creates a new screen. */
   screen: number;
   id: string | undefined;
 }
@@ -96,7 +96,7 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
       />
       {finding && (
         <LogFind
-          label="Search in the terminal"
+          label="Search terminal"
           query={query}
           onQuery={(text) => {
             setQuery(text);

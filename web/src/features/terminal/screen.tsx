@@ -11,7 +11,7 @@ export interface ScreenHandle {
   copy: () => void;
   paste: () => void;
   focus: () => void;
-  /** As if it was typed. */
+  /** Send text as if it was typed. */
   type: (text: string) => void;
   pressArrow: (key: ArrowKey) => void;
 }
@@ -19,7 +19,7 @@ export interface ScreenHandle {
 interface Props {
   ref: Ref<ScreenHandle>;
   sandboxId: string;
-  /** The shell to look at; undefined: a new one. */
+  /** The shell to join; undefined opens a new one. */
   terminalId: string | undefined;
   fontSize: number;
   screenReader: boolean;
@@ -27,11 +27,11 @@ interface Props {
   onOpened: (terminalId: string) => void;
   onFound: (place: number, total: number) => void;
   onSearch: () => void;
-  /** The person wants to leave the terminal with the keyboard. */
+  /** Called when the user leaves the terminal with the keyboard. */
   onLeave: () => void;
 }
 
-/** One shell on the screen. Another shell is another screen: give it a key. */
+/** The screen of one shell. Use another key for another shell. */
 export default function TerminalScreen(props: Props) {
   const { ref, sandboxId, terminalId, fontSize, screenReader } = props;
   const box = useRef<HTMLDivElement>(null);
@@ -40,14 +40,14 @@ export default function TerminalScreen(props: Props) {
   latest.current = props;
   const [theme] = useTheme();
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: a screen is of one shell; what else changes is told to it below
+  // biome-ignore lint/correctness/useExhaustiveDependencies: one screen per shell; other changes are applied below
   useEffect(() => {
     const made = makeScreen(fontSize, screenReader);
     const { terminal, fit, search } = made;
     screen.current = made;
     terminal.open(box.current as HTMLElement);
     fit.fit();
-    let replaying = false; // what was shown before may hold questions to the terminal, and must not be answered again
+    let replaying = false; // replayed output may contain terminal queries, which must not be answered again
     const link = new Link(sandboxId, terminalId, {
       state: (state) => latest.current.onState(state),
       size: () => ({ cols: terminal.cols, rows: terminal.rows }),
@@ -57,7 +57,7 @@ export default function TerminalScreen(props: Props) {
           replaying = true;
           setTimeout(() => {
             replaying = false;
-          }, 500); // a shell that has shown nothing has nothing to replay
+          }, 500); // a shell without output has nothing to replay
         }
         latest.current.onOpened(id);
       },
@@ -81,7 +81,7 @@ export default function TerminalScreen(props: Props) {
     });
     observer.observe(box.current as HTMLElement);
     void link.start();
-    const focusing = setTimeout(() => terminal.focus()); // after a press on the tab, which takes the focus itself
+    const focusing = setTimeout(() => terminal.focus()); // after the click on the tab, which takes the focus
     return () => {
       clearTimeout(focusing);
       observer.disconnect();
@@ -101,7 +101,7 @@ export default function TerminalScreen(props: Props) {
     if (screen.current) screen.current.terminal.options.screenReaderMode = screenReader;
   }, [screenReader]);
   useEffect(() => {
-    // the page's own colours change in an effect that comes after this one
+    // the page's colours change in an effect that runs after this one
     const frame = requestAnimationFrame(() => {
       if (screen.current && theme) screen.current.terminal.options.theme = colours();
     });
@@ -129,14 +129,14 @@ export default function TerminalScreen(props: Props) {
 
 type Terminal = Screen["terminal"];
 
-/** Keys that are the page's and not the shell's. */
+/** Handle keyboard shortcuts of the page. Return whether the key is handled and must not reach the shell. */
 function shortcut(event: KeyboardEvent, terminal: Terminal, props: Props): boolean {
   if (!(event.ctrlKey || event.metaKey) || !event.shiftKey) return false;
   const key = event.key.toLowerCase();
   if (key === "f") props.onSearch();
   else if (key === "l") props.onLeave();
   else if (key === "c") void copy(terminal);
-  else return false; // Ctrl+Shift+V is the browser's own paste, which the terminal takes
+  else return false; // Ctrl+Shift+V is the browser's paste, which the terminal handles
   event.preventDefault();
   return true;
 }
@@ -149,21 +149,21 @@ function pressArrow(terminal: Terminal, key: ArrowKey): void {
 
 async function copy(terminal: Terminal): Promise<void> {
   const text = terminal.getSelection();
-  if (!text) return void toast("Nothing is selected in the terminal.");
+  if (!text) return void toast("No text is selected in the terminal.");
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    toast.error("The browser does not let this page copy.");
+    toast.error("The browser does not allow this page to copy.");
   }
 }
 
-/** As one piece, where the shell asks for that: a line break in it then runs nothing. */
+/** Paste from the clipboard. With bracketed paste, line breaks in the text run nothing. */
 async function paste(terminal: Terminal): Promise<void> {
   try {
     terminal.paste(await navigator.clipboard.readText());
     terminal.focus();
   } catch {
-    toast.error("The browser does not let this page read the clipboard.", {
+    toast.error("The browser does not allow this page to read the clipboard.", {
       description: "Press Ctrl+Shift+V in the terminal instead.",
     });
   }

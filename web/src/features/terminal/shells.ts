@@ -1,4 +1,4 @@
-/** The shells of a sandbox, and which of them this tab looks at: that outlives a reload. */
+/** The shells of a sandbox, and which one this browser tab shows. The selection survives a reload. */
 import { queryOptions, useMutation, useQueryClient } from "@tanstack/react-query";
 import { api, got } from "@/api/client";
 import { failed } from "@/ui/toast";
@@ -33,6 +33,6 @@ export function useClose(sandboxId: string) {
         }),
       ),
     onSettled: () => client.invalidateQueries({ queryKey: ["terminals", sandboxId] }),
-    onError: failed("Could not end the shell"),
+    onError: failed("Could not close the shell"),
   });
 }

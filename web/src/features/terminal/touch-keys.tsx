@@ -18,14 +18,14 @@ const ARROW_KEYS: readonly [string, ArrowKey, ReactNode][] = [
   ["Right", "right", <ArrowRight key="right" className={ICON} aria-hidden />],
 ];
 
-/** The keys of a shell that the keyboard of a phone or a tablet lacks. Shown on touch screens only. */
+/** Keys that the on-screen keyboard of a phone or tablet lacks. Shown on touch screens only. */
 export function TouchKeys({ onText, onArrow }: { onText: (text: string) => void; onArrow: (key: ArrowKey) => void }) {
   return (
     <div
       role="toolbar"
-      aria-label="Keys"
+      aria-label="Terminal keys"
       className="hidden shrink-0 gap-1 overflow-x-auto border-t px-2 py-1 pointer-coarse:flex"
-      onPointerDown={(event) => event.preventDefault()} // the focus, and with it the phone's keyboard, stays in the terminal
+      onPointerDown={(event) => event.preventDefault()} // keep the focus, and with it the on-screen keyboard, in the terminal
     >
       {TEXT_KEYS.map(([label, text]) => (
         <Button key={label} size="sm" onClick={() => onText(text)}>

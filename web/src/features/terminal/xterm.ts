@@ -1,4 +1,4 @@
-/** The terminal itself, in a file of its own so that it is loaded only where one is shown. */
+/** The xterm.js terminal, in its own module so that it is loaded only when shown. */
 import { FitAddon } from "@xterm/addon-fit";
 import { SearchAddon } from "@xterm/addon-search";
 import { WebLinksAddon } from "@xterm/addon-web-links";
@@ -20,7 +20,7 @@ function open(_event: MouseEvent, address: string): void {
 
 export function makeScreen(fontSize: number, screenReaderMode: boolean): Screen {
   const terminal = new Terminal({
-    allowProposedApi: true, // search marks its matches with it
+    allowProposedApi: true, // needed to highlight search matches
     cursorBlink: true,
     fontFamily: css("--font-mono") || "monospace",
     fontSize,
@@ -44,7 +44,7 @@ function css(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** The page's colours as they are now. */
+/** Return the page's current colours. */
 export function colours(): ITheme {
   const named = (name: string) => css(`--log-${name}`);
   const dark = document.documentElement.dataset.theme === "dark";

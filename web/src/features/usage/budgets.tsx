@@ -8,7 +8,7 @@ import { Loaded } from "@/ui/states";
 import { usageDays } from "./page";
 import { summed } from "./sums";
 
-/** Of projects that have one: how much of this month's is spent. */
+/** How much of this month's budget each project has used. Lists only projects with a budget. */
 export function Budgets({ projects }: { projects: Project[] }) {
   const limited = projects.filter((one) => {
     const budget = one.settings.tasks?.monthlyBudget;
@@ -19,8 +19,8 @@ export function Budgets({ projects }: { projects: Project[] }) {
   if (!limited.length) return null;
   return (
     <Section
-      title="Budgets of this month"
-      description="By calendar month in UTC. When one is spent, its agents get no more answers from models."
+      title="Budgets this month"
+      description="Per calendar month in UTC. When a budget is used up, the project's agents can no longer use models."
     >
       <Loaded query={query}>
         {({ items }) => (
@@ -39,7 +39,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
                     {project.name}
                   </Link>
                   {budget?.usd && (
-                    <Bar name={`Dollars of ${project.name}`} spent={spent.cost} limit={budget.usd} format={cost} />
+                    <Bar name={`Cost of ${project.name}`} spent={spent.cost} limit={budget.usd} format={cost} />
                   )}
                   {budget?.tokens && (
                     <Bar
@@ -78,7 +78,7 @@ function Bar({
           {format(spent)} of {format(limit)}
         </span>
         <span className={part >= 1 ? "font-medium text-bad" : ""}>
-          {part >= 1 ? "spent" : `${Math.round(part * 100)} %`}
+          {part >= 1 ? "used up" : `${Math.round(part * 100)} %`}
         </span>
       </div>
       <svg

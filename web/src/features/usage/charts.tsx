@@ -1,4 +1,4 @@
-/** Small charts that can be read without eyes: every bar says what it is, and the same numbers are there as a table. */
+/** Accessible charts: every bar has a label, and the same numbers are available as a table. */
 import clsx from "clsx";
 import { type KeyboardEvent, useRef, useState } from "react";
 import { ceiling, type Series } from "./sums";
@@ -24,7 +24,7 @@ function dayName(day: string): string {
   });
 }
 
-/** A bar for each day, made of its parts. One stop for Tab; arrows, Home and End go from day to day. */
+/** A stacked bar for each day. One tab stop; arrow keys, Home and End move between days. */
 export function DayBars({ title, days, series, format }: Shown) {
   const [at, setAt] = useState<number | null>(null);
   const bars = useRef<(HTMLButtonElement | null)[]>([]);
@@ -121,7 +121,7 @@ function Parts({ place, series, top }: { place: number; series: Series[]; top: n
   });
 }
 
-/** What the chosen day is made of; also the legend. */
+/** The values of the selected day; also the legend. */
 function Readout({
   day,
   place,
@@ -154,8 +154,8 @@ function Readout({
 function AsTable({ title, days, series, format }: Shown) {
   return (
     <details className="mt-2 text-xs">
-      <summary className="cursor-pointer text-soft hover:text-text">As a table</summary>
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it */}
+      <summary className="cursor-pointer text-soft hover:text-text">Show as table</summary>
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so it must be reachable by keyboard */}
       <div className="mt-1 max-h-64 overflow-auto rounded-md border" tabIndex={0}>
         <table className="w-full border-collapse tabular-nums">
           <caption className="sr-only">{title}</caption>
@@ -191,7 +191,7 @@ function AsTable({ title, days, series, format }: Shown) {
   );
 }
 
-/** The largest first, each with its share: a table whose bars are only for the eye. */
+/** A table of totals, largest first. Its bars are decorative. */
 export function Shares({
   title,
   rows,

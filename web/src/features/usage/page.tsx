@@ -52,7 +52,7 @@ export function UsagePage() {
             choices={RANGES.map((one) => ({ value: String(one), label: `${one} days` }))}
           />
           <Select
-            label="What is shown"
+            label="Metric"
             className="!w-28"
             value={metric}
             onChange={(value) =>
@@ -70,7 +70,7 @@ export function UsagePage() {
         {({ items, truncated }) => (
           <>
             {truncated && (
-              <p className="mb-2 text-xs text-warn">There is more than can be shown: the oldest days are left out.</p>
+              <p className="mb-2 text-xs text-warn">Some data is not shown: the oldest days are missing.</p>
             )}
             <Charts items={items} days={days} metric={metric} projects={known} />
           </>
@@ -94,14 +94,14 @@ function Charts({
 }) {
   const format = metric === "cost" ? cost : count;
   const project = (id: string | null) =>
-    known.find((one) => one.id === id)?.name ?? (id ? "another project" : "no project");
+    known.find((one) => one.id === id)?.name ?? (id ? "other project" : "no project");
   const byModel = series(items, days, metric, (one) => one.model ?? "unknown model", MOST);
   const byProject = series(items, days, metric, (one) => project(one.projectId), 12);
   const sum = summed(items);
   if (!items.length) {
     return (
-      <Empty title="Nothing was spent" icon={<ChartNoAxesColumn className="size-6" aria-hidden />}>
-        No agent has asked a model in these days. The demo agent needs none.
+      <Empty title="No usage" icon={<ChartNoAxesColumn className="size-6" aria-hidden />}>
+        No agent used a model in this period. The demo agent needs no model.
       </Empty>
     );
   }
@@ -111,17 +111,17 @@ function Charts({
         <Total
           name="Cost"
           value={cost(sum.cost)}
-          note={sum.unpriced ? `${count(sum.unpriced)} answers have no price` : undefined}
+          note={sum.unpriced ? `${count(sum.unpriced)} requests have no price` : undefined}
         />
         <Total name="Requests" value={count(sum.calls)} />
         <Total
-          name="Tokens in"
+          name="Input tokens"
           value={count(sum.input)}
-          note={sum.cached ? `${count(sum.cached)} from a cache` : undefined}
+          note={sum.cached ? `${count(sum.cached)} from cache` : undefined}
         />
-        <Total name="Tokens out" value={count(sum.output)} />
+        <Total name="Output tokens" value={count(sum.output)} />
       </dl>
-      <Section title={metric === "cost" ? "Cost by day" : "Tokens by day"} description="By model; days in UTC.">
+      <Section title={metric === "cost" ? "Cost by day" : "Tokens by day"} description="By model. Days are in UTC.">
         <DayBars
           title={metric === "cost" ? "Cost by day and model" : "Tokens by day and model"}
           days={days}

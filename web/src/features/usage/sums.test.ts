@@ -10,11 +10,11 @@ function used(day: string, model: string | null, costUsd: number | null, inputTo
 const now = Date.UTC(2026, 2, 1, 0, 30);
 const model = (one: DayUsage) => one.model ?? "unknown";
 
-it("knows the days before today, across months", () => {
+it("lists the days before today, across months", () => {
   expect(daysUpTo(now, 3)).toEqual(["2026-02-27", "2026-02-28", "2026-03-01"]);
 });
 
-it("puts each day in its place and leaves out what is older", () => {
+it("assigns values to days and ignores older ones", () => {
   const days = daysUpTo(now, 2);
   const items = [
     used("2026-03-01", "a", 1),
@@ -29,13 +29,13 @@ it("puts each day in its place and leaves out what is older", () => {
   expect(series(items, days, "tokens", model, 5)[0]?.values).toEqual([11, 11]);
 });
 
-it("keeps the largest and calls the rest others, losing nothing", () => {
+it("keeps the largest series and sums the rest as others", () => {
   const items = ["a", "b", "c", "d"].map((name, index) => used("2026-03-01", name, index + 1));
   const made = series(items, daysUpTo(now, 1), "cost", model, 3);
   expect(made.map((one) => [one.key, one.total])).toEqual([["d", 4], ["c", 3], ["others", 3]]); // biome-ignore format: pairs
 });
 
-it("sums what is known and counts what is not", () => {
+it("sums known costs and counts unpriced requests", () => {
   expect(summed([used("2026-03-01", "a", 1.5), used("2026-03-01", "b", null)])).toMatchObject({
     calls: 2,
     cost: 1.5,
@@ -44,6 +44,6 @@ it("sums what is known and counts what is not", () => {
   });
 });
 
-it("finds a round number above", () => {
+it("rounds up to a round number", () => {
   expect([0, 0.03, 1, 1.2, 4.5, 7, 99, 100, 101].map(ceiling)).toEqual([1, 0.05, 1, 2, 5, 10, 100, 100, 200]);
 });

@@ -1,4 +1,4 @@
-/** What was spent, put together for looking at. Days are UTC's, as the platform counts them. */
+/** Aggregate usage for charts. Days are in UTC, as on the platform. */
 import type { Schemas } from "@/api/client";
 
 export type DayUsage = Schemas["UsageOfDay"];
@@ -16,13 +16,13 @@ export interface Sum {
 export interface Series {
   key: string;
   total: number;
-  /** One for each day. */
+  /** One value per day. */
   values: number[];
 }
 
 const DAY = 86_400_000;
 
-/** The days up to today, oldest first, as `2026-01-31`. */
+/** Return the last `count` days up to today, oldest first, as `2026-01-31`. */
 export function daysUpTo(now: number, count: number): string[] {
   return Array.from({ length: count }, (_, index) =>
     new Date(now - (count - 1 - index) * DAY).toISOString().slice(0, 10),
@@ -45,7 +45,7 @@ export function summed(items: DayUsage[]): Sum {
 export const amount = (one: DayUsage, metric: Metric): number =>
   metric === "cost" ? (one.costUsd ?? 0) : one.inputTokens + one.outputTokens;
 
-/** By what `keyOf` says, the largest first; those after the first `most` are one, called “others”. */
+/** Group by `keyOf`, largest first. Returns at most `most` series; the last one then sums the rest as “others”. */
 export function series(
   items: DayUsage[],
   days: string[],
@@ -78,7 +78,7 @@ export function series(
   ];
 }
 
-/** A round number at or above the highest value: 1, 2 or 5 times a power of ten. */
+/** Return a round number at or above the highest value: 1, 2 or 5 times a power of ten. */
 export function ceiling(highest: number): number {
   if (!(highest > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(highest));

@@ -1,7 +1,7 @@
 import { Link } from "@tanstack/react-router";
 import { ArrowLeft } from "lucide-react";
 
-/** Leads back to the welcome, where it has left off. */
+/** Link back to the welcome page, where the user left off. */
 export function BackToWelcome({ project }: { project?: string | undefined }) {
   return (
     <Link

@@ -25,7 +25,7 @@ const LOOKS = {
   ahead: "border-line text-faint",
 };
 
-/** A step is done when what it is for has worked: an agent without its model's key has failed, not only its task. */
+/** Return the state of a step. If the agent lacks its model's key, the agent step has failed, not only the task. */
 function stateOf(index: number, step: number, task: Task | null): keyof typeof LOOKS {
   if (!task) return index < step ? "done" : index === step ? "now" : "ahead";
   const attempt = task.attempts[0];
@@ -36,7 +36,7 @@ function stateOf(index: number, step: number, task: Task | null): keyof typeof L
   return failed ? "failed" : task.pullRequest ? "done" : "now";
 }
 
-/** What keeps an agent as the project's default, so that its other tasks use it too. The demo never is kept: it does no real work. */
+/** Return a function that saves the agent as the project's default, so that other tasks use it too. The demo agent is never saved. */
 function useDefaultAgent(project: Project | null, onChanged: (project: Project) => void) {
   const client = useQueryClient();
   const caller = useQuery(me).data?.user;
@@ -51,21 +51,21 @@ function useDefaultAgent(project: Project | null, onChanged: (project: Project) 
       onChanged(changed);
       void client.invalidateQueries({ queryKey: ["projects"] });
     },
-    onError: failed("Could not make it the project's default agent"),
+    onError: failed("Could not set the project's default agent"),
   });
   return async (agent: Agent | undefined) => {
     const mayChange = caller?.role === "admin" || caller?.id === project?.ownerId;
     if (!project || !agent || agent.demo || !mayChange || project.settings.agent?.default === agent.name) return;
-    await save.mutateAsync({ id: project.id, name: agent.name }).catch(() => undefined); // said; the first task names it
+    await save.mutateAsync({ id: project.id, name: agent.name }).catch(() => undefined); // the error is shown; the first task names the agent anyway
   };
 }
 
-/** The project that was chosen. Who comes back from its settings has it in the address. */
+/** The selected project. On return from its settings, the URL contains it. */
 function useProject(onReturned: () => void): [Project | null, (project: Project) => void] {
   const { project: id } = useSearch({ from: "/inside/welcome" });
   const [chosen, choose] = useState<Project | null>(null);
   const returned = useQuery({ ...projectQuery(id ?? ""), enabled: id !== undefined && chosen === null }).data;
-  // biome-ignore lint/correctness/useExhaustiveDependencies: once, when it is known
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs once, when the project is loaded
   useEffect(() => {
     if (!returned || chosen) return;
     choose(returned);
@@ -74,7 +74,7 @@ function useProject(onReturned: () => void): [Project | null, (project: Project)
   return [chosen, choose];
 }
 
-/** From nothing to the first pushed branch in three steps. */
+/** The first run: three steps to the first pushed branch. */
 export function WelcomePage() {
   const navigate = useNavigate();
   const known = useQuery(agents);
@@ -98,8 +98,7 @@ export function WelcomePage() {
       }
     >
       <p className="mb-4 max-w-prose text-soft">
-        Give an agent a computer of its own and a task. What it commits comes back as a branch, or a pull request, for
-        you to review.
+        Give an agent its own computer and a task. You get its commits as a branch or a pull request to review.
       </p>
       <ol className="mb-5 flex gap-2" aria-label="Steps">
         {STEPS.map((name, index) => {
@@ -124,7 +123,7 @@ export function WelcomePage() {
       </ol>
       {own.data && !own.data.hasPassword && step === 0 && (
         <p role="note" className="mb-4 rounded-md bg-info-soft px-2.5 py-1.5 text-[13px]">
-          You have signed in with a token, which is not shown again.{" "}
+          You signed in with a token that is not shown again.{" "}
           <Link
             to="/settings"
             search={{ tab: "profile", from: "welcome" }}

@@ -12,7 +12,7 @@ import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 
-/** The first task, followed to its end. */
+/** The progress of the first task. */
 export function Progress({ taskId, again }: { taskId: string; again: () => void }) {
   const query = useQuery(taskQuery(taskId));
   return (
@@ -43,9 +43,9 @@ function Course({ task, again }: { task: Task; again: () => void }) {
             : `Pull request #${pull.number} is open.`}
         </p>
       ) : over ? (
-        <p className="text-bad">{attempt.error ?? task.error ?? "It was stopped."}</p>
+        <p className="text-bad">{attempt.error ?? task.error ?? "The attempt was stopped."}</p>
       ) : (
-        <p className="text-soft">{attempt?.step ? doingNow(attempt) : "Waiting for its turn"}…</p>
+        <p className="text-soft">{attempt?.step ? doingNow(attempt) : "Queued"}…</p>
       )}
       <div className="flex flex-wrap gap-2">
         <Link
@@ -54,7 +54,7 @@ function Course({ task, again }: { task: Task; again: () => void }) {
           search={pull ? { tab: "changes" } : {}}
           className="inline-flex h-8 items-center rounded-md bg-accent px-3 text-[13px] font-medium text-on-accent hover:bg-accent-hover"
         >
-          {pull ? "Review the changes" : "Watch it work"}
+          {pull ? "Review changes" : "Open task"}
         </Link>
         {link && pull?.number !== null && pull?.forge === "github" && (
           <a
@@ -70,7 +70,7 @@ function Course({ task, again }: { task: Task; again: () => void }) {
           to="/board"
           className="inline-flex h-8 items-center rounded-md border border-line-strong px-3 text-[13px] hover:bg-hover"
         >
-          To the board
+          Go to the board
         </Link>
         {over && (
           <ProviderHelp
@@ -80,7 +80,7 @@ function Course({ task, again }: { task: Task; again: () => void }) {
             onAdded={() => retry.mutate()}
           />
         )}
-        {(pull || over) && <Button onClick={again}>Write another task</Button>}
+        {(pull || over) && <Button onClick={again}>Create another task</Button>}
       </div>
     </div>
   );

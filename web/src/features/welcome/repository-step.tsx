@@ -24,7 +24,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
       void forget();
       onDone(made.project, made.tasks);
     },
-    onError: failed("Could not make the sample project"),
+    onError: failed("Could not create the sample project"),
   });
   const add = useMutation({
     mutationFn: () =>
@@ -39,7 +39,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
     },
   });
   const atToken = findingAt(add.error, "token") ?? fault(add.error, "token");
-  // what belongs to no box of this form is said at the repository
+  // errors that belong to no field of this form are shown at the repository
   const atRepository =
     findingAt(add.error, "repository") ??
     fault(add.error, "repository") ??
@@ -52,11 +52,11 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
     <div className="grid gap-4 md:grid-cols-2">
       <section className="flex flex-col gap-3 rounded-lg border bg-surface p-4">
         <h2 className="flex items-center gap-2 font-semibold">
-          <Sparkles className="size-4 text-accent" aria-hidden /> Take the sample
+          <Sparkles className="size-4 text-accent" aria-hidden /> Try the sample
         </h2>
         <p className="text-[13px] text-soft">
-          A small Python package with a bug and a test that shows it. It lives in a repository that Sandyard makes on
-          this machine: no account, nothing leaves.
+          A small Python package with a bug and a test that shows it, in a repository that Sandyard creates on this
+          machine. You need no account, and nothing leaves the machine.
         </p>
         <Button look="primary" className="mt-auto self-start" busy={sample.isPending} onClick={() => sample.mutate()}>
           Use the sample repository
@@ -79,7 +79,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
         </Field>
         <Field
           label="Token"
-          hint="For a private repository or GitHub pull requests. Kept encrypted; no sandbox ever sees it."
+          hint="For a private repository or GitHub pull requests. Stored encrypted and never passed to a sandbox."
           error={atToken}
         >
           {(wear) => (
@@ -93,12 +93,12 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
           )}
         </Field>
         <Button type="submit" className="self-start" busy={add.isPending}>
-          Add and check
+          Test and add
         </Button>
       </form>
       {known.data && known.data.length > 0 && (
         <section className="rounded-lg border bg-surface p-4 md:col-span-2">
-          <h2 className="mb-2 font-semibold">Or one that is here already</h2>
+          <h2 className="mb-2 font-semibold">Or use an existing project</h2>
           <ul className="flex flex-wrap gap-2">
             {known.data.map((project) => (
               <li key={project.id}>
@@ -112,7 +112,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
   );
 }
 
-/** Of `https://github.com/you/project.git` the `project`. */
+/** Return `project` for `https://github.com/you/project.git`. */
 function nameOf(repository: string): string {
   return (
     repository

@@ -20,16 +20,16 @@ const EXAMPLES: Suggestion[] = [
   {
     title: "Explain the project in its README",
     description:
-      "Read the code, and add a section to the README that says what the project does, how to run it and how to run its tests. Change nothing else.",
+      "Read the code and add a section to the README that explains what the project does, how to run it and how to run its tests. Change nothing else.",
   },
   {
     title: "Add a missing test",
-    description: "Find a function that matters and has no test, and add one. Do not change the function.",
+    description: "Find an important function that has no test, and add one. Do not change the function.",
   },
   {
     title: "Fix a small bug",
     description:
-      "Look for a bug in the code. Write a test that shows it, fix it, and say in the commit what was wrong.",
+      "Find a bug in the code. Write a test that shows it, fix it, and explain in the commit message what was wrong.",
   },
 ];
 
@@ -44,7 +44,7 @@ export function TaskStep({
 }: {
   project: Project;
   agent: string;
-  /** What people call the agent. */
+  /** Display name of the agent. */
   title: string;
   demo: boolean;
   suggestions: Suggestion[];
@@ -81,7 +81,7 @@ export function TaskStep({
     <form onSubmit={submit} className="flex flex-col gap-3 rounded-lg border bg-surface p-4">
       <p className="text-[13px]">
         <strong className="font-medium">{agentName}</strong> works on{" "}
-        <strong className="font-medium">{project.name}</strong>, on a branch of its own from{" "}
+        <strong className="font-medium">{project.name}</strong>, on a new branch from{" "}
         {project.baseBranch ? <code className="font-mono text-xs">{project.baseBranch}</code> : "the default branch"}.
         {project.repository && (
           <span className="block font-mono text-xs break-all text-soft">{project.repository}</span>
@@ -118,11 +118,11 @@ export function TaskStep({
         )}
       </Field>
       <Field
-        label="What shall it do?"
+        label="What should the agent do?"
         hint={
           demo
-            ? "The demo agent follows lines such as create, append, replace, run, commit, ask."
-            : "As you would tell a colleague."
+            ? "The demo agent understands lines that begin with create, append, replace, run, commit or ask."
+            : "Describe it as you would to a colleague."
         }
         error={add.error ? words(add.error) : undefined}
       >

@@ -1,7 +1,7 @@
 import { Component, type ReactNode } from "react";
 import { ErrorState } from "@/ui/states";
 
-/** A panel that could not be loaded or shown does not take the page with it. Give it a key: another panel begins anew. */
+/** Keep a panel that failed to load or render from breaking the page. Give it a key, so that another panel starts without the error. */
 export class Boundary extends Component<{ children: ReactNode }, { error: unknown }> {
   override state: { error: unknown } = { error: null };
 
@@ -10,7 +10,7 @@ export class Boundary extends Component<{ children: ReactNode }, { error: unknow
   }
 
   override render(): ReactNode {
-    // a part of the page that was not loaded once is not asked for again before a reload
+    // a chunk that failed to load is not requested again before a reload
     return this.state.error === null ? (
       this.props.children
     ) : (

@@ -26,7 +26,7 @@ export interface Work {
   attempt?: Attempt | undefined;
 }
 
-/** One tab's content, loaded when it is first wanted. */
+/** The content of one tab, loaded when first shown. */
 export function Panel({
   id,
   work,
@@ -55,7 +55,7 @@ function Chosen({ id, work: { session, task, attempt }, at, onAt }: Parameters<t
   if (!sandboxId) {
     return (
       <Empty title="No sandbox" icon={<Box className="size-6" aria-hidden />}>
-        The session has none yet, or it is gone. What was said is in the conversation.
+        The session has no sandbox yet, or it no longer exists. Messages are in the conversation.
       </Empty>
     );
   }

@@ -7,7 +7,7 @@ function subscribe(notify: () => void): () => void {
   return () => query.removeEventListener("change", notify);
 }
 
-/** Whether there is room for two panels side by side. */
+/** Return whether there is room for two panels side by side. */
 export function useWide(): boolean {
   return useSyncExternalStore(subscribe, () => query.matches);
 }

@@ -25,7 +25,7 @@ export interface WorkspaceProps {
   onSearch: (change: Pick<WorkSearch, "tab" | "at">, replace?: boolean) => void;
 }
 
-/** All that can be seen of an agent's work: tabs, or on a wide screen the conversation beside one of them. */
+/** An agent's work in tabs or, on a wide screen, the conversation beside one of the tabs. */
 export function Workspace({ sessionId, task, attempt, search, onSearch }: WorkspaceProps) {
   const query = useQuery(sessionQuery(sessionId));
   if (query.data) return <Tabs work={{ session: query.data, task, attempt }} search={search} onSearch={onSearch} />;
@@ -39,14 +39,14 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
   const over = attempt.status !== "queued" && attempt.status !== "running";
   if (over) {
     return (
-      <Empty title="There is nothing to see of this attempt">
-        It ended before it had a sandbox{attempt.error ? `: ${attempt.error}` : ", or its session was deleted."}
+      <Empty title="Nothing to show for this attempt">
+        It ended before its sandbox started{attempt.error ? `: ${attempt.error}` : ", or its session was deleted."}
       </Empty>
     );
   }
   return (
     <Empty
-      title={attempt.status === "queued" ? "Waiting for its turn" : doingNow(attempt)}
+      title={attempt.status === "queued" ? "Queued" : doingNow(attempt)}
       icon={<Hourglass className="size-6" aria-hidden />}
       action={
         attempt.stepDetail &&
@@ -57,7 +57,7 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
             search={{ tab: "setup" }}
             className="text-[13px] text-accent underline underline-offset-2"
           >
-            Preparations of the project
+            Project preparations
           </Link>
         )
       }
@@ -67,8 +67,8 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
           {strip(attempt.stepOutput)}
         </span>
       )}
-      {attempt.queuePosition ? `It is number ${attempt.queuePosition} in the queue. ` : ""}
-      The conversation begins as soon as its sandbox is there.
+      {attempt.queuePosition ? `Number ${attempt.queuePosition} in the queue. ` : ""}
+      The conversation starts when the sandbox is ready.
     </Empty>
   );
 }
@@ -93,7 +93,7 @@ function tabsOf({ session, task }: Work): Tab[] {
   ];
 }
 
-/** Asks for the changes while the code that shows them is still being loaded. */
+/** Fetch the changes while the code of their panel is still loading. */
 function usePrefetchedChanges(sandboxId: string | null): void {
   const client = useQueryClient();
   useEffect(() => {
@@ -112,7 +112,7 @@ function Tabs({
   const wide = useWide();
   const [split, setSplit] = useStored("workspace.split", true);
   const all = tabsOf(work);
-  const beside = wide && split && !preview; // which takes the room of the second panel
+  const beside = wide && split && !preview; // a preview takes the space of the second panel
   const tabs = beside ? all.slice(1) : all;
   const chosen =
     tabs.find((tab) => tab.id === search.tab) ??
@@ -125,13 +125,13 @@ function Tabs({
     <TabBar
       tabs={tabs}
       value={chosen.id}
-      label="What to look at"
+      label="Workspace"
       onChange={(tab) => onSearch({ tab, at: undefined })}
       aside={
         wide &&
         !preview && (
           <IconButton
-            label={split ? "Show one thing at a time" : "Conversation beside the rest"}
+            label={split ? "Show conversation as a tab" : "Show conversation side by side"}
             aria-pressed={split}
             onClick={() => setSplit(!split)}
             side="left"
