@@ -50,7 +50,7 @@ def test_what_is_missing_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in (
         "missing  disk limit: no btrfs here: install btrfs-progs",
         "missing  memory to disk: CRIU is too old",
-        "missing  copies: by copying what changed",
+        "missing  copies: changed files are copied",
         "missing  internet: ",
         "missing  weather: it rains",
     ):

@@ -69,7 +69,7 @@ def test_login_by_name(yard: Yard) -> None:
         (("--token", "a", "--name", "b"), "", 2, "not both"),
         (("--token", "-"), "\n", 1, "empty"),
         (("--token", "sy_\u00e9"), "", 1, "not a token"),
-        (("ftp://x", "--token", "a"), "", 1, "not an address"),
+        (("ftp://x", "--token", "a"), "", 1, "not a server address"),
         (("http://127.0.0.1:1", "--token", "a"), "", 5, "Connection refused"),
     ],
 )

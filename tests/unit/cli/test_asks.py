@@ -106,7 +106,7 @@ def test_several_choices_and_several_questions_of_claude_code() -> None:
         "  Colour (optional)",
         "    1  Red",
         "    2  Blue - as the sky",
-        "    Or answer in your own words.",
+        "    Or type your own answer.",
         "  question_1 (optional)",
         "    1  S",
         "    2  L",

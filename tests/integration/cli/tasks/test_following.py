@@ -214,7 +214,7 @@ def test_somebody_who_watches_answers(story: Story) -> None:
         terminal.until("1  Allow")
         terminal.until("> ")
         terminal.type("perhaps\n")
-        terminal.until("is none of the answers")
+        terminal.until("is not one of the options")
         terminal.until("> ")
         terminal.type("never\n")
         terminal.until("waits for review")
