@@ -97,7 +97,7 @@ def test_a_provider_from_a_preset(ready: Server) -> None:
     assert run("model", "add", "den", "--preset", "ollama", "--no-test").exit_code == 0
     assert ready.asked[-1].json() == {"name": "den", "preset": "ollama", "test": False}
     shown = run("model", "presets", "-o", "table")
-    assert "those of the server" in shown.stdout
+    assert "from the server" in shown.stdout
     assert "2026-11-17" in shown.stderr
     result = run("model", "add", "mine", "--no-key")
     assert (result.exit_code, "--kind" in result.stderr) == (2, True)
