@@ -49,7 +49,7 @@ def test_no_checkout(server: Server, verb: str) -> None:
     assert result.exit_code == 1
     assert (
         result.stderr
-        == f"sandyard: There is none.\nMake one, in a sandbox of a project: sandyard git clone {SANDBOX}\n"
+        == f"sandyard: There is none.\nTo create one in a sandbox of a project: sandyard git clone {SANDBOX}\n"
     )
 
 
