@@ -85,7 +85,7 @@ def test_everything_once_whatever_the_line_does(story: Story) -> None:
         "… agent",
         "✓ agent  2.5 s",
         "✓ pull request  2.5 s",
-        "It is done, and waits for review: 1 file changed, +1 -1 lines.",
+        "The task is ready for review: 1 file changed, +1 -1 lines.",
     ]
     heard = [request.headers.get("last-event-id") for request in story.server.asked if request.path.endswith("/events")]
     assert heard[:5] == [None, "2", "4", "6", "8"]
@@ -217,7 +217,7 @@ def test_somebody_who_watches_answers(story: Story) -> None:
         terminal.until("is not one of the options")
         terminal.until("> ")
         terminal.type("never\n")
-        terminal.until("waits for review")
+        terminal.until("is ready for review")
         assert terminal.ends() == 0
     finally:
         terminal.close()
