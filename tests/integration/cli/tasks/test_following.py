@@ -107,7 +107,7 @@ def test_how_it_fails(story: Story) -> None:
     story.scene(lambda: None)
     result = run("logs", TASK, "--follow")
     assert result.exit_code == 1
-    assert "✗ verify  2.5 s  exit code 1\nIt failed: The tests fail.\n" in result.stderr
+    assert "✗ verify  2.5 s  exit code 1\nThe task failed: The tests fail.\n" in result.stderr
     assert f"sandyard task retry {TASK}" in result.stderr
 
 
@@ -122,7 +122,7 @@ def test_a_session_that_is_not_there_yet(story: Story) -> None:
     story.scene(stopped, "attempt.cancelled")
     result = run("logs", TASK, "--follow")
     assert result.exit_code == 1
-    assert "It was stopped." in result.stderr
+    assert "The task was stopped." in result.stderr
 
 
 def test_several_attempts_side_by_side(story: Story) -> None:

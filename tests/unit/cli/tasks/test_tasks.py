@@ -194,10 +194,10 @@ def test_show(ready: Server) -> None:
     said = run("show", TASK, "-o", "table").stdout
     assert "Attempt 1: demo (no model): failed" in said
     assert "1 min 15 s, not verified, 1000 tokens, $0.0123" in said
-    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (begun 2 times)  exit code 1 [2J\n" in said
+    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (started 2 times)  exit code 1 [2J\n" in said
     assert (
         "  ✗ verify  2.5 s  exit code 2  (fixed afterwards)\n  - verify  skipped: the project has no check\n"
-        "  - pull request  not applicable: the remote has no pull requests\n  It fails.\n" in said
+        "  - pull request  not applicable: the remote does not support pull requests\n  It fails.\n" in said
     )
     assert "Pull request #7 fix: the login (open): sandyard/login into main\n  https://example.org" in said
     assert f"? The agent asks: Which?\n  To answer: sandyard task answer {TASK} ANSWER\n" in said
