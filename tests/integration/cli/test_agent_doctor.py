@@ -85,7 +85,7 @@ def test_the_example_of_the_guide(example: Path) -> None:
             "import sys; sys.stderr.write('no key\\x1b[31m'); sys.exit(3)",
             "ended with exit code 3 before answering initialize",
         ),
-        (GREET % 7, "speaks version '7'"),
+        (GREET % 7, "uses version '7'"),
         (GREET % 1 + "input()\nprint(json.dumps({'id': 2, 'result': {}}), flush=True)", "has no sessionId"),
     ],
 )

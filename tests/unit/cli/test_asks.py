@@ -167,6 +167,6 @@ def test_what_the_policy_refused_is_allowed(ready: Server, words: list[str]) -> 
         ("ask_1", False),
         ("ask_2", True),
     ]
-    assert "matches 'rm'" in done.stderr
+    assert "Allowed for this session: 'rm'" in done.stderr
     ready.on("GET", "/asks", page([ASK]))
     assert CliRunner().invoke(cli, words).exit_code == 1
