@@ -13,7 +13,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # in sort order
 _WIDTH = 10
 _ROOM, _STRIDE = 36**_WIDTH, 1 << 24
 _last, _lock = (0, 0), threading.Lock()
-_LIMIT = 256 - 256 % len(ALPHABET)  # using bytes above this would make some letters more likely
+_LIMIT = 256 - 256 % len(ALPHABET)  # bytes at or above this are skipped: they would make some letters more likely
 
 
 def random_id(prefix: str = "", length: int = 20) -> str:
